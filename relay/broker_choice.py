@@ -87,8 +87,8 @@ def choose_broker(
     return _own(options, kept, listen, public_url, find_free)
 
 
-def told_to_nodes(kept: KeptSettings, public_url: str) -> BrokerAddress | None:
-    """Return the broker that nodes are told when they enrol, by what is kept; None if nothing is."""
+def broker_of_nodes(kept: KeptSettings, public_url: str) -> BrokerAddress | None:
+    """Return the broker that nodes are given when they enrol, by what is kept; None if nothing is."""
     if named := kept.node_broker or kept.broker:
         return parse_broker(named)
     if kept.own_broker is None:
@@ -158,7 +158,7 @@ def _own(
     to_keep = replace(kept, broker=None, node_broker=node_broker, own_broker=str(own))
     return BrokerChoice(
         BrokerAddress(_WILDCARDS.get(own.host, own.host), own.port, own.tls),
-        told_to_nodes(to_keep, public_url),
+        broker_of_nodes(to_keep, public_url),
         own,
         to_keep,
         tuple(notes),

@@ -198,7 +198,7 @@ class StateFiles:
     |---|---|
     | `ca/` | the CA: `root.pem`, `server-root.pem`, their keys (0600), those before them, `ledger.jsonl` |
     | `token.key` | the key that agent tokens are signed with (0600) |
-    | `token_keys.jsonl` | the keys that agent tokens are verified with, as the CA vouches for them (0600) |
+    | `token_keys.jsonl` | the keys that agent tokens are verified with, as the CA endorses them (0600) |
     | `join_tokens.jsonl` | the join tokens, by which nodes may enrol, and their keys (0600) |
     | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node, and verified leaves (0700) |
     | `issued_tokens.jsonl` | what the agent tokens that were issued allow, without the tokens (0600) |

@@ -1,4 +1,4 @@
-"""What the relay was told once, and keeps in its state: its public URL, its broker, the usual tenant.
+"""Settings that the relay was given and keeps in its state: its public URL, its broker, the usual tenant.
 
 So that later commands need not repeat it, and cannot contradict it by a default: a token for another URL than
 the relay's is worthless. Must not hold a secret, and must not decide what overrides what.
@@ -28,7 +28,7 @@ class KeptSettings:
         broker, node_broker: the broker, as the relay reaches it and as nodes do.
         tenant: the tenant of commands that name none.
         own_broker: where the broker listens that the relay runs itself, in place of ``broker``. Chosen once,
-            and not changed without need: nodes are told its port.
+            and not changed without need: nodes are given its port.
     """
 
     public_url: str | None = None

@@ -15,7 +15,7 @@ from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pe
 
 _SEED_BYTES = 32
 
-Key = TypeVar("Key")
+KeyT = TypeVar("KeyT")
 
 
 class KeyFileError(StateError):
@@ -43,8 +43,8 @@ def load_or_create_key(path: Path, random_bytes: Callable[[int], bytes]) -> Sign
 
 
 def load_or_create(
-    path: Path, read: Callable[[Path], Key], make: Callable[[], Key], to_pem: Callable[[Key], str]
-) -> Key:
+    path: Path, read: Callable[[Path], KeyT], make: Callable[[], KeyT], to_pem: Callable[[KeyT], str]
+) -> KeyT:
     """Return the key that ``read`` finds in ``path``, made on first use, together with its directory.
 
     Raises:

@@ -184,7 +184,7 @@ RELAY = Program(
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedSettings:
+class LoadedRelaySettings:
     """The settings of a relay, and what they were made of.
 
     Attributes:
@@ -226,7 +226,7 @@ class LoadedSettings:
         return replace(broker.kept, public_url=self.settings[PUBLIC_URL])
 
 
-def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedSettings:
+def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedRelaySettings:
     """Return the settings of a relay that runs with ``sources``.
 
     Raises:
@@ -240,7 +240,7 @@ def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedSet
     state = StateFiles(state_dir)
     kept = read_kept(state.settings)
     named = frozenset(name for source in sources.by_precedence for name in source)
-    return LoadedSettings(sources.settings(usual, _kept_source(named, kept, state)), state, kept, named)
+    return LoadedRelaySettings(sources.settings(usual, _kept_source(named, kept, state)), state, kept, named)
 
 
 def _kept_source(named: AbstractSet[str], kept: KeptSettings, state: StateFiles) -> Source:

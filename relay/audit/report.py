@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from relay.audit.verify import ChainReport, Place
+from relay.audit.verify import ChainReport, LineFinding
 from schemas.text import printable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -94,7 +94,7 @@ def report_rows(report: ChainReport) -> Iterator[str]:
         yield _row("warning", _placed(report.first_torn, report.torn))
 
 
-def _placed(place: Place, times: int) -> str:
+def _placed(place: LineFinding, times: int) -> str:
     more = f" ({times} such lines)" if times > 1 else ""
     return f"{place.file} line {place.line}: {place.text}{more}"
 

@@ -34,7 +34,7 @@ def parsed(data: bytes) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LineFinding:
     """A line, and what was found about it."""
 
     file: str
@@ -64,12 +64,12 @@ class ChainReport:
     last_ms: int | None = None
     head: str = GENESIS
     after: str | None = None
-    broken: Place | None = None
+    broken: LineFinding | None = None
     breaks: int = 0
     torn: int = 0
-    first_torn: Place | None = None
+    first_torn: LineFinding | None = None
     backwards: int = 0
-    first_backwards: Place | None = None
+    first_backwards: LineFinding | None = None
     unfinished: bool = False
     expected: bool | None = None
     last_verified: bool | None = None
@@ -136,10 +136,10 @@ class _Verification:
         self._linked = self._linked or names is not None
         self.compare()
         if fault := _fault(line, report.head, facts):
-            report.broken = report.broken or Place(line.file, line.number, fault)
+            report.broken = report.broken or LineFinding(line.file, line.number, fault)
             report.breaks += 1
         elif facts is None:
-            report.first_torn = report.first_torn or Place(line.file, line.number, "cut short")
+            report.first_torn = report.first_torn or LineFinding(line.file, line.number, "cut short")
             report.torn += 1
         report.lines += 1
         report.head = line_hash(report.head, line.data)
@@ -158,7 +158,7 @@ class _Verification:
         if type(moment) is not int:
             return
         if report.last_ms is not None and moment < report.last_ms:
-            report.first_backwards = report.first_backwards or Place(
+            report.first_backwards = report.first_backwards or LineFinding(
                 line.file, line.number, f"{report.last_ms - moment} ms before the line above it"
             )
             report.backwards += 1

@@ -21,6 +21,8 @@ from schemas.violations import ViolationError
 
 MAX_TTL_S = 365 * 86_400
 """How long a token may be valid that is issued here: one that was forgotten must end by itself."""
+AgentName = tuple[str, str, str]
+"""Issuer, tenant and subject: the same for every token that an agent holds."""
 _CACHE_SIZE = 4096
 # The issuer's clock may differ from ours by as much as a node's.
 _EARLY_S = MAX_FUTURE_MS // 1000
@@ -33,7 +35,7 @@ class Principal:
     Attributes:
         kid, key: the key that the token was signed with, by its name and as its 32 bytes.
         rights: what the scopes allow.
-        name: issuer, tenant and subject: the same for every token that it holds.
+        name: the agent's.
         members: its members of an audit line, as ``members_of`` returns them.
     """
 
@@ -46,7 +48,7 @@ class Principal:
     kid: str
     key: bytes
     rights: Rights = field(init=False)
-    name: tuple[str, str, str] = field(init=False)
+    name: AgentName = field(init=False)
     members: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class Principal:
         object.__setattr__(self, "members", members_of(facts))
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what another relay is told of it, as ``Authenticator.vouched`` takes it: not the token."""
+        """Return what another relay is told of it, as ``Authenticator.forwarded`` takes it: not the token."""
         return {
             "tenant": self.tenant,
             "sub": self.sub,
@@ -245,7 +247,7 @@ class Authenticator:
         if self._key_of(principal.kid) != principal.key:
             raise TokenError(TokenReason.UNKNOWN_KEY)
 
-    def vouched(self, *, kid: str, scopes: Iterable[str], **facts: Any) -> Principal:
+    def forwarded(self, *, kid: str, scopes: Iterable[str], **facts: Any) -> Principal:
         """Return the principal that another relay of the fleet has recognised, by a key that is known here.
 
         ``facts`` are the other members of ``Principal`` but its key.

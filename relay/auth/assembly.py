@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
-from relay.auth.ledger_freshness import SOURCES, Freshness
+from relay.auth.key_endorsement import KeyEndorsement
 from relay.auth.revoked_tokens import RevokedTokens
-from relay.auth.token_keys import TokenKeys, Vouches
-from relay.auth.vouching import Vouching
+from relay.auth.shared_revocations import SharedTokenRevocations
+from relay.auth.shared_token_keys import SharedTokenKeys
+from relay.auth.token_keys import KeyEndorser, TokenKeys
 from relay.config import ExternalIssuerConfig
 from relay.environment import RelayEnvironment
 from relay.key_files import load_or_create_key
 from relay.part import Part
+from relay.shared_ledger import SharedLedger
 from schemas.addresses import mcp_url
-from schemas.health import Health
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 
 
@@ -29,7 +30,8 @@ class AuthPart(Part):
     Attributes:
         token_keys, accepted_keys: the keys of the relay's own tokens, as kept and as accepted now.
         external: the issuer that the operator named besides the relay, if any.
-        vouching: follows a change of the roots; nothing to do where the CA's key is elsewhere.
+        key_endorsement: follows a change of the roots; nothing to do where the CA's key is elsewhere.
+        shared_ledgers: what all relays of a fleet have in common of these lists.
     """
 
     authenticator: Authenticator
@@ -37,20 +39,16 @@ class AuthPart(Part):
     token_keys: TokenKeys
     accepted_keys: AcceptedKeys
     external: ExternalIssuer | None
-    freshness: Freshness
-    vouching: Vouching
-
-    def health(self) -> Mapping[str, Health]:
-        """Calls are refused while it is not known which tokens and leaves are revoked."""
-        return {"revocations": Health.passive(ready=self.freshness.is_fresh())}
+    key_endorsement: KeyEndorsement
+    shared_ledgers: tuple[SharedLedger, ...]
 
     async def run(self) -> None:
         """Keep the external issuer's keys fresh until cancelled."""
         await (Part.run(self) if self.external is None else self.external.keys.run())
 
 
-def assemble(environment: RelayEnvironment, ca: Vouches) -> AuthPart:
-    """Return the part; ``ca`` vouches for the keys of tokens.
+def assemble(environment: RelayEnvironment, ca: KeyEndorser) -> AuthPart:
+    """Return the part; ``ca`` endorses the keys of tokens.
 
     Raises:
         AuthorityStateError: there is no CA, or a file of it is damaged.
@@ -71,14 +69,23 @@ def assemble(environment: RelayEnvironment, ca: Vouches) -> AuthPart:
         now_ms=environment.clock,
         external=external,
     )
-    freshness = Freshness(SOURCES, environment.monotonic)
     revoked = RevokedTokens(config.state.revoked_tokens)
+    refused = environment.metrics.cluster_entries.labels("token_key", "not_endorsed").inc
     return AuthPart(
-        authenticator, revoked, keys, own_keys, external, freshness, Vouching(keys, environment.log)
+        authenticator=authenticator,
+        revoked_tokens=revoked,
+        token_keys=keys,
+        accepted_keys=own_keys,
+        external=external,
+        key_endorsement=KeyEndorsement(keys, environment.log),
+        shared_ledgers=(
+            SharedTokenRevocations(revoked),
+            SharedTokenKeys(keys, refused, environment.log),
+        ),
     )
 
 
-def _token_keys(environment: RelayEnvironment, ca: Vouches) -> TokenKeys:
+def _token_keys(environment: RelayEnvironment, ca: KeyEndorser) -> TokenKeys:
     """Return the keys of tokens, this relay's own among them if it has the CA's key, or its fleet alone.
 
     Without that key, a relay of a cluster has none: another one issues the tokens.

@@ -4,14 +4,12 @@ A revocation is final, so the revocations of all relays together count, in any o
 token allows, or who has it.
 """
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Mapping, Sequence
 from hashlib import sha256
-from itertools import islice
 
 from relay.auth.revoked_tokens import RevokedTokens, is_jti
 from relay.ledger import Entry
-from relay.shared_ledger import AT_ONCE
+from relay.shared_ledger import FinalEntries, settle_final
 
 
 class SharedTokenRevocations:
@@ -33,14 +31,20 @@ class SharedTokenRevocations:
             raise ValueError("not a jti")
         return _key(entry["jti"])
 
-    def settle(self, arrived: Mapping[str, Entry], known: AbstractSet[str]) -> Mapping[str, Entry]:
+    def end_ms_of(self, _entry: Entry) -> None:
+        """It never ends: when a token of another issuer expires is not known."""
+
+    def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
         """Revoke what was revoked elsewhere; return what was revoked and is not known there."""
-        told = {entry["jti"]: entry["revoked_ms"] for entry in arrived.values()}
-        if told.keys() - self._tokens.times().keys():
-            self._tokens.revoke_all(told)
-        revoked = self._tokens.times()
-        missing = islice((jti for jti in revoked if _key(jti) not in known), AT_ONCE)
-        return {_key(jti): {"jti": jti, "revoked_ms": revoked[jti]} for jti in missing}
+        return settle_final(arrived, known, read=self._revoked, add=self._revoke)
+
+    def _revoked(self) -> FinalEntries:
+        times = self._tokens.times()
+        jtis = {_key(jti): jti for jti in times}
+        return FinalEntries(jtis.keys(), lambda key: {"jti": jtis[key], "revoked_ms": times[jtis[key]]})
+
+    def _revoke(self, entries: Sequence[Entry]) -> None:
+        self._tokens.revoke_all({entry["jti"]: entry["revoked_ms"] for entry in entries})
 
 
 def _key(jti: str) -> str:

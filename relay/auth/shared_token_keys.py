@@ -5,8 +5,7 @@ root that this relay trusts has signed it. Any other is refused, and admits noth
 key.
 """
 
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Container, Mapping
 from itertools import islice
 
 from structlog.typing import FilteringBoundLogger
@@ -39,9 +38,12 @@ class SharedTokenKeys:
         """
         return key_of(entry)
 
-    def settle(self, arrived: Mapping[str, Entry], known: AbstractSet[str]) -> Mapping[str, Entry]:
-        """Take the keys that the CA vouches for; return those that are not known elsewhere."""
-        judged = {key: (entry, self._keys.vouches_for(entry)) for key, entry in self._to_judge(arrived)}
+    def end_ms_of(self, _entry: Entry) -> None:
+        """It never ends: it says until when tokens by earlier keys are accepted."""
+
+    def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
+        """Take the keys that the CA endorses; return those that are not known elsewhere."""
+        judged = {key: (entry, self._keys.is_endorsed(entry)) for key, entry in self._to_judge(arrived)}
         if good := {key: entry for key, (entry, is_good) in judged.items() if is_good}:
             self._keys.take(good)
         for key, (entry, is_good) in judged.items():
@@ -54,7 +56,7 @@ class SharedTokenKeys:
         return {key: entries[key] for key in missing}
 
     def _to_judge(self, arrived: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
-        """Return what is not in the file: what has arrived, and what a root may vouch for that is new."""
+        """Return what is not in the file: what has arrived, and what a root may endorse that is new."""
         entries = self._keys.entries()
         return [(key, entry) for key, entry in (self._waiting | dict(arrived)).items() if key not in entries]
 
@@ -62,5 +64,5 @@ class SharedTokenKeys:
         self._refused()
         if key in self._waiting or len(self._waiting) < MAX_REFUSED:
             if key not in self._waiting:
-                self._log.error("token key refused: no root vouches for it", token_key=key)
+                self._log.error("token key refused: no root endorses it", token_key=key)
             self._waiting[key] = entry

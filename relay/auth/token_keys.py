@@ -1,4 +1,4 @@
-"""The keys that agents' tokens are verified with. The CA of the fleet vouches for each of them.
+"""The keys that agents' tokens are verified with. The CA of the fleet endorses each of them.
 
 The relay with the CA's key adds its own; the others are told. Of a key the file says until when those made
 before it are accepted, so that all entries together say the same in any order. An entry counts while a root
@@ -14,19 +14,19 @@ from relay.auth.agent_tokens import key_id
 from relay.ledger import Entry, Ledger
 from schemas.canonical import jcs
 from schemas.endorsement import is_token_key_endorsed
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.keys import is_sound_public_key
 
 
-class Vouches(Protocol):
-    """The CA of the fleet, as far as it vouches for keys of tokens."""
+class KeyEndorser(Protocol):
+    """The CA of the fleet, as far as it endorses keys of tokens."""
 
     def roots(self) -> Sequence[str]:
         """Return the roots of nodes that are trusted now, in PEM."""
         ...
 
     def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
-        """Return by what each trusted root vouches for ``statement``, by its kid; none without the keys."""
+        """Return the endorsement of ``statement`` by each trusted root, by its kid; none without the keys."""
         ...
 
     def can_issue(self) -> bool:
@@ -73,7 +73,7 @@ class TokenKey:
 
 
 def key_of(entry: Entry) -> str:
-    """Return what names an entry: the key's kid, and that of the root which vouches for it.
+    """Return what names an entry: the key's kid, and that of the root that endorses it.
 
     Raises:
         ValueError: as ``TokenKey.of``.
@@ -95,16 +95,18 @@ class _Entries:
 
 
 class TokenKeys:
-    """The keys in ``path``, for which ``ca`` vouches.
+    """The keys in ``path``, which ``ca`` endorses.
 
-    ``own`` is the key of a relay that has its fleet alone, and not the CA's key: where nothing vouches for
+    ``own`` is the key of a relay that has its fleet alone, and not the CA's key: where nothing endorses
     it, it is the only one.
 
     Everything raises LedgerError if the file is damaged, AuthorityStateError if there is no CA, and OSError
     if a file cannot be used.
     """
 
-    def __init__(self, path: Path, ca: Vouches, now_ms: Callable[[], int], own: bytes | None = None) -> None:
+    def __init__(
+        self, path: Path, ca: KeyEndorser, now_ms: Callable[[], int], own: bytes | None = None
+    ) -> None:
         self._ledger = Ledger(path, _Entries())
         self._ca = ca
         self._now_ms = now_ms
@@ -120,8 +122,8 @@ class TokenKeys:
         return self._ledger.read().by_key
 
     def accepted(self) -> Mapping[str, AcceptedKey]:
-        """Return the keys that a trusted root vouches for, by kid; some may have ended."""
-        known = self._vouched_for(self._ledger.read())
+        """Return the keys that a trusted root endorses, by kid; some may have ended."""
+        known = self._endorsed(self._ledger.read())
         if self._own is not None and key_id(self._own) not in known:
             return {key_id(self._own): AcceptedKey(self._own, None)}
         return {kid: AcceptedKey(key.public_key, _end(key, known)) for kid, key in known.items()}
@@ -132,28 +134,28 @@ class TokenKeys:
         made = [key.made_ms for key in keys if key.public_key == public_key]
         return bool(made) and any(key.made_ms > min(made) for key in keys)
 
-    def vouches_for(self, entry: Entry) -> bool:
+    def is_endorsed(self, entry: Entry) -> bool:
         """Return whether the root that ``entry`` names is trusted, and has signed it."""
-        roots = [certificates_in(root)[0] for root in self._ca.roots()]
+        roots = [first_certificate_in(root) for root in self._ca.roots()]
         named = [root for root in roots if kid_of(root) == entry["root"]]
         return is_token_key_endorsed(_statement(TokenKey.of(entry)), named, entry["signature"])
 
     def take(self, entries: Mapping[str, Entry]) -> None:
-        """Add entries that a trusted root vouches for."""
+        """Add entries that a trusted root endorses."""
         with self._ledger.locked() as kept:
             new = [entry for key, entry in entries.items() if key not in kept.by_key]
             if new:
                 self._ledger.append(*new)
 
     def add(self, public_key: bytes, others_until_ms: int) -> None:
-        """Have the CA, whose key is here, vouch for ``public_key``; one that is known stays as it is.
+        """Have the CA, whose key is here, endorse ``public_key``; one that is known stays as it is.
 
         Tokens by the keys before it are accepted until ``others_until_ms``.
         """
-        if key_id(public_key) in self._vouched_for(self._ledger.read()):
+        if key_id(public_key) in self._endorsed(self._ledger.read()):
             return  # without the lock: a relay must start whose disk is full, or cannot be written
         with self._ledger.locked() as kept:
-            known = self._vouched_for(kept)
+            known = self._endorsed(kept)
             if key_id(public_key) in known:
                 return
             newest = max((key.made_ms for key in known.values()), default=None)
@@ -163,10 +165,10 @@ class TokenKeys:
                 key = TokenKey(public_key, max(self._now_ms(), newest + 1), others_until_ms)
             self._ledger.append(*self._entries_of(key).values())
 
-    def vouch_again(self) -> None:
-        """Have each root that is trusted now vouch for the keys that have not ended."""
+    def endorse_again(self) -> None:
+        """Have each root that is trusted now endorse the keys that have not ended."""
         with self._ledger.locked() as kept:
-            known, now = self._vouched_for(kept), self._now_ms()
+            known, now = self._endorsed(kept), self._now_ms()
             keys = [key for key in known.values() if (end := _end(key, known)) is None or end > now]
             made = {name: entry for key in keys for name, entry in self._entries_of(key).items()}
             if new := [entry for name, entry in made.items() if name not in kept.by_key]:
@@ -177,8 +179,8 @@ class TokenKeys:
         entries = [key.members() | {"root": root, "signature": signature} for root, signature in endorsed]
         return {key_of(entry): entry for entry in entries}
 
-    def _vouched_for(self, kept: _Entries) -> Mapping[str, TokenKey]:
-        keys = [TokenKey.of(entry) for entry in kept.by_key.values() if self.vouches_for(entry)]
+    def _endorsed(self, kept: _Entries) -> Mapping[str, TokenKey]:
+        keys = [TokenKey.of(entry) for entry in kept.by_key.values() if self.is_endorsed(entry)]
         return {key_id(key.public_key): key for key in reversed(keys)}
 
 

@@ -15,7 +15,7 @@ from nacl.signing import SigningKey
 
 from relay.backup.archive import MAX_BYTES, pack
 from relay.backup.state import MARKS
-from relay.broker_choice import told_to_nodes
+from relay.broker_choice import broker_of_nodes
 from relay.config import DEFAULT_PUBLIC_URL, StateFiles
 from relay.fleet.replay_marks import snapshot
 from relay.kept_settings import KeptSettings
@@ -44,7 +44,7 @@ def save_for_another_relay(
         OSError: a file cannot be read.
     """
     url = kept.public_url or DEFAULT_PUBLIC_URL
-    broker = told_to_nodes(kept, url)
+    broker = broker_of_nodes(kept, url)
     settings = KeptSettings(url, None if broker is None else str(broker), tenant=kept.tenant)
     known = {name: value for name, value in asdict(settings).items() if value is not None}
     files = {_name(state, state.settings): dumps(known, indent=2).encode("utf-8")}

@@ -11,7 +11,7 @@ _TRIED = 100
 _LISTEN = "0A"  # the state, as /proc/PID/net/tcp has it
 
 
-class NoPortError(OperatorError):
+class NoBrokerPortError(OperatorError):
     """The broker finds no port to listen on."""
 
 
@@ -36,7 +36,7 @@ def first_free(host: str, wanted: int) -> HostPort:
     for port in range(wanted, wanted + _TRIED):
         if is_free(address := HostPort(host, port)):
             return address
-    raise NoPortError(
+    raise NoBrokerPortError(
         f"the broker cannot listen on {host}: its ports {wanted} to {wanted + _TRIED - 1} are in use, or "
         "it is no address of this machine; give --broker-listen HOST:PORT"
     )

@@ -22,7 +22,7 @@ from relay.caller_tools.node_requests import NodeRequests
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.outbox import Outbox
 from relay.caller_tools.polls import Polls
-from relay.caller_tools.records import Records
+from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.session_calls import SessionCalls
 from relay.caller_tools.tools import SessionTools
@@ -51,7 +51,6 @@ class CallerToolsPart(Part):
     expiry: Expiry
     tools: SessionTools
     requests: NodeRequests
-    polls: Polls
     outbox: Outbox
     budget: MemoryBudget
     timeouts: Timeouts
@@ -86,7 +85,7 @@ def assemble(  # noqa: PLR0913 - the packages below
         documents=environment.registry,
         peers=peers,
         nodes=Nodes(fleet.fleet),
-        records=Records(audit.log, audit.refusals, environment.metrics, environment.log),
+        records=CallerRecords(audit.log, audit.refusals, environment.metrics, environment.log),
         authenticator=auth.authenticator,
         frames=frames,
         ulids=environment.ulids,
@@ -105,7 +104,7 @@ def build(  # noqa: PLR0913 - what comes in from outside
     documents: SchemaRegistry,
     peers: Peers | None,
     nodes: Nodes,
-    records: Records,
+    records: CallerRecords,
     authenticator: Authenticator,
     frames: NodeFrames,
     ulids: UlidSource,
@@ -136,4 +135,4 @@ def build(  # noqa: PLR0913 - what comes in from outside
     if peers is not None:
         forwarded = ForwardedCalls(peers, session_calls, nodes, authenticator, documents)
     tools = SessionTools(session_calls, registry, streams, forwarded)
-    return CallerToolsPart(streams, expiry, tools, requests, polls, outbox, budget, timeouts)
+    return CallerToolsPart(streams, expiry, tools, requests, outbox, budget, timeouts)

@@ -17,13 +17,13 @@ from relay.caller_tools.limits import Timeouts
 from relay.caller_tools.memory_budget import MemoryBudget
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.outbox import Outbox
-from relay.caller_tools.records import Records
+from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.session import CallerSession, SessionFacts
 from relay.fleet.selection import Selection
 from schemas.caller_tools import CallerToolError
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.payloads import SessionText
 
 
@@ -47,7 +47,7 @@ class CallerSessions:
         nodes: Nodes,
         endings: Endings,
         outbox: Outbox,
-        records: Records,
+        records: CallerRecords,
         budget: MemoryBudget,
         timeouts: Timeouts,
         monotonic: Callable[[], float],
@@ -146,7 +146,7 @@ class CallerSessions:
             raise
         self._registry.add(session)
         try:
-            self._outbox.send(facts.node_id, FrameType.SESSION_OPEN, session.frame())
+            self._outbox.send(facts.node_id, OneWayType.SESSION_OPEN, session.frame())
             self._send(session, use)
         except ToolError:
             self._endings.end_session(session, ENDED)
@@ -169,7 +169,7 @@ class CallerSessions:
         self._take(node_id, after.size)
         session.lent = after
         try:
-            self._outbox.send(node_id, FrameType.SESSION_OPEN, session.frame())
+            self._outbox.send(node_id, OneWayType.SESSION_OPEN, session.frame())
         except ToolError:
             session.lent = before
             self._budget.give_back(node_id, after.size)
@@ -187,4 +187,4 @@ class CallerSessions:
             return
         checked_size("message", message)
         payload: SessionText = {"session_id": session.session_id, "message": message}
-        self._outbox.send(session.facts.node_id, FrameType.SESSION_MESSAGE, payload)
+        self._outbox.send(session.facts.node_id, OneWayType.SESSION_MESSAGE, payload)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from relay.auth.agent_tokens import AgentName
 from relay.caller_tools.session import Lent
 from schemas.caller_tools import MAX_SCHEMA_BYTES, MAX_TOOLS_BYTES, MAX_VALUE_BYTES, size_of
 from schemas.canonical import jcs
@@ -47,7 +48,7 @@ def checked_size(name: str, value: object) -> int:
     return size
 
 
-def owner_of(principal: tuple[str, str, str]) -> str:
+def owner_of(principal: AgentName) -> str:
     """Return the opaque hash of a principal, the same for every session that it opens."""
     return sha256(jcs(list(principal))).hexdigest()
 

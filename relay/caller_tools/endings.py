@@ -9,12 +9,12 @@ from typing import Any
 from relay.caller_tools.events import EventType
 from relay.caller_tools.memory_budget import MemoryBudget
 from relay.caller_tools.outbox import Outbox
-from relay.caller_tools.records import Records
+from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.requests import PendingRequest
 from relay.caller_tools.session import CallerSession
 from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError, size_of
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.payloads import CallerToolResult, SessionEnd
 
 ENDED, IDLE, REVOKED, NODE_REVOKED = "ended", "idle", "revoked", "node_revoked"
@@ -32,7 +32,7 @@ class Endings:
         self,
         registry: SessionRegistry,
         outbox: Outbox,
-        records: Records,
+        records: CallerRecords,
         budget: MemoryBudget,
         monotonic: Callable[[], float],
     ) -> None:
@@ -80,7 +80,7 @@ class Endings:
         self._budget.give_back(session.facts.node_id, session.lent.size + session.events.size)
         if reason != NODE_REVOKED:
             end: SessionEnd = {"session_id": session.session_id, "reason": reason}
-            self._outbox.post(session.facts.node_id, FrameType.SESSION_END, end)
+            self._outbox.post(session.facts.node_id, OneWayType.SESSION_END, end)
         self._records.closed(session, reason)
 
     def _end(
@@ -95,7 +95,7 @@ class Endings:
         session.requests.end(request.request_id, payload, size, now)
         session.events.discard(request.request_id)
         self._records.ended(session, request, code, now)
-        self._outbox.post(session.facts.node_id, FrameType.CALLER_TOOL_RESULT, payload)
+        self._outbox.post(session.facts.node_id, OneWayType.CALLER_TOOL_RESULT, payload)
 
 
 def error_payload(

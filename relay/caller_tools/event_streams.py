@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.caller_tools.endings import Endings
-from relay.caller_tools.events import Event
+from relay.caller_tools.events import CallerEvent
 from relay.caller_tools.limits import MAX_RESULT_BYTES
 from relay.caller_tools.session import CallerSession
 from schemas.caller_tools import CallerToolError
@@ -117,7 +117,7 @@ class EventStreams:
                     return
                 await changed.wait()
 
-    async def _send_one(self, stream: EventStream, session: CallerSession, event: Event) -> None:
+    async def _send_one(self, stream: EventStream, session: CallerSession, event: CallerEvent) -> None:
         if await stream.send(event.text):
             session.sent(event, stream)
         stream.cursors[session] = event.cursor

@@ -30,7 +30,7 @@ class EventsFullError(EdgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CallerEvent:
     """One event. ``text`` is its JSON, in ASCII; ``request_id`` is that of a request."""
 
     cursor: int
@@ -53,7 +53,7 @@ class EventBuffer:
         self._node_id = node_id
         self._budget = budget
         self._max_events = max_events
-        self._events: OrderedDict[int, Event] = OrderedDict()
+        self._events: OrderedDict[int, CallerEvent] = OrderedDict()
         self._requests: dict[str, int] = {}
         self._evicted = 0
         self.newest = 0
@@ -61,7 +61,7 @@ class EventBuffer:
 
     def append(
         self, type_: EventType, members: Mapping[str, Any], request_id: str | None = None
-    ) -> Event | None:
+    ) -> CallerEvent | None:
         """Add an event; ``request_id`` keeps it until it is discarded. None: there was no memory for it.
 
         Raises:
@@ -69,7 +69,7 @@ class EventBuffer:
         """
         cursor = self.newest + 1
         head = {"type": type_.value, "session_id": self._session_id, "cursor": cursor}
-        event = Event(cursor, encoded({**head, **members}), request_id)
+        event = CallerEvent(cursor, encoded({**head, **members}), request_id)
         self._evict(self._max_events - 1)
         while not self._budget.take(self._node_id, len(event.text)):
             if not self._evict(len(self._events) - len(self._requests) - 1):
@@ -91,9 +91,9 @@ class EventBuffer:
         if cursor is not None:
             self._remove(cursor)
 
-    def after(self, cursor: int, max_bytes: int) -> list[Event]:
+    def after(self, cursor: int, max_bytes: int) -> list[CallerEvent]:
         """Return the events behind ``cursor``, as many as fit ``max_bytes``, and one at least."""
-        found: list[Event] = []
+        found: list[CallerEvent] = []
         size = 0
         for event in self._behind(cursor):
             size += len(event.text)
@@ -106,7 +106,7 @@ class EventBuffer:
         """Return whether an event behind ``cursor`` was evicted."""
         return self._evicted > cursor
 
-    def _behind(self, cursor: int) -> Iterator[Event]:
+    def _behind(self, cursor: int) -> Iterator[CallerEvent]:
         return (event for event in self._events.values() if event.cursor > cursor)
 
     def _evict(self, at_most: int) -> bool:

@@ -110,7 +110,7 @@ class ForwardedCalls:
         if "session_id" not in arguments or not self._documents[tool].is_valid(arguments):
             raise ToolError(Failure.INTERNAL)
         try:
-            principal = self._authenticator.vouched(**body["principal"])
+            principal = self._authenticator.forwarded(**body["principal"])
         except TokenError:
             raise ToolError(Failure.SAFETY_DENIED) from None
         correlation_id: str = body["correlation_id"]

@@ -11,14 +11,14 @@ from relay.audit.log import AuditUnavailableError
 from relay.caller_tools.endings import UNKNOWN, Endings, error_payload
 from relay.caller_tools.events import EventsFullError, EventType
 from relay.caller_tools.outbox import Outbox
-from relay.caller_tools.records import Records
+from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.requests import PendingRequest
 from relay.caller_tools.session import CallerSession
 from relay.routing.port import NodeFrames, NodeRef
 from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, CallerToolError, size_of
-from schemas.frame_types import FrameType
-from schemas.payloads import SessionEnd
+from schemas.frame_types import OneWayType
+from schemas.payloads import CallerToolCancel, CallerToolRequest, SessionEnd, SessionText
 from schemas.ulids import UlidSource
 
 
@@ -30,7 +30,7 @@ class NodeRequests:
         registry: SessionRegistry,
         endings: Endings,
         outbox: Outbox,
-        records: Records,
+        records: CallerRecords,
         ulids: UlidSource,
         monotonic: Callable[[], float],
     ) -> None:
@@ -44,12 +44,12 @@ class NodeRequests:
 
     def follow(self, frames: NodeFrames) -> None:
         """Handle the frames of ``frames`` from now on."""
-        frames.on_frame(FrameType.CALLER_TOOL, self.requested)
-        frames.on_frame(FrameType.CALLER_TOOL_CANCEL, self.cancelled)
-        frames.on_frame(FrameType.SESSION_EVENT, self.said)
+        frames.on_frame(OneWayType.CALLER_TOOL, self.requested)
+        frames.on_frame(OneWayType.CALLER_TOOL_CANCEL, self.cancelled)
+        frames.on_frame(OneWayType.SESSION_EVENT, self.said)
         frames.on_connection(self.connection_changed)
 
-    def requested(self, node: NodeRef, payload: Mapping[str, Any]) -> None:
+    def requested(self, node: NodeRef, payload: CallerToolRequest) -> None:
         """Pass a request to the caller, or refuse it; one that is repeated after a resume is known."""
         session = self._session_of(node, payload)
         if session is None:
@@ -76,13 +76,13 @@ class NodeRequests:
         except EventsFullError:
             self._endings.fail(session, request, CallerToolError.OVER_CAPACITY)
 
-    def cancelled(self, node: NodeRef, payload: Mapping[str, Any]) -> None:
+    def cancelled(self, node: NodeRef, payload: CallerToolCancel) -> None:
         """Withdraw a request: the local agent does not need its result any more."""
         session = self._session_of(node, payload)
         if session is not None:
             self._endings.withdraw(session, payload["request_id"])
 
-    def said(self, node: NodeRef, payload: Mapping[str, Any]) -> None:
+    def said(self, node: NodeRef, payload: SessionText) -> None:
         """Pass a message of the local agent to the caller."""
         session = self._session_of(node, payload)
         if session is None:
@@ -109,10 +109,10 @@ class NodeRequests:
                 # Another process of the node: the local agent that asked has lost its connection.
                 for request in session.requests:
                     self._endings.withdraw(session, request.request_id)
-            self._outbox.post(node.node_id, FrameType.SESSION_OPEN, session.frame())
+            self._outbox.post(node.node_id, OneWayType.SESSION_OPEN, session.frame())
             if is_resumed:
                 for answer in session.requests.kept_answers():
-                    self._outbox.post(node.node_id, FrameType.CALLER_TOOL_RESULT, answer)
+                    self._outbox.post(node.node_id, OneWayType.CALLER_TOOL_RESULT, answer)
 
     def _session_of(self, node: NodeRef, payload: Mapping[str, Any]) -> CallerSession | None:
         session_id: str = payload["session_id"]
@@ -120,7 +120,7 @@ class NodeRequests:
         if session is None:
             self._records.refused(node.node_id, "session_unknown")
             end: SessionEnd = {"session_id": session_id, "reason": UNKNOWN}
-            self._outbox.offer(node.node_id, FrameType.SESSION_END, end)
+            self._outbox.offer(node.node_id, OneWayType.SESSION_END, end)
         return session
 
     def _repeated(self, session: CallerSession, request_id: str) -> None:
@@ -129,7 +129,7 @@ class NodeRequests:
         answer = session.requests.answer_to(request_id)
         if answer is None:
             answer = error_payload(session.session_id, request_id, CallerToolError.DISCONNECTED)
-        self._outbox.post(session.facts.node_id, FrameType.CALLER_TOOL_RESULT, answer)
+        self._outbox.post(session.facts.node_id, OneWayType.CALLER_TOOL_RESULT, answer)
 
     def _refusal_of(self, session: CallerSession, payload: Mapping[str, Any]) -> CallerToolError | None:
         if payload["tool"] not in session.lent.tools:
@@ -143,4 +143,4 @@ class NodeRequests:
     def _refuse(self, session: CallerSession, request_id: str, error: CallerToolError) -> None:
         self._records.refused(session.facts.node_id, error.value)
         payload = error_payload(session.session_id, request_id, error)
-        self._outbox.post(session.facts.node_id, FrameType.CALLER_TOOL_RESULT, payload)
+        self._outbox.post(session.facts.node_id, OneWayType.CALLER_TOOL_RESULT, payload)

@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.routing.port import NodeFrames
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 
 _RETRY_MS = 1000
 MAX_WAITING = 1024
@@ -27,18 +27,18 @@ class Outbox:
         self,
         frames: NodeFrames,
         log: FilteringBoundLogger,
-        on_dropped: Callable[[FrameType], None] = lambda _: None,
+        on_dropped: Callable[[OneWayType], None] = lambda _: None,
     ) -> None:
         self._frames = frames
         self._log = log
         self._on_dropped = on_dropped
-        self._waiting: dict[str, deque[tuple[FrameType, Mapping[str, Any]]]] = {}
+        self._waiting: dict[str, deque[tuple[OneWayType, Mapping[str, Any]]]] = {}
         self._overflowing: set[str] = set()
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def send(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
+    def send(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Send a frame now, behind what waits.
 
         Raises:
@@ -48,12 +48,12 @@ class Outbox:
             raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_RETRY_MS)
         self._frames.send(node_id, type_, payload)
 
-    def offer(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
+    def offer(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Send a frame now if the node can take it; drop it otherwise."""
         with suppress(ToolError):
             self.send(node_id, type_, payload)
 
-    def post(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
+    def post(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
         waiting = self._waiting.setdefault(node_id, deque())
         if len(waiting) >= MAX_WAITING:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from relay.auth.agent_tokens import Principal
+from relay.auth.agent_tokens import AgentName, Principal
 from relay.caller_tools.endings import Endings
 from relay.caller_tools.limits import MAX_POLLS, MAX_RESULT_BYTES
 from relay.caller_tools.session import CallerSession
@@ -23,16 +23,10 @@ _RETRY_MS = 1000
 class Polls:
     """The waiting calls of all agents. ``monotonic`` is in seconds."""
 
-    def __init__(self, endings: Endings, monotonic: Callable[[], float], per_agent: int = MAX_POLLS) -> None:
+    def __init__(self, endings: Endings, monotonic: Callable[[], float]) -> None:
         self._endings = endings
         self._monotonic = monotonic
-        self._per_agent = per_agent
-        self._open: Counter[tuple[str, str, str]] = Counter()
-
-    @property
-    def open_in_all(self) -> int:
-        """How many calls wait."""
-        return self._open.total()
+        self._open = Counter[AgentName]()
 
     async def wait(self, session: CallerSession, principal: Principal, after: int, wait_s: float) -> None:
         """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``.
@@ -90,7 +84,7 @@ class Polls:
 
     @contextmanager
     def _held(self, principal: Principal) -> Iterator[None]:
-        if self._open[principal.name] >= self._per_agent:
+        if self._open[principal.name] >= MAX_POLLS:
             text = "Too many calls wait for events; end one."
             raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)
         self._open[principal.name] += 1

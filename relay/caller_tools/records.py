@@ -12,13 +12,13 @@ from relay.auth.agent_tokens import Principal
 from relay.caller_tools.requests import PendingRequest
 from relay.caller_tools.session import CallerSession
 from relay.observability.metrics import Metrics
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.text import printable
 
 _MAX_SHOWN_ID = 64
 
 
-class Records:
+class CallerRecords:
     """Records what was decided, and how it ended."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Records:
             f'{_members(session, request)},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}'
         )
 
-    def frame_dropped(self, type_: FrameType) -> None:
+    def frame_dropped(self, type_: OneWayType) -> None:
         """Count a frame to a node for which too many wait."""
         self._metrics.one_way_frames.labels(type_, "dropped").inc()
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
+from relay.auth.agent_tokens import AgentName
 from relay.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
 from relay.caller_tools.session import CallerSession
 from schemas.caller_tools import MAX_SESSIONS
@@ -68,7 +69,7 @@ class SessionRegistry:
         if not of_node:
             del self._of_node[session.facts.node_id]
 
-    def of_caller(self, principal: tuple[str, str, str], session_id: str) -> CallerSession:
+    def of_caller(self, principal: AgentName, session_id: str) -> CallerSession:
         """Return the session of that id that ``principal`` has opened.
 
         Raises:

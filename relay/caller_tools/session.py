@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from relay.auth.agent_tokens import Principal
-from relay.caller_tools.events import Event, EventBuffer, EventType
+from relay.auth.agent_tokens import AgentName, Principal
+from relay.caller_tools.events import CallerEvent, EventBuffer, EventType
 from relay.caller_tools.limits import MAX_RESULT_BYTES, MAX_TOKENS
 from relay.caller_tools.requests import PendingRequest, SessionRequests
 from schemas.payloads import CallerTool, SessionOpen
@@ -32,7 +32,7 @@ class SessionFacts:
     tenant: str
     node_id: str
     node_key: bytes
-    principal: tuple[str, str, str]
+    principal: AgentName
     owner: str
     caller_id: str
     timeout_ms: int
@@ -115,7 +115,7 @@ class CallerSession:
         """Return whether there is something behind ``after`` to be read, or was."""
         return self.events.has_missed(after) or bool(self.events.after(after, 1))
 
-    def read(self, after: int) -> list[Event]:
+    def read(self, after: int) -> list[CallerEvent]:
         """Return the events behind ``after`` for an answer to the caller; requests in it are delivered."""
         found = self.events.after(after, MAX_RESULT_BYTES)
         for event in found:
@@ -123,7 +123,7 @@ class CallerSession:
                 request.delivered = True
         return found
 
-    def sent(self, event: Event, stream: object) -> None:
+    def sent(self, event: CallerEvent, stream: object) -> None:
         """Note that ``event`` was sent on ``stream``, if that is still open."""
         if event.request_id is not None and stream in self._streams:
             request = self.requests.find(event.request_id)

@@ -25,6 +25,7 @@ from relay.audit.verify import FIELDS, HASH_FORM, parsed, verify
 from relay.cli.audits import audits_at, matching_in, verify_several
 from relay.cli.exits import EXIT_LOST, fail
 from relay.cli.options import AsJson, StateDir, seconds, state_files
+from relay.clock import now_ms
 from relay.config import StateFiles
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
@@ -92,7 +93,7 @@ def _verify_own(files: StateFiles, expect: str | None, *, accept_loss: bool, as_
     if not report.intact:
         raise SystemExit(EXIT_LOST)
     try:
-        keep_verified_head(files.audit_verified, report.head, time.time_ns() // 1_000_000)
+        keep_verified_head(files.audit_verified, report.head, now_ms())
     except OSError as error:
         # As in an archive that is read only: the result has been printed all the same.
         typer.echo(f"relay: the head is not kept for the next time: {printable(str(error))}", err=True)
@@ -166,7 +167,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _moment_ms(text: str) -> int:
     if text[-1:] in {"s", "m", "h", "d"}:
-        return (time.time_ns() // 1_000_000) - seconds(text) * 1000
+        return now_ms() - seconds(text) * 1000
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

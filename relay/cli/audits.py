@@ -5,7 +5,6 @@ found in the others.
 """
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import ChainReport, matching, verify
 from relay.cli.exits import EXIT_LOST
 from relay.cli.options import show_table
+from relay.clock import now_ms
 from relay.config import StateFiles
 from schemas.error_roots import StateError
 from schemas.process.exit_codes import EXIT_NO
@@ -39,7 +39,7 @@ class Audit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedAudit:
     """What was found of one audit: a report, or why there is none."""
 
     audit: Audit
@@ -88,22 +88,22 @@ def verify_several(audits: Sequence[Audit], *, accept_loss: bool, as_json: bool)
     return EXIT_NO if EXIT_NO in codes else max(codes, default=0)
 
 
-def _verified(audit: Audit, *, accept_loss: bool) -> Verified:
+def _verified(audit: Audit, *, accept_loss: bool) -> VerifiedAudit:
     try:
         last = None if accept_loss else read_verified_head(audit.verified)
         report = verify(audit.path, last=last.head if last else None)
     except (StateError, OSError) as error:
-        return Verified(audit, None, printable(str(error)))
+        return VerifiedAudit(audit, None, printable(str(error)))
     if report.intact:
         try:
-            keep_verified_head(audit.verified, report.head, time.time_ns() // 1_000_000)
+            keep_verified_head(audit.verified, report.head, now_ms())
         except OSError as error:
             # As in an archive that is read only: the result is printed all the same.
             typer.echo(f"relay: {audit.name}: the head is not kept: {printable(str(error))}", err=True)
-    return Verified(audit, report)
+    return VerifiedAudit(audit, report)
 
 
-def _row(found: Verified) -> tuple[str, ...]:
+def _row(found: VerifiedAudit) -> tuple[str, ...]:
     report = found.report
     if report is None:
         return (found.audit.name, "-", "-", "-", "-", found.result)

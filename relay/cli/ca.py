@@ -34,7 +34,7 @@ from relay.pki.records import KID_DIGITS
 from relay.pki.roots import MAX_OVERLAP_DAYS
 from relay.pki.server_files import issue_server_files
 from schemas.certificates import end_of
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 
@@ -160,7 +160,9 @@ def ca_roots(
     if pem:
         typer.echo("".join(root for roots in kinds.values() for root in roots), nl=False)
         return
-    rows = [(kind, kid_of(certificates_in(root)[0]), end_of(root)) for kind in kinds for root in kinds[kind]]
+    rows = [
+        (kind, kid_of(first_certificate_in(root)), end_of(root)) for kind in kinds for root in kinds[kind]
+    ]
     if as_json:
         facts = [{"of": kind, "kid": kid, "not_after_ms": end_ms} for kind, kid, end_ms in rows]
         typer.echo(json.dumps(facts))

@@ -17,7 +17,7 @@ from relay.pki.own_certificate import issued_by
 from relay.pki.tls_contexts import broker_context
 from schemas import topics
 from schemas.files import read_named
-from schemas.identity import MAX_PEM_BYTES, certificates_in, validity_of
+from schemas.identity import MAX_PEM_BYTES, CertificateFormatError, first_certificate_in, validity_of
 from schemas.process import common_checks
 from schemas.process.asked_process import AskedProcess
 from schemas.process.broker_probe import Publication, probing
@@ -95,7 +95,10 @@ class RelayChecks:
         return self._life(name, _pem(file), fix)
 
     def _life(self, name: str, pem: str, fix: str) -> Finding:
-        begin_ms, end_ms = validity_of(certificates_in(pem)[0])
+        try:
+            begin_ms, end_ms = validity_of(first_certificate_in(pem))
+        except CertificateFormatError as error:
+            return Finding.failure(f"{name} cannot be read: {error}", fix)
         return common_checks.life(name, begin_ms, end_ms, self.now_ms(), fix)
 
     def chain(self) -> Finding:

@@ -1,7 +1,10 @@
-"""``relay config``: what the relay would run with, by the loader of ``relay run``."""
+"""``relay config``: what the relay would run with, by the loader of ``relay run``.
+
+Must not start anything, nor show a secret.
+"""
 
 from relay.cli.options import usual_state_dir
-from relay.settings import RELAY, LoadedSettings, load_settings
+from relay.settings import RELAY, LoadedRelaySettings, load_settings
 from schemas.process.cli_config import add_commands
 from schemas.process.cli_manual import group
 from schemas.settings_sources import Sources
@@ -9,7 +12,7 @@ from schemas.settings_sources import Sources
 app = group("The settings that the relay runs with.")
 
 
-def _load(sources: Sources) -> LoadedSettings:
+def _load(sources: Sources) -> LoadedRelaySettings:
     return load_settings(sources, usual_state_dir())
 
 

@@ -22,16 +22,16 @@ from relay.config import View
 from relay.connect.clients import (
     CLIENTS,
     ClientName,
-    Connection,
+    ClientTarget,
     Machine,
     McpClient,
     check_name,
     token_directory,
 )
-from relay.connect.config_file import Change, planned
+from relay.connect.config_file import FileChange, planned
 from relay.connect.errors import ConnectError
 from relay.connect.token_files import check_token_file, keep_token
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from schemas.addresses import PLAIN_OPTION, check_private_url, normal_mcp_url
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
@@ -95,7 +95,7 @@ def connect(
     lies_in = plan.token_file if token_file is None else check_token_file(token_file)
     if kept and not dry_run:
         _keep_given_token(lies_in)
-    connection = Connection(
+    connection = ClientTarget(
         url=relay,
         program=_own_program(),
         token_file=lies_in,
@@ -136,7 +136,7 @@ class _Plan:
             token_file=token_directory(machine) / f"{client}-{name}.token",
         )
 
-    def connect(self, connection: Connection, *, dry_run: bool, as_json: bool) -> None:
+    def connect(self, connection: ClientTarget, *, dry_run: bool, as_json: bool) -> None:
         """Show the change, prove the connection, and write it."""
         if not self.file.parent.is_dir() and not self.client.makes_directory:
             raise ConnectError(
@@ -169,7 +169,7 @@ class _Plan:
             self.token_file.unlink(missing_ok=True)
         self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
 
-    def _report(self, change: Change, *, as_json: bool, written: bool, tools: int | None = None) -> None:
+    def _report(self, change: FileChange, *, as_json: bool, written: bool, tools: int | None = None) -> None:
         has_backup = written and change.mode is not None
         if as_json:
             facts = {"client": self.client.title, "file": str(self.file), "written": written, "tools": tools}
@@ -185,7 +185,7 @@ class _Plan:
         typer.echo(f"Now {self.client.then}.")
 
 
-def _show(change: Change, *, as_json: bool) -> None:
+def _show(change: FileChange, *, as_json: bool) -> None:
     for line in change.lines():
         # With --json, standard output holds one document.
         typer.echo(line, err=as_json)
@@ -214,7 +214,7 @@ def _own_program() -> Path:
     return Path(program).absolute()
 
 
-def _tools(connection: Connection, *, over_stdio: bool) -> int:
+def _tools(connection: ClientTarget, *, over_stdio: bool) -> int:
     """Return how many tools there are, asked for as the client will ask.
 
     Raises:
@@ -237,7 +237,7 @@ def _tools(connection: Connection, *, over_stdio: bool) -> int:
     return len(remote.run_command(_survey(connection, options), as_json=False))
 
 
-async def _reach(connection: Connection) -> None:
+async def _reach(connection: ClientTarget) -> None:
     """Return when the relay has answered, whatever it was.
 
     The bridge would try again for as long as a client waits: the relay may be about to start.
@@ -251,7 +251,7 @@ async def _reach(connection: Connection) -> None:
         RelayHttp,
     )
 
-    token = BearerToken.find(connection.token_file, {})
+    token = RenewableToken.find(connection.token_file, {})
     roots = read_root(connection.root) if connection.root is not None else None
     http = RelayHttp(connection.mcp_url, token, client_context(roots), connection.root)
     try:
@@ -265,7 +265,7 @@ async def _reach(connection: Connection) -> None:
         await http.close()
 
 
-async def _survey(connection: Connection, options: remote.RemoteOptions) -> list[Any]:
+async def _survey(connection: ClientTarget, options: remote.RemoteOptions) -> list[Any]:
     from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
 
     await _reach(connection)

@@ -45,8 +45,8 @@ def _checks(sources: Sources) -> Sequence[Check]:
     """Return the checks of the relay that runs, or that ``sources`` would start."""
     expected = load_settings(sources, usual_state_dir())
     process = AskedProcess.ask(RELAY, expected.state.root)
-    told = process.sources()
-    config = (expected if told is None else load_settings(told, expected.state.root)).config()
+    running = process.sources()
+    config = (expected if running is None else load_settings(running, expected.state.root)).config()
     authority = CertificateAuthority(config.state.ca, now_ms, os.urandom)
     ulids = UlidSource(now_ms, os.urandom)
 

@@ -26,7 +26,7 @@ from relay.cli.state import authority
 from relay.clock import now_ms
 from relay.config import StateFiles
 from relay.key_files import read_key
-from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, BearerToken, TokenMissingError
+from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
 from schemas.addresses import check_private_url, mcp_url, normal_mcp_url
 from schemas.error_roots import PeerError
 from schemas.process.cli_manual import example, group
@@ -113,7 +113,7 @@ class _Relay:
     url: str
     tls: ssl.SSLContext
     root: Path | None
-    token: Callable[[], BearerToken]
+    token: Callable[[], RenewableToken]
     tenant: str | None
 
 
@@ -135,7 +135,7 @@ def _relay(
         if tenant is not None:
             source = "--token-file" if token_file is not None else TOKEN_VARIABLE
             fail(f"--tenant and {source} exclude each other: a token is of one tenant", EXIT_USAGE)
-        given = BearerToken.find(token_file, os.environ)
+        given = RenewableToken.find(token_file, os.environ)
         return _Relay(endpoint, tls, root, lambda: given, None)
     name = tenant_name(tenant, state)
     signed = partial(_signed, state, public, name)
@@ -154,7 +154,7 @@ def _roots(named: Path | None, state_dir: Path | None) -> str | None:
     return "".join(servers.roots()) if servers.exist() else None
 
 
-def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:
+def _signed(state: StateFiles, public_url: str, tenant: str) -> RenewableToken:
     """Return a token for reading, signed with the key of the state directory.
 
     Raises:
@@ -168,7 +168,7 @@ def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:
             f"{state.token_key} is missing: run this where agents' tokens are issued, or give a token"
         ) from None
     now = now_ms()
-    return BearerToken(
+    return RenewableToken(
         TokenIssuer(key, public_url, mcp_url(public_url), SchemaRegistry()).issue(
             sub=_SUB,
             tenant=tenant,

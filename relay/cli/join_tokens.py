@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from relay.broker_choice import told_to_nodes
+from relay.broker_choice import broker_of_nodes
 from relay.cli import options
 from relay.cli.exits import fail
 from relay.cli.options import (
@@ -77,7 +77,7 @@ def join_token_create(
     # In a variable, because every user of a machine can read the arguments of a process.
     line = f"{JOIN_TOKEN_VARIABLE}={token.text()} {command}"
     note = f"join token {token.id} for tenant {tenant_used}.\n"
-    if (broker := told_to_nodes(read_kept(state.settings), url)) is not None:
+    if (broker := broker_of_nodes(read_kept(state.settings), url)) is not None:
         note += f"The node is told the broker {broker}, and must be able to reach it.\n"
     if is_terminal():
         note, result = f"{note}Paste this line on the node:", line

@@ -12,7 +12,7 @@ from pathlib import Path
 from relay.cli.state import authority, name_ledger
 from relay.fleet.name_ledger import Names
 from relay.fleet.node_names import NodeNames, UnknownNodeError
-from relay.pki.records import Records
+from relay.pki.records import CaRecords
 from schemas.error_roots import OperatorError
 from schemas.text import printable
 
@@ -34,7 +34,7 @@ class FoundNode:
 class NodeDirectory:
     """The nodes of one state directory: those of the CA's ``records``, under the operator's ``names``."""
 
-    def __init__(self, records: Records, names: Names) -> None:
+    def __init__(self, records: CaRecords, names: Names) -> None:
         self.records = records
         self.names = names
         self._tenants = records.tenants()

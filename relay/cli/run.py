@@ -7,7 +7,7 @@ import typer
 from relay.broker.ports import first_free
 from relay.cli.options import usual_state_dir
 from relay.kept_settings import write_kept
-from relay.settings import RELAY, LoadedSettings, load_settings
+from relay.settings import RELAY, LoadedRelaySettings, load_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings
 from schemas.settings_sources import Sources, read_sources
@@ -26,7 +26,7 @@ def run(sources: Sources) -> None:
     from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
     from relay.server.settings_reload import ReloadSource  # noqa: PLC0415 - as above
 
-    def load() -> LoadedSettings:
+    def load() -> LoadedRelaySettings:
         again = read_sources(RELAY, sources.flags, sources.named_file, os.environ)
         return load_settings(again, usual_state_dir())
 

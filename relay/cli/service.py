@@ -1,4 +1,7 @@
-"""``relay service``: the relay as a service of systemd."""
+"""``relay service``: the relay as a service of systemd.
+
+Must not take a step itself: it only says what of the service is this program's.
+"""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO
 from schemas.process.status_socket import read_status
 from schemas.process.status_view import (
-    Lines,
+    StatusLines,
     days_text,
     outcomes_text,
     process_text,
@@ -39,7 +39,7 @@ def status(
         raise SystemExit(EXIT_NO)
 
 
-def _lines_of(status: Mapping[str, Any]) -> Lines:
+def _lines_of(status: Mapping[str, Any]) -> StatusLines:
     subsystems, nodes, broker = status["subsystems"], status["nodes"], status["broker"]
     connected = "connected" if subsystems.get("broker", {}).get("ready") else "not connected"
     reached = "sessions alone" if broker["url"] == "none" else f"{broker['url']}: {connected}"
@@ -58,7 +58,7 @@ def _lines_of(status: Mapping[str, Any]) -> Lines:
     )
 
 
-def _cluster(status: Mapping[str, Any]) -> Lines:
+def _cluster(status: Mapping[str, Any]) -> StatusLines:
     """Return what is shown of a cluster; a relay of a version before tells less."""
     lines = [("cluster", status["subsystems"]["cluster"]["state"])]
     if own := status.get("cluster", {}).get("relay"):

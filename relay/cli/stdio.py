@@ -13,14 +13,14 @@ import typer
 
 from relay.cli.exits import fail
 from relay.config import View
-from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
+from relay.stdio_bridge.bearer_token import RenewableToken, TokenMissingError
 from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_mcp_url
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.tls import client_context, read_root
 
 
-class Names(StrEnum):
+class NameForm(StrEnum):
     """The form in which tools are listed."""
 
     DOTTED = "dotted"
@@ -34,8 +34,8 @@ app = group("MCP on standard input and output.")
 def stdio(
     url: Annotated[str, typer.Option(metavar="URL", help="The relay.")],
     names: Annotated[
-        Names, typer.Option(help="The form of tools' names; some clients reject dots.")
-    ] = Names.DOTTED,
+        NameForm, typer.Option(help="The form of tools' names; some clients reject dots.")
+    ] = NameForm.DOTTED,
     view: Annotated[
         View | None,
         typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's."),
@@ -57,7 +57,7 @@ def stdio(
     relay = normal_mcp_url(url)
     check_private_url(relay, plain_allowed=plain)
     try:
-        token = BearerToken.find(token_file, os.environ)
+        token = RenewableToken.find(token_file, os.environ)
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
     tls = client_context(read_root(root) if root is not None else None)

@@ -14,12 +14,14 @@ from relay.environment import RelayEnvironment
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.kept_leaves import KeptLeaves
-from relay.fleet.leaves import Trust
+from relay.fleet.leaves import FleetTrust
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
+from relay.fleet.shared_names import SharedNames
 from relay.fleet.tools import Projector
 from relay.part import Part
+from relay.shared_ledger import SharedLedger
 from schemas.health import Health, Loop, endless
 
 _CLIENT_ID_BYTES = 4
@@ -27,13 +29,18 @@ _CLIENT_ID_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FleetPart(Part):
-    """The nodes that one relay knows."""
+    """The nodes that one relay knows.
+
+    Attributes:
+        shared_ledgers: what all relays of a fleet have in common of the nodes' names.
+    """
 
     fleet: Fleet
     marks: MarkStore
     feed: MqttFeed | None
     notifier: ChangeNotifier
     name_ledger: NameLedger
+    shared_ledgers: tuple[SharedLedger, ...]
 
     async def run(self) -> None:
         """Follow the broker, if any, write the marks and notify agents of changes until cancelled."""
@@ -68,7 +75,7 @@ class FleetPart(Part):
 def assemble(
     environment: RelayEnvironment,
     audit: AuditPart,
-    trust: Trust,
+    trust: FleetTrust,
     tls_to_broker: ssl.SSLContext | None,
     name_ledger: NameLedger,
 ) -> FleetPart:
@@ -104,4 +111,11 @@ def assemble(
             tls=tls_to_broker,
         )
     )
-    return FleetPart(fleet, marks, feed, ChangeNotifier(fleet, environment.log), name_ledger)
+    return FleetPart(
+        fleet=fleet,
+        marks=marks,
+        feed=feed,
+        notifier=ChangeNotifier(fleet, environment.log),
+        name_ledger=name_ledger,
+        shared_ledgers=(SharedNames(name_ledger, environment.log),),
+    )

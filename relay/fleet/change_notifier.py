@@ -6,7 +6,6 @@ reaches its agent.
 """
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -74,7 +73,7 @@ class ChangeNotifier:
         self._quiet_s = interval_s if quiet_s is None else quiet_s
         self._timeout_s = timeout_s
         self._woken = asyncio.Event()
-        self.loop = Loop(time.monotonic)
+        self.loop = Loop()
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
         self._changed: set[_Seen] = set()
         fleet.follow(self._tenant_changed)

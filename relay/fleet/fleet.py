@@ -16,7 +16,7 @@ from relay.auth.permissions import Rights
 from relay.fleet.absences import Absences
 from relay.fleet.fleet_changes import FleetChange, NodeChange
 from relay.fleet.inventory import Inventory
-from relay.fleet.leaves import Trust
+from relay.fleet.leaves import FleetTrust
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_clocks import NodeClocks
 from relay.fleet.node_index import NodeIndex
@@ -26,7 +26,7 @@ from relay.fleet.node_search import NodeSearch
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selected_tools import SelectedTools
-from relay.fleet.tools import FIRST_PLACE, Place, Projector, Tool, labelled
+from relay.fleet.tools import Projector, Tool, labelled
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
 from schemas.certificates import IdentityError
@@ -55,7 +55,7 @@ class Fleet:
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
-        trust: Trust,
+        trust: FleetTrust,
         projector: Projector,
         marks: MarkStore,
         metrics: Metrics,
@@ -175,13 +175,12 @@ class Fleet:
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> None:
         """Drop every leaf that is no longer trusted, and the manifest that it signed."""
-        now = self._now_ms()
         for node in self._nodes:
-            node.identities = {kid: leaf for kid, leaf in node.identities.items() if not is_untrusted(leaf)}
             if node.manifest is not None and is_untrusted(node.manifest.identity):
                 self._drop_manifest(node)
                 node.leaf_dropped = True
-                self._nodes.update(node, now)
+            if node.drop_leaves(is_untrusted) or node.leaf_dropped:
+                self._nodes.update(node, self._now_ms())
 
     def rename(self, changed: Mapping[str, NodeName | None]) -> None:
         """Take in the new names of some nodes; None for a node that has none any more."""
@@ -198,15 +197,14 @@ class Fleet:
 
     def retire(self, retired: frozenset[str], forgotten: Iterable[str]) -> None:
         """List the nodes that are ``retired`` no longer, and forget ``forgotten``, some of them."""
-        self._nodes.retired = retired
-        for node_id in forgotten:
-            node = self._nodes.get(node_id)
-            if node is not None and not node.connected:
+        self._nodes.retire(retired, self._now_ms())
+        for node in filter(None, map(self._nodes.get, forgotten)):
+            if not node.connected:
                 self._drop_manifest(node)
                 self._nodes.remove(node, self._now_ms())
                 # Every leaf that a replayed manifest could be signed with is revoked.
-                self._marks.drop(node_id)
-                self._offered.pop(node_id, None)
+                self._marks.drop(node.node_id)
+                self._offered.pop(node.node_id, None)
 
     def tombstone(self, node_id: str) -> None:
         """Delist a node whose retained announce is empty. That is not signed, so a connected node stays."""
@@ -220,6 +218,12 @@ class Fleet:
         node, now = self._nodes[node_id], self._now_ms()
         node.set_connected(connected=connected, now_ms=now, grace_until_ms=now + GRACE_MS)
         self._nodes.update(node, now)
+
+    def show_connected_elsewhere(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - what it tells
+        """Record whether a node has a session with another relay; return whether the node is known."""
+        if is_known := self._nodes.get(node_id) is not None:
+            self.set_connected(node_id, connected=connected)
+        return is_known
 
     def resolve(self, name: str, rights: Rights) -> Tool:
         """Return the tool called ``name``, canonical or dashed, for a caller with ``rights``.
@@ -247,10 +251,6 @@ class Fleet:
         """Return the tool of that canonical name, of any tenant; None if no node announces it now."""
         return self._announced.get(canonical)
 
-    def listed(self, rights: Rights, after: Place = FIRST_PLACE, limit: int | None = None) -> list[Tool]:
-        """Return the tools that ``rights`` reach, by place: at most ``limit`` of those behind ``after``."""
-        return self._nodes.listed(rights, self._now_ms(), after, limit)
-
     def follow(self, changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each tenant whose version may have changed."""
         self._nodes.follow(changed)
@@ -270,8 +270,8 @@ class Fleet:
     def sweep(self) -> None:
         """Drop pending manifests that have expired, delist what has ended, and compare the clocks."""
         self._pending.sweep(self._now_ms())
-        self.clocks.compare()
         self._nodes.settle(self._now_ms())
+        self.clocks.compare()
 
     def _accept(
         self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]]

@@ -69,24 +69,20 @@ class Inventory:
         if node is not None:
             node.announced_in = self._subscription
             node.broker_etag = etag_of(wire)
+            self._nodes.update(node, self._now_ms())
 
     def etag_by_broker(self, node_id: str) -> str | None:
         """Return the ETag of what the broker sent last as the announce of ``node_id``; None of nothing."""
         node = self._nodes.get(node_id)
         return node.broker_etag if node is not None else None
 
-    @property
-    def size(self) -> int:
-        """How many nodes are known in any way, also such as are retired: a figure that costs nothing."""
-        return len(self._nodes)
-
     def known(self) -> int:
         """Return how many nodes have announced themselves and are not retired."""
-        return sum(node.mark is not None and node.node_id not in self._nodes.retired for node in self._nodes)
+        return self._nodes.counts.expected
 
     def missing(self) -> int:
         """Return of how many nodes that announced themselves before the broker has not sent an announce."""
-        return sum(self._is_missing(node) for node in self._nodes)
+        return self.known() - self._nodes.counts.announced_in(self._subscription)
 
     def check(self) -> None:
         """Log what is missing, once what is retained has had time to arrive."""
@@ -95,7 +91,7 @@ class Inventory:
             self._log.warning(
                 "the broker has not sent all manifests that were known; see docs/brokers.md",
                 missing=missing,
-                known=sum(node.mark is not None for node in self._nodes),
+                known=self.known(),
             )
 
     def _is_missing(self, node: NodeRecord) -> bool:

@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from schemas.identity import Identity, certificates_in, is_for_key, kid_of, san_uri, to_pem, validity_of
+from schemas.identity import (
+    CertificateFormatError,
+    Identity,
+    certificates_in,
+    first_certificate_in,
+    is_for_key,
+    kid_of,
+    san_uri,
+    serial_of,
+    to_pem,
+    validity_of,
+)
 from schemas.projection import is_node_id
 
 _KEY_BYTES = 32
@@ -57,8 +68,8 @@ class KeptLeaves:
         Once for each: the caller has it then.
         """
         try:
-            der = certificates_in(pem)[0]
-        except (ValueError, IndexError):
+            der = first_certificate_in(pem)
+        except CertificateFormatError:
             return None
         kept = self._leaves.pop(kid_of(der), None)
         if kept is None or not _is_sound(kept, der, now_ms):
@@ -75,6 +86,7 @@ class KeptLeaves:
             not_after_ms=kept.not_after_ms,
             pem=to_pem([der]),
             root_kid=sys.intern(kept.root_kid),
+            serial=serial_of(der),
         )
 
     def verified(self, leaf: Identity) -> None:
@@ -89,7 +101,7 @@ def root_validities(roots: tuple[str, ...]) -> Mapping[str, tuple[int, int]]:
     for der in (der for pem in roots for der in certificates_in(pem)):
         try:
             found[kid_of(der)] = validity_of(der)
-        except ValueError:
+        except CertificateFormatError:
             continue
     return found
 
@@ -98,7 +110,7 @@ def _is_sound(kept: KeptLeaf, der: bytes, now_ms: int) -> bool:
     """Return whether the facts that are kept are those of the certificate ``der``, which is valid now."""
     try:
         validity = validity_of(der)
-    except ValueError:
+    except CertificateFormatError:
         return False
     return (
         # In full: a part of either would be found too.

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from relay.fleet.kept_leaves import KeptLeaves, root_validities
 from relay.fleet.node_record import NodeRecord
 from schemas.certificates import IdentityError, IdentityReason, verify_leaf
-from schemas.identity import Identity, certificates_in, kid_of
+from schemas.identity import CertificateFormatError, Identity, first_certificate_in, kid_of
 from schemas.trust import TrustRules
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class FleetTrust:
     """What the fleet trusts: manifests by ``rules``, leaves by ``roots`` unless they are ``revoked``.
 
     ``revoked`` has kids, and issuers with serial numbers. ``kept`` are the leaves that were verified before a
@@ -26,9 +26,9 @@ class Trust:
     revoked: frozenset[str]
     kept: KeptLeaves = field(default_factory=KeptLeaves)
 
-    def changed(self, roots: Sequence[str], revoked: frozenset[str]) -> "Trust":
+    def changed(self, roots: Sequence[str], revoked: frozenset[str]) -> "FleetTrust":
         """Return the trust by other roots and revocations."""
-        return Trust(self.rules, roots, revoked, self.kept)
+        return FleetTrust(self.rules, roots, revoked, self.kept)
 
     def root_kids(self) -> Sequence[str]:
         """Return the kids of the roots, in their order."""
@@ -61,6 +61,6 @@ class Trust:
 
 def _known_leaf(node: NodeRecord, pem: str) -> Identity | None:
     try:
-        return node.identities.get(kid_of(certificates_in(pem)[0]))
-    except (ValueError, IndexError):
+        return node.identities.get(kid_of(first_certificate_in(pem)))
+    except CertificateFormatError:
         return None

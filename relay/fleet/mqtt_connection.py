@@ -24,11 +24,11 @@ from schemas.connection_faults import connection_reason
 from schemas.health import Loop
 from schemas.threads import NoThreadError, started
 
-Message = tuple[str, bytes]
+MqttMessage = tuple[str, bytes]
 """A topic and a payload."""
-State = Callable[[bool, str], None]
+OnState = Callable[[bool, str], None]
 """Called with whether the broker is connected and has granted the subscription, and the reason."""
-Take = Callable[[Sequence[Message]], Awaitable[None]]
+TakeMessages = Callable[[Sequence[MqttMessage]], Awaitable[None]]
 
 PAUSE_S = 0.1
 """After a few messages: waking up costs as much as several of them."""
@@ -59,7 +59,7 @@ class MqttConnection:
         client_id: str,
         subscriptions: Sequence[tuple[str, int]],
         largest: int,
-        changed: State,
+        changed: OnState,
         refused: Callable[[str], None],
         progress: Loop,
         log: FilteringBoundLogger,
@@ -79,7 +79,7 @@ class MqttConnection:
         self._keepalive_s = keepalive_s
         self._sleep = sleep
         self._wait_s = _FIRST_WAIT_S
-        self._batch: list[Message] = []
+        self._batch: list[MqttMessage] = []
         self._readable: asyncio.Future[None] | None = None
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
@@ -92,7 +92,7 @@ class MqttConnection:
         self._client.on_socket_close = self._on_socket_close
         self._client.on_message = self._on_message
 
-    async def run(self, take: Take) -> None:
+    async def run(self, take: TakeMessages) -> None:
         """Stay connected and subscribed, and have ``take`` handle what arrives, until cancelled."""
         self._client.connect_async(self._broker.host, self._broker.port, self._keepalive_s)
         try:
@@ -130,7 +130,7 @@ class MqttConnection:
             self._changed(False, connection_reason(error))  # noqa: FBT003 - positional, as paho's own callbacks
         self._write_rest()
 
-    async def _serve(self, take: Take) -> None:
+    async def _serve(self, take: TakeMessages) -> None:
         """Have what arrives taken until the connection is lost."""
         count = 0
         while self._client.socket() is not None:
@@ -143,7 +143,7 @@ class MqttConnection:
             if count:
                 await self._sleep(PAUSE_S if count < _MANY else 0)
 
-    async def _read_all(self, take: Take) -> int:
+    async def _read_all(self, take: TakeMessages) -> int:
         """Have all that can be read now taken; return how many messages that were."""
         count = 0
         while self._read_batch():

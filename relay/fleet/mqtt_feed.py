@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.allowance import Allowance
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.fleet.fleet import Fleet
-from relay.fleet.mqtt_connection import Message, MqttConnection
+from relay.fleet.mqtt_connection import MqttConnection, MqttMessage
 from relay.observability.metrics import Metrics
 from relay.rate_limits import KeyedLimiters
 from schemas import topics
@@ -120,7 +120,7 @@ class MqttFeed:
         finally:
             self._follow_up(connected=False)
 
-    async def _take_batch(self, messages: Sequence[Message]) -> None:
+    async def _take_batch(self, messages: Sequence[MqttMessage]) -> None:
         began_s, size = self._monotonic(), 0
         for topic, payload in messages:
             self.loop.busy(_MESSAGE_S)

@@ -5,17 +5,16 @@ new tokens too: no call flows, and nothing else shows why. One node proves nothi
 the wrong one. Must not judge manifests.
 """
 
-from collections import Counter
 from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
 from relay.fleet.node_index import NodeIndex
-from schemas.verdicts import Reason, Verdict
+from relay.fleet.node_record import Standing
+from schemas.verdicts import ManifestReason, Verdict
 
 FEWEST_AHEAD = 3
 """Of fewer nodes, all clocks may be wrong."""
-
 HELD_MS = 600_000
 """How long a manifest of the future counts: twice the longest interval of heartbeats."""
 
@@ -27,7 +26,6 @@ class NodeClocks:
         self._nodes = nodes
         self._now_ms = now_ms
         self._log = log
-        self._seen_ms: dict[str, int] = {}
         self._are_ahead = False
 
     @property
@@ -37,37 +35,29 @@ class NodeClocks:
 
     def judged(self, node_id: str, verdict: Verdict) -> None:
         """Take in what ``verdict`` says of a node's clock: only what the node has signed gets that far."""
-        if verdict.reason is Reason.FUTURE:
-            self._seen_ms[node_id] = self._now_ms()
-        elif verdict.manifest is not None:
-            self._seen_ms.pop(node_id, None)
+        node, now_ms = self._nodes.get(node_id), self._now_ms()
+        if node is None:
+            return
+        if verdict.reason is ManifestReason.FUTURE:
+            node.ahead_until_ms = now_ms + HELD_MS
+        elif verdict.manifest is not None and node.ahead_until_ms:
+            node.ahead_until_ms = 0
+        else:
+            return
+        self._nodes.update(node, now_ms)
 
     def compare(self) -> None:
-        """Compare anew. Reads every node, but only while some of them are ahead."""
-        now_ms = self._now_ms()
-        self._seen_ms = {
-            node_id: seen_ms
-            for node_id, seen_ms in self._seen_ms.items()
-            if 0 <= now_ms - seen_ms < HELD_MS and (node := self._nodes.get(node_id)) and node.identities
-        }
-        are_ahead = len(self._seen_ms) >= FEWEST_AHEAD and self._prevail(now_ms)
+        """Compare anew. The index has settled: what was signed too long ago counts no more."""
+        ahead = self._nodes.counts.of_tenants(Standing.AHEAD)
+        in_force = self._nodes.counts.of_tenants(Standing.IN_FORCE)
+        count = sum(ahead.values())
+        are_ahead = count >= FEWEST_AHEAD and all(
+            ahead.get(tenant, 0) > in_force.get(tenant, 0) for tenant in ahead.keys() | in_force.keys()
+        )
         if are_ahead and not self._are_ahead:
             self._log.error(
-                "this machine's clock is behind those of the nodes: their manifests are refused",
-                nodes=len(self._seen_ms),
+                "this machine's clock is behind those of the nodes: their manifests are refused", nodes=count
             )
         elif self._are_ahead and not are_ahead:
             self._log.info("this machine's clock is not behind those of the nodes any more")
         self._are_ahead = are_ahead
-
-    def _prevail(self, now_ms: int) -> bool:
-        """Return whether in each tenant more nodes are ahead than have a manifest in force."""
-        ahead = Counter(self._nodes[node_id].tenant for node_id in self._seen_ms)
-        others = Counter(
-            node.tenant
-            for node in self._nodes
-            if node.manifest is not None
-            and node.manifest.good_until_ms > now_ms
-            and node.node_id not in self._seen_ms
-        )
-        return all(ahead[tenant] > others[tenant] for tenant in ahead.keys() | others.keys())

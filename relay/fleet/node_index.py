@@ -12,9 +12,10 @@ from itertools import islice
 from relay.auth.permissions import Rights
 from relay.fleet.due_times import DueTimes
 from relay.fleet.fleet_changes import FleetChange, FleetChanges, NodeChange
+from relay.fleet.node_counts import NodeCounts
 from relay.fleet.node_record import NO_TOOLS, NodeRecord
 from relay.fleet.tool_index import ToolIndex, Version
-from relay.fleet.tools import FIRST_PLACE, Place, Tool
+from relay.fleet.tools import BEFORE_ALL, Position, Tool
 
 
 class NodeIndex:
@@ -22,6 +23,7 @@ class NodeIndex:
 
     Attributes:
         changes: what came, went and changed.
+        counts: how many nodes are in which state; after ``settle``, as of now.
         retired: the nodes all of whose leaves are revoked; they are in no list of nodes.
         tools: those that are listed; after ``settle``, as of now.
     """
@@ -29,6 +31,7 @@ class NodeIndex:
     def __init__(self, started_ms: int = 0) -> None:
         self.changes = FleetChanges(started_ms)
         self.retired: frozenset[str] = frozenset()
+        self.counts = NodeCounts()
         self._nodes: dict[str, NodeRecord] = {}
         self._tenants: dict[str, dict[str, NodeRecord]] = {}
         self._ids: dict[str, list[str]] = {}
@@ -88,11 +91,18 @@ class NodeIndex:
         if node.tenant != node.indexed_tenant:
             self._file(node, now_ms)
         self._list(node, tools, now_ms)
-        if tools:
-            self._ends.no_later_than(node.node_id, node.listed_until_ms)
+        self._count(node, now_ms)
+        if (end_ms := node.next_end_ms(now_ms)) is not None:
+            self._ends.no_later_than(node.node_id, end_ms)
+
+    def retire(self, retired: frozenset[str], now_ms: int) -> None:
+        """Take in which nodes are retired from now on."""
+        changed, self.retired = self.retired ^ retired, retired
+        for node in filter(None, map(self._nodes.get, changed)):
+            self._count(node, now_ms)
 
     def listed(
-        self, rights: Rights, now_ms: int, after: Place = FIRST_PLACE, limit: int | None = None
+        self, rights: Rights, now_ms: int, after: Position = BEFORE_ALL, limit: int | None = None
     ) -> list[Tool]:
         """Return the tools that ``rights`` reach now, by place: of those behind ``after``, ``limit``."""
         self.settle(now_ms)
@@ -104,7 +114,7 @@ class NodeIndex:
         return self.tools.version(rights)
 
     def settle(self, now_ms: int) -> None:
-        """Delist what has ended by ``now_ms``."""
+        """Delist what has ended by ``now_ms``, and count it no longer."""
         if now_ms < self._settled_ms:
             # The clock was set back, by minutes: manifests that had ended have not.
             due: list[NodeRecord] = list(self)
@@ -118,7 +128,14 @@ class NodeIndex:
     def remove(self, node: NodeRecord, now_ms: int) -> None:
         """Take ``node`` out of the index."""
         self._take_out(node, now_ms)
+        self.counts.change(node.indexed_state, None)
+        node.indexed_state = None
         del self._nodes[node.node_id]
+
+    def _count(self, node: NodeRecord, now_ms: int) -> None:
+        state = node.state(now_ms, is_retired=node.node_id in self.retired)
+        self.counts.change(node.indexed_state, state)
+        node.indexed_state = state
 
     def _take_out(self, node: NodeRecord, now_ms: int) -> None:
         """Take ``node`` out of the nodes of the tenant that it has in the index."""

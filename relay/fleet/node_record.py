@@ -3,9 +3,11 @@
 Must not decide what is trusted: that is for ``leaves`` and the trust rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from relay.fleet.tools import Tool
 from schemas.identity import Identity
@@ -13,6 +15,25 @@ from schemas.verdicts import Known, Mark, TrustedManifest
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 _MAX_IDENTITIES = 2
+
+
+class Standing(StrEnum):
+    """What the newest manifest of a node is by this machine's clock; one that has ended is neither."""
+
+    IN_FORCE = "in_force"
+    AHEAD = "ahead"
+
+
+class NodeState(NamedTuple):
+    """What is counted of one node.
+
+    Attributes:
+        announced_in: in which subscription the broker sent its announce; None if none is expected of it.
+    """
+
+    tenant: str
+    standing: Standing | None
+    announced_in: int | None
 
 
 @dataclass(slots=True)
@@ -28,7 +49,9 @@ class NodeRecord:
         announced_in: the relay's latest subscription to the broker in which that sent an announce.
         broker_etag: the ETag of what the broker sent last as its announce; it may not have been accepted.
         grace_until_ms: how long its tools stay listed without a connection.
-        indexed_tenant, indexed_tools: what ``NodeIndex`` has taken in; written by the index alone.
+        ahead_until_ms: how long it counts that it has sent a manifest of the future by this machine's clock;
+            0 if it has not since one was accepted.
+        indexed_tenant, indexed_tools, indexed_state: what ``NodeIndex`` has taken in; written by it alone.
     """
 
     node_id: str
@@ -46,8 +69,10 @@ class NodeRecord:
     announced_in: int = 0
     broker_etag: str | None = None
     grace_until_ms: int = 0
+    ahead_until_ms: int = 0
     indexed_tenant: str | None = None
     indexed_tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
+    indexed_state: NodeState | None = None
 
     def withdraw(self) -> None:
         """Drop its manifest, and what that announced."""
@@ -65,22 +90,47 @@ class NodeRecord:
         self.kinds = frozenset(tool.surface.kind.name for tool in tools.values())
 
     @property
+    def in_force_until_ms(self) -> int:
+        """When its manifest ends; 0 if it has none."""
+        return self.manifest.good_until_ms if self.manifest is not None else 0
+
+    @property
     def listed_until_ms(self) -> int:
         """When its tools are listed no longer: its manifest has ended, or its grace without a connection."""
-        if self.manifest is None:
-            return 0
-        good_until_ms = self.manifest.good_until_ms
-        return good_until_ms if self.connected else min(good_until_ms, self.grace_until_ms)
+        in_force_until_ms = self.in_force_until_ms
+        return in_force_until_ms if self.connected else min(in_force_until_ms, self.grace_until_ms)
 
     def is_listed(self, now_ms: int) -> bool:
         """Return whether its tools are listed."""
         return now_ms < self.listed_until_ms
+
+    def state(self, now_ms: int, *, is_retired: bool) -> NodeState:
+        """Return what is counted of it."""
+        is_expected = self.mark is not None and not is_retired
+        return NodeState(self.tenant, self._standing(now_ms), self.announced_in if is_expected else None)
+
+    def _standing(self, now_ms: int) -> Standing | None:
+        # What a node has signed says nothing once its leaves are revoked.
+        if now_ms < self.ahead_until_ms and self.identities:
+            return Standing.AHEAD
+        return Standing.IN_FORCE if now_ms < self.in_force_until_ms else None
+
+    def next_end_ms(self, now_ms: int) -> int | None:
+        """Return when what holds of it now ends next; None if nothing does by itself."""
+        ends = (self.listed_until_ms, self.in_force_until_ms, self.ahead_until_ms)
+        return min((end_ms for end_ms in ends if end_ms > now_ms), default=None)
 
     def set_connected(self, *, connected: bool, now_ms: int, grace_until_ms: int) -> None:
         """Record that its session began or ended."""
         if connected != self.connected:
             self.connected, self.since_ms = connected, now_ms
         self.grace_until_ms = grace_until_ms
+
+    def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> bool:
+        """Drop the leaves that are no longer trusted; return whether there was one."""
+        before = len(self.identities)
+        self.identities = {kid: leaf for kid, leaf in self.identities.items() if not is_untrusted(leaf)}
+        return len(self.identities) < before
 
     def keep(self, identity: Identity) -> None:
         """Add a verified leaf of this node, and take the tenant of the newest."""

@@ -15,7 +15,7 @@ from relay.fleet.selection import WHOLE_FLEET, Selection, by_key
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NodeCriteria:
     """What a node must fit.
 
     Attributes:
@@ -45,7 +45,7 @@ class NodeSearch:
         """Return how many nodes a search in ``tenant`` reads."""
         return len(self._nodes.of_tenant(tenant))
 
-    def found(self, tenant: str, wanted: Wanted) -> list[NodeRecord]:
+    def found(self, tenant: str, wanted: NodeCriteria) -> list[NodeRecord]:
         """Return the nodes of ``tenant`` that are ``wanted``, best first. Retired ones are not found.
 
         Raises:

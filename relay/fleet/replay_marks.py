@@ -11,7 +11,6 @@ the relay's own, and are checked before SQLite first opens them.
 import asyncio
 import os
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -57,7 +56,7 @@ class MarkStore:
         self._failure = ""
         self._pending: _Changes = {}
         self._leaves: list[KeptLeaf] = []
-        self.loop = Loop(time.monotonic)
+        self.loop = Loop()
         with self._transaction() as database:
             database.execute(
                 "CREATE TABLE IF NOT EXISTS marks (node_id TEXT PRIMARY KEY, tenant TEXT NOT NULL,"

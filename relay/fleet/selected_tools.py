@@ -12,7 +12,7 @@ from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_index import SEVERITY, Only, Version
-from relay.fleet.tools import FIRST_PLACE, Offer, Place, Tool
+from relay.fleet.tools import BEFORE_ALL, Offer, Position, Tool
 from schemas.errors import Failure, ToolError
 from schemas.projection import ToolName
 
@@ -42,7 +42,11 @@ class SelectedTools:
             raise ToolError(Failure.NAME_UNKNOWN)
 
     def listed(
-        self, rights: Rights, selection: Selection, after: Place = FIRST_PLACE, limit: int | None = None
+        self,
+        rights: Rights,
+        selection: Selection = WHOLE_FLEET,
+        after: Position = BEFORE_ALL,
+        limit: int | None = None,
     ) -> list[Tool]:
         """Return the selected tools that ``rights`` reach, by place: of those behind ``after``, ``limit``.
 

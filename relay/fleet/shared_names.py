@@ -5,8 +5,7 @@ the later one counts. Of two nodes that were given one label at two relays at on
 other relay takes it from its own node again. Must not decide what a label may be.
 """
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -36,14 +35,19 @@ class SharedNames:
         _said_in(entry)
         return str(entry["node_id"])
 
-    def settle(self, arrived: Mapping[str, Entry], known: AbstractSet[str]) -> Mapping[str, Entry]:
+    def end_ms_of(self, _entry: Entry) -> None:
+        """It never ends: a node that was forgotten stays so."""
+
+    def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
         """Name nodes as at other relays; return the names that were given here and are not known there."""
         if arrived:
             with self._names.locked() as names:
                 if lines := self._lines(names.copy(), arrived):
                     self._names.write(lines)
         names = self._names.read()
-        missing: dict[str, NodeName | None] = dict.fromkeys(names.forgotten - known)
+        missing: dict[str, NodeName | None] = dict.fromkeys(
+            node_id for node_id in names.forgotten if node_id not in known
+        )
         missing |= {node_id: said for node_id, said in names.by_node.items() if node_id not in known}
         missing |= names.unshared
         return {node_id: _shared(node_id, said) for node_id, said in islice(missing.items(), AT_ONCE)}

@@ -11,11 +11,7 @@ from typing import Any
 from relay.ascii_json import encoded
 from schemas.document_store import SCHEME
 from schemas.kinds import Verb
-
-META_SAFETY_CLASS = "edge-kubelet/safety-class"
-META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"
-META_CANONICAL_NAME = "edge-kubelet/canonical-name"
-META_SCHEMA_REF = "edge-kubelet/schema-ref"
+from schemas.meta_names import META_CANONICAL_NAME, META_CAPABILITY_ETAG, META_SAFETY_CLASS, META_SCHEMA_REF
 
 
 def hints(safety_class: str, *, idempotent: bool) -> dict[str, Any]:

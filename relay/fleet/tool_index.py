@@ -13,7 +13,7 @@ from heapq import merge
 from itertools import islice
 
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
-from relay.fleet.tools import FIRST_PLACE, Offer, Place, Tool
+from relay.fleet.tools import BEFORE_ALL, Offer, Position, Tool
 
 Version = frozenset[tuple[str, int]]
 """Equal for equal sets of tools, by name, title, schemas and safety class. Not to be kept across restarts."""
@@ -63,12 +63,12 @@ class ToolIndex:
             if not classes:
                 del self._tenants[tenant]
 
-    def listed(self, rights: Rights, after: Place = FIRST_PLACE, limit: int | None = None) -> list[Tool]:
+    def listed(self, rights: Rights, after: Position = BEFORE_ALL, limit: int | None = None) -> list[Tool]:
         """Return the tools that ``rights`` reach, by place: at most ``limit`` of those behind ``after``."""
         return _first([tools.behind(after, limit) for _, tools in self._reached(rights)], limit)
 
     def narrowed(
-        self, rights: Rights, only: Only, after: Place = FIRST_PLACE, limit: int | None = None
+        self, rights: Rights, only: Only, after: Position = BEFORE_ALL, limit: int | None = None
     ) -> list[Tool]:
         """Return what ``listed`` would if nothing were listed but ``only``."""
         parts = [
@@ -120,11 +120,11 @@ class _ToolList:
         if not self.offers[tool.offer]:
             del self.offers[tool.offer]
 
-    def behind(self, place: Place, limit: int | None) -> list[Tool]:
+    def behind(self, place: Position, limit: int | None) -> list[Tool]:
         start = bisect_right(self.tools, place, key=_place)
         return self.tools[start : None if limit is None else start + limit]
 
-    def of_kinds(self, kinds: Collection[str], place: Place) -> Iterator[Tool]:
+    def of_kinds(self, kinds: Collection[str], place: Position) -> Iterator[Tool]:
         """Yield the tools of ``kinds`` behind ``place``, by place; those of all kinds if there are none."""
         if not kinds:
             yield from self._between(place, None)
@@ -134,7 +134,7 @@ class _ToolList:
             for start in sorted(f"{kind}." for kind in kinds):
                 yield from self._between(max(place, (turn, start)), (turn, start + _LAST))
 
-    def _between(self, after: Place, end: Place | None) -> Iterator[Tool]:
+    def _between(self, after: Position, end: Position | None) -> Iterator[Tool]:
         first = bisect_right(self.tools, after, key=_place)
         last = len(self.tools) if end is None else bisect_left(self.tools, end, key=_place, lo=first)
         # By index: a slice would copy what is not read.
@@ -148,7 +148,7 @@ def _first(parts: Sequence[list[Tool]], limit: int | None) -> list[Tool]:
     return list(islice(merge(*parts, key=_place), limit))
 
 
-def _place(tool: Tool) -> Place:
+def _place(tool: Tool) -> Position:
     return tool.place
 
 

@@ -1,9 +1,9 @@
 """From a trusted manifest to the tools that agents see.
 
-One tool for each capability and verb (RFC-0001 section 3). Everything an agent reads of a tool comes from
-our tables, but for the label that the operator gave the node: of what the node wrote, only the tokens of the
-name pass, and their alphabet permits no text.
-Must not know which nodes are connected, nor decide which caller sees a tool.
+One tool for each capability and verb (RFC-0001 section 3). All that an agent reads of a tool comes from our
+tables, except the node's label, which the operator gave it. Of what the node wrote only the tokens of the
+name are used, and their alphabet permits no text. Must not know which nodes are connected, nor decide which
+caller sees a tool.
 """
 
 import sys
@@ -23,9 +23,9 @@ from schemas.registry import SchemaRegistry, Validator
 TOOLS_PER_TURN = 64
 """How many tools of one node are listed before as many of every other node."""
 
-Place = tuple[int, str]
+Position = tuple[int, str]
 """A position in every list: turn and canonical name."""
-FIRST_PLACE: Place = (-1, "")
+BEFORE_ALL: Position = (-1, "")
 """Before every tool."""
 
 Offer = tuple[str, str]
@@ -38,7 +38,7 @@ _ENTRY_BYTES = 768
 
 
 @dataclass(frozen=True, slots=True)
-class Surface:
+class VerbContract:
     """What all tools of one kind and verb share. Thousands of nodes share one of these."""
 
     kind: Kind
@@ -75,13 +75,13 @@ class Tool:
     deadline_ms: int
     allowance: Allowance
     etag: str
-    surface: Surface
+    surface: VerbContract
     entry: EntryTemplate
     label: str = ""
     turn: int = 0
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Position:
         """What lists are sorted by: a node with hundreds of tools must not fill the first page."""
         return self.turn, self.canonical
 
@@ -162,7 +162,7 @@ class Projector:
         return tools
 
     def _tool(
-        self, node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface, label: str
+        self, node_id: str, capability: Mapping[str, Any], etag: str, surface: VerbContract, label: str
     ) -> Tool:
         constraints = capability["constraints"]
         safety_class = sys.intern(capability["safety_class"])
@@ -182,7 +182,7 @@ class Projector:
             label=label,
         )
 
-    def _entry(self, surface: Surface, safety_class: str) -> EntryTemplate:
+    def _entry(self, surface: VerbContract, safety_class: str) -> EntryTemplate:
         key = (surface.kind.name, surface.verb.name, safety_class)
         if key not in self._entries:
             self._entries[key] = EntryTemplate(
@@ -197,10 +197,10 @@ def _allowance(rate_limit_rps: float, max_concurrency: int) -> Allowance:
     return Allowance(rate_limit_rps, max(1.0, rate_limit_rps), max_concurrency)
 
 
-def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> Surface:
+def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> VerbContract:
     input_schema = listed_schema(registry, verb.input_ref)
     output_schema = listed_schema(registry, verb.output_ref)
-    return Surface(
+    return VerbContract(
         kind=kind,
         verb=verb,
         arguments=registry.load(verb.input_ref),

@@ -55,9 +55,14 @@ class Metrics:
         self.cluster_commands = cache(cluster_commands.labels)
         self.cluster_entries = self._counter(
             "cluster_entries",
-            "Entries of ledgers that relays share, by outcome",
+            "Entries of what relays share, ledgers and presence, by outcome",
             "kind",
             "outcome",
+        )
+        self.cluster_ledger_filled = Gauge(
+            "edge_relay_cluster_ledger_filled_ratio",
+            "Which share of the bytes is used that the stream of shared ledgers may have",
+            registry=self._registry,
         )
         self.cluster_ca_requests = self._counter(
             "cluster_ca_requests",

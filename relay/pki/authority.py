@@ -24,13 +24,13 @@ from relay.pki.errors import (
     UnknownTargetError,
 )
 from relay.pki.issuing import Issuing, Signer, read_request
-from relay.pki.records import IssuedLeaf, Records, in_use, revocations, rotation
+from relay.pki.records import CaRecords, IssuedLeaf, in_use, revocations, rotation
 from relay.pki.roots import ED25519, RootFiles, end_of_overlap
 from relay.pki.server_authority import EndorsedRoots, ServerAuthority
 from schemas.endorsement import endorse, endorse_servers, endorse_token_key
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.identity_files import IdentityFiles
 from schemas.node_ids import new_node_id
 from schemas.text import printable
@@ -98,7 +98,7 @@ class CertificateAuthority:
         return self._roots.trusted(self._now_ms())
 
     def endorsement(self) -> str | None:
-        """Return by what the root before this one vouches for it; None if there was none before it."""
+        """Return the endorsement of the current root by the one before it; None if there was none."""
         return self._roots.endorsement()
 
     def server_roots(self) -> EndorsedRoots:
@@ -110,7 +110,7 @@ class CertificateAuthority:
         return EndorsedRoots(pem, endorsements or self.servers.kept_endorsements())
 
     def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
-        """Return by what each trusted root whose key is here vouches for ``statement``, by the root's kid."""
+        """Return the endorsement of ``statement`` by each trusted root whose key is here, by its kid."""
         made = {}
         for root in self.roots():
             with suppress(AuthorityStateError):
@@ -245,7 +245,7 @@ class CertificateAuthority:
                 self.ledger.append(*revocations(held, reason, self._now_ms()))
         return [each.kid for each in held]
 
-    def records(self) -> Records:
+    def records(self) -> CaRecords:
         """Return what the ledger holds now."""
         return self.ledger.read()
 
@@ -288,4 +288,4 @@ class CertificateAuthority:
 
 
 def _kid(root_pem: str) -> str:
-    return kid_of(certificates_in(root_pem)[0])
+    return kid_of(first_certificate_in(root_pem))

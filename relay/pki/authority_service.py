@@ -11,7 +11,7 @@ from typing import Any
 
 from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalEvent
-from relay.pki.enrolments import EnrolmentRefusedError, Enrols
+from relay.pki.enrolments import EnrolmentRefusedError, EnrolmentService
 from relay.pki.environment import PkiEnvironment
 from relay.pki.errors import AuthorityError
 from relay.pki.own_certificate import issue_for_another_relay
@@ -20,7 +20,7 @@ from relay.pki.renewals import Renewals
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.text import printable
 
 _REFUSED, _FAILED = Failure.ATTESTATION_FAILED.name.lower(), "internal"
@@ -38,13 +38,13 @@ class _Held:
 
 
 class AuthorityService:
-    """Answers by this relay's own parts: an ``AnswerAuthority``. ``public_url`` is the fleet's."""
+    """Answers by this relay's own parts: an ``AnsweringAuthority``. ``public_url`` is the fleet's."""
 
     def __init__(
         self,
         environment: PkiEnvironment,
         *,
-        enrolments: Enrols,
+        enrolments: EnrolmentService,
         renewals: Renewals,
         public_url: str,
     ) -> None:
@@ -65,7 +65,7 @@ class AuthorityService:
     async def answer(
         self, relay: str, action: AuthorityAction, members: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Answer, as ``AnswerAuthority`` describes."""
+        """Answer, as ``AnsweringAuthority`` describes."""
         try:
             return await self._acts[action](relay, members)
         except ToolError as error:
@@ -110,7 +110,7 @@ class AuthorityService:
         certificate = await asyncio.to_thread(
             issue_for_another_relay, self._ca, members["use"], members["public_key"], self._public_url
         )
-        kid = kid_of(certificates_in(certificate)[0])
+        kid = kid_of(first_certificate_in(certificate))
         try:
             self._environment.audit.write(event="relay_certified", relay=relay, use=members["use"], kid=kid)
         except AuditUnavailableError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from relay.ledger import Entry, Ledger, LedgerError
 from relay.pki.errors import AuthorityStateError
-from relay.pki.records import Records
+from relay.pki.records import CaRecords
 
 
 class CaLedger:
@@ -20,7 +20,7 @@ class CaLedger:
     """
 
     def __init__(self, directory: Path, check_root: Callable[[], object]) -> None:
-        self._ledger = Ledger(directory / "ledger.jsonl", Records())
+        self._ledger = Ledger(directory / "ledger.jsonl", CaRecords())
         self._check_root = check_root
 
     @property
@@ -33,11 +33,11 @@ class CaLedger:
         """What differs after every append: a cheap check for changes."""
         return self._ledger.stamp
 
-    def made(self) -> AbstractContextManager[Records]:
+    def made(self) -> AbstractContextManager[CaRecords]:
         """Lock the ledger of a CA that is being made."""
         return self._ledger.locked()
 
-    def read(self) -> Records:
+    def read(self) -> CaRecords:
         """Return what it holds now."""
         self._check_there()
         try:
@@ -46,7 +46,7 @@ class CaLedger:
             raise AuthorityStateError(str(error)) from None
 
     @contextmanager
-    def locked(self) -> Iterator[Records]:
+    def locked(self) -> Iterator[CaRecords]:
         """Lock it: two issues at once must not both find an id free."""
         self._check_there()
         try:

@@ -46,7 +46,7 @@ def make_root(key: SigningKey, name: str, now_ms: int, valid_days: int, serial: 
 def make_server_root(
     key: EllipticCurvePrivateKey, name: str, now_ms: int, valid_days: int, serial: int
 ) -> str:
-    """Return the self-signed certificate of a root of servers, in PEM. It can vouch for nothing else."""
+    """Return the self-signed certificate of a root of servers, in PEM. It can issue for nothing else."""
     builder = _root_builder(key.public_key(), name, now_ms, valid_days, serial)
     return pem_of(builder.add_extension(_SERVERS_ONLY, critical=False).sign(key, SHA256()))
 

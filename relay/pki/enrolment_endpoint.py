@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from relay.audit.refusal_counts import RefusalEvent
-from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError, Enrols
+from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError, EnrolmentService
 from relay.pki.environment import PkiEnvironment
 from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, REQUEST_REF, shown_roots
 from schemas.error_roots import StateError
@@ -45,7 +45,7 @@ class EnrolmentEndpoint:
     def __init__(
         self,
         environment: PkiEnvironment,
-        enrolments: Enrols,
+        enrolments: EnrolmentService,
         registry: SchemaRegistry,
         *,
         body_timeout_s: float = _BODY_TIMEOUT_S,

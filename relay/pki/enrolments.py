@@ -21,7 +21,7 @@ from schemas.addresses import BrokerAddress
 from schemas.certificates import IdentityError, IdentityReason, read_csr
 from schemas.enrolment import NODE, RELAY, is_proven, proven
 from schemas.error_roots import PeerError, StateError
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.text import printable
 
 _AT_ONCE = 4
@@ -83,7 +83,7 @@ class EnrolmentRefusedError(PeerError):
         return _STATUS.get(self.reason, 403) if isinstance(self.reason, EnrolmentRefusal) else 403
 
 
-class Enrols(Protocol):
+class EnrolmentService(Protocol):
     """Enrols nodes: this relay's CA does, or the relay that has the key of the CA."""
 
     async def enrol(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,7 +176,7 @@ class Enrolments:
         self._waiting = 0
 
     async def enrol(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Enrol, as ``Enrols`` describes."""
+        """Enrol, as ``EnrolmentService`` describes."""
         return self._answered(message, await self._in_turn(message))
 
     async def _in_turn(self, message: Mapping[str, Any]) -> _Issued:
@@ -255,7 +255,7 @@ class Enrolments:
 
     def _answered(self, message: Mapping[str, Any], issued: _Issued) -> dict[str, Any]:
         """Return the answer once it is in the audit: what is not recorded is not issued."""
-        kid = kid_of(certificates_in(issued.certificate)[0])
+        kid = kid_of(first_certificate_in(issued.certificate))
         facts = {"node_id": issued.node_id, "tenant": issued.tenant, "join_id": message["join_id"]}
         try:
             self._environment.audit.write(event="enrolled", kid=kid, **facts)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from relay.config import RelayConfig
 from schemas.error_roots import StateError
 from schemas.files import read_state
-from schemas.identity import certificates_in, validity_of
+from schemas.identity import CertificateFormatError, first_certificate_in, validity_of
 
 
 class Expiries:
@@ -28,6 +28,6 @@ class Expiries:
         """Return when the certificate ``name`` ends; 0 if it cannot be read."""
         try:
             pem = self._root_pem() if name == "root" else read_state(self._files[name]).decode("ascii")
-            return validity_of(certificates_in(pem)[0])[1]
-        except (OSError, StateError, ValueError, IndexError):
+            return validity_of(first_certificate_in(pem))[1]
+        except (OSError, StateError, UnicodeDecodeError, CertificateFormatError):
             return 0

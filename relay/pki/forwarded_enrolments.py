@@ -13,13 +13,13 @@ from structlog.typing import FilteringBoundLogger
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError
 from relay.routing.authority_port import (
-    AskAuthority,
     AuthorityAction,
-    AuthorityAwayError,
     AuthorityRefusedError,
+    AuthorityUnavailableError,
+    RemoteAuthority,
 )
 from schemas.certificates import IdentityError, IdentityReason, read_csr
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import CertificateFormatError, first_certificate_in, kid_of
 from schemas.text import printable
 
 _REASONS: Mapping[str, EnrolmentRefusal | IdentityReason] = {
@@ -32,7 +32,7 @@ _REASONS: Mapping[str, EnrolmentRefusal | IdentityReason] = {
 class ForwardedEnrolments:
     """Enrols by ``authority``, and records in ``audit`` what it has answered."""
 
-    def __init__(self, authority: AskAuthority, audit: AuditLog, log: FilteringBoundLogger) -> None:
+    def __init__(self, authority: RemoteAuthority, audit: AuditLog, log: FilteringBoundLogger) -> None:
         self._authority = authority
         self._audit = audit
         self._log = log
@@ -45,7 +45,7 @@ class ForwardedEnrolments:
             answer = await self._authority.ask(AuthorityAction.ENROL, {"request": message})
         except IdentityError as error:
             raise EnrolmentRefusedError(error.reason) from None
-        except AuthorityAwayError as error:
+        except AuthorityUnavailableError as error:
             self._log.warning("a node cannot be enrolled", reason=str(error))
             raise EnrolmentRefusedError(
                 EnrolmentRefusal.CA_AWAY, retry_after_ms=error.retry_after_ms
@@ -59,8 +59,8 @@ class ForwardedEnrolments:
 
     def _record(self, node_id: str, join_id: str, certificate: str) -> None:
         try:
-            kid = kid_of(certificates_in(certificate)[0])
-        except (ValueError, IndexError):
+            kid = kid_of(first_certificate_in(certificate))
+        except CertificateFormatError:
             self._log.error("the relay with the CA's key has answered without a certificate")
             raise EnrolmentRefusedError(EnrolmentRefusal.FAILING) from None
         facts = {"node_id": node_id, "join_id": join_id, "kid": kid}

@@ -30,7 +30,7 @@ from relay.pki.errors import (
 from relay.pki.records import IssuedLeaf, IssuedServer
 from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
 from schemas.credible_time import FIRST_CREDIBLE_MS
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.projection import is_node_id
 from schemas.text import printable
 
@@ -222,4 +222,4 @@ def _explained(signer: Signer[KeyT], subject: str) -> Iterator[None]:
 
 
 def _kid(pem: str) -> str:
-    return kid_of(certificates_in(pem)[0])
+    return kid_of(first_certificate_in(pem))

@@ -15,7 +15,7 @@ from relay.pki.join_grants import KEY_BYTES, JoinGrant, JoinGrants, JoinState, d
 from schemas.certificates import UNENROLLED_TENANT
 from schemas.enrolment import JoinToken
 from schemas.error_roots import OperatorError, PeerError
-from schemas.identity import TENANT_PATTERN, certificates_in
+from schemas.identity import TENANT_PATTERN, first_certificate_in
 from schemas.keys import base64url
 from schemas.text import printable
 from schemas.ulids import UlidSource
@@ -75,7 +75,7 @@ class JoinTokens:
         if label and uses != 1:
             raise JoinError("a label is for one node: give the token one use, or no label")
         key = self._random_bytes(KEY_BYTES)
-        token = JoinToken(self._ulids.new(), key, sha256(certificates_in(root_pem)[0]).digest())
+        token = JoinToken(self._ulids.new(), key, sha256(first_certificate_in(root_pem)).digest())
         now = self._now_ms()
         entry = {
             "action": "create",

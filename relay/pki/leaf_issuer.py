@@ -10,10 +10,10 @@ from typing import NotRequired, Protocol, TypedDict
 from relay.pki.errors import AuthorityStateError, CertificateRefusedError
 from relay.pki.server_authority import EndorsedRoots
 from relay.routing.authority_port import (
-    AskAuthority,
     AuthorityAction,
-    AuthorityAwayError,
     AuthorityRefusedError,
+    AuthorityUnavailableError,
+    RemoteAuthority,
 )
 from schemas.errors import Failure, ToolError
 
@@ -92,11 +92,11 @@ class LeafAuthority(Protocol):
         ...
 
     def endorsement(self) -> str | None:
-        """Return by what the root before the current one vouches for it."""
+        """Return the endorsement of the current root by the one before it."""
         ...
 
     def server_roots(self) -> EndorsedRoots:
-        """Return the roots of servers that are trusted now, and by what those of nodes vouch for them."""
+        """Return the roots of servers that are trusted now, and their endorsements by those of nodes."""
         ...
 
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
@@ -133,7 +133,7 @@ class OwnLeaves:
 class ForwardedLeaves:
     """A ``LeafIssuer`` by the relay that has the CA's key."""
 
-    def __init__(self, authority: AskAuthority) -> None:
+    def __init__(self, authority: RemoteAuthority) -> None:
         self._authority = authority
 
     async def renew(self, held: HeldLeaf, csr_pem: str, *, server_roots: bool) -> Renewed:
@@ -141,7 +141,7 @@ class ForwardedLeaves:
         asked = {"node_id": held.node_id, "kid": held.kid, "csr": csr_pem, "server_roots": server_roots}
         try:
             answer = await self._authority.ask(AuthorityAction.RENEW, asked)
-        except (AuthorityAwayError, AuthorityRefusedError) as error:
+        except (AuthorityUnavailableError, AuthorityRefusedError) as error:
             raise _as_ours(error) from None
         issued = Renewed(certificate=answer["certificate"], roots=answer["roots"])
         if "endorsement" in answer:
@@ -156,15 +156,15 @@ class ForwardedLeaves:
         asked = {"node_id": held.node_id, "kid": held.kid}
         try:
             answer = await self._authority.ask(AuthorityAction.RETIRE, asked)
-        except (AuthorityAwayError, AuthorityRefusedError) as error:
+        except (AuthorityUnavailableError, AuthorityRefusedError) as error:
             raise _as_ours(error) from None
         kids: list[str] = answer["kids"]
         return kids
 
 
-def _as_ours(error: AuthorityAwayError | AuthorityRefusedError) -> Exception:
+def _as_ours(error: AuthorityUnavailableError | AuthorityRefusedError) -> Exception:
     """Return the error that this relay's own CA would have raised."""
-    if isinstance(error, AuthorityAwayError):
+    if isinstance(error, AuthorityUnavailableError):
         return ToolError(
             Failure.INTERNAL,
             "The certificate authority cannot be reached at present.",

@@ -54,7 +54,7 @@ class RelayUse(StrEnum):
 
 
 class OwnServerAuthority(Protocol):
-    """The part of the CA that vouches for servers."""
+    """The part of the CA that issues for servers."""
 
     def roots(self) -> list[str]:
         """Return the roots of servers that are trusted now."""
@@ -68,11 +68,11 @@ class OwnServerAuthority(Protocol):
 
 
 class OwnAuthority(Protocol):
-    """The part of the CA that vouches for the broker's clients, nodes among them."""
+    """The part of the CA that issues for the broker's clients, nodes among them."""
 
     @property
     def servers(self) -> OwnServerAuthority:
-        """The part that vouches for servers."""
+        """The part that issues for servers."""
         ...
 
     def roots(self) -> list[str]:
@@ -85,7 +85,7 @@ class OwnAuthority(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedCertificate:
     """What a certificate must be for: a common name, all other names, and a key."""
 
     name: str
@@ -127,16 +127,16 @@ class ServedCertificate:
         write_atomic(self.files.certificate, self._ca.issue(self._name, self._hosts, key, _DAYS))
         return True
 
-    def due(self) -> Wanted | None:
+    def due(self) -> WantedCertificate | None:
         """Return what is to be issued; None if there is no reason to.
 
         Raises:
             StateError, OSError: as ``renew``.
         """
-        wanted = Wanted(self._name, frozenset(map(_host, self._hosts)), self._wanted_key())
+        wanted = WantedCertificate(self._name, frozenset(map(_host, self._hosts)), self._wanted_key())
         return _if_due(self.files, wanted, self._ca.roots(), self._now_ms())
 
-    def install(self, wanted: Wanted, certificate: str) -> None:
+    def install(self, wanted: WantedCertificate, certificate: str) -> None:
         """Use the ``certificate`` that another relay's CA has issued.
 
         Raises:
@@ -178,12 +178,12 @@ class BrokerCertificate:
         write_atomic(self.files.certificate, self._ca.issue_client(RELAY_NAME, RELAY_URI, raw, _DAYS))
         return True
 
-    def due(self) -> Wanted | None:
+    def due(self) -> WantedCertificate | None:
         """Return what is to be issued, as for what is served."""
-        wanted = Wanted(RELAY_NAME, frozenset({RELAY_URI}), self._wanted_key())
+        wanted = WantedCertificate(RELAY_NAME, frozenset({RELAY_URI}), self._wanted_key())
         return _if_due(self.files, wanted, self._ca.roots(), self._now_ms())
 
-    def install(self, wanted: Wanted, certificate: str) -> None:
+    def install(self, wanted: WantedCertificate, certificate: str) -> None:
         """Use a certificate that another relay's CA has issued, as for what is served."""
         _install(self.files, wanted, certificate, self._ca.roots(), self._now_ms())
 
@@ -222,11 +222,15 @@ def relay_hosts(public_url: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((host_of(public_url), *_LOCAL)))
 
 
-def _if_due(files: TlsFiles, wanted: Wanted, roots: Sequence[str], now_ms: int) -> Wanted | None:
+def _if_due(
+    files: TlsFiles, wanted: WantedCertificate, roots: Sequence[str], now_ms: int
+) -> WantedCertificate | None:
     return None if reason_to_renew(_held(files), wanted, roots, now_ms) is None else wanted
 
 
-def _install(files: TlsFiles, wanted: Wanted, certificate: str, roots: Sequence[str], now_ms: int) -> None:
+def _install(
+    files: TlsFiles, wanted: WantedCertificate, certificate: str, roots: Sequence[str], now_ms: int
+) -> None:
     reason = reason_to_renew(certificate, wanted, roots, now_ms)
     if reason is not None:
         raise AuthorityStateError(f"the relay with the CA's key has issued another certificate: {reason}")
@@ -240,7 +244,9 @@ def _held(files: TlsFiles) -> str:
         return ""
 
 
-def reason_to_renew(held_pem: str, wanted: Wanted, roots: Sequence[str], now_ms: int) -> str | None:
+def reason_to_renew(
+    held_pem: str, wanted: WantedCertificate, roots: Sequence[str], now_ms: int
+) -> str | None:
     """Return why the certificate ``held_pem`` will not do any longer, in a word; None if it will."""
     try:
         held = x509.load_pem_x509_certificate(held_pem.encode("utf-8"))

@@ -4,7 +4,7 @@
 |---|---|
 | `issue` | `node_id`, `tenant`, `public_key`, `kid`, `serial`, `not_after_ms`, `join_id` if it was enrolled |
 | `serve` | `name`, `kid`, `serial`, `not_after_ms`: a certificate of a broker or a relay |
-| `revoke` | `kid`, `reason`, and `node_id` or `name`; of one by another relay, `serial` instead |
+| `revoke` | `kid`, `reason`, and `node_id` or `name`; by another relay, `serial`, `not_after_ms` instead |
 | `rotate` | `root`, `previous`, `previous_until_ms`, and `of`: `servers` if it is their root |
 
 Serial numbers are in hex, since they exceed JSON's numbers. Must not read or write files.
@@ -13,7 +13,6 @@ Serial numbers are in hex, since they exceed JSON's numbers. Must not read or wr
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from relay.pki.errors import CertificateRefusedError, IdTakenError
@@ -153,7 +152,7 @@ def revocations(
     return [{**entry, **each.subject()} for each in held]
 
 
-class Records:
+class CaRecords:
     """The sum of the entries of the CA's ledger: a ``relay.ledger.LedgerState``."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -162,16 +161,18 @@ class Records:
         self.revoked: dict[str, int] = {}
         """The kids of the revoked, and when that was."""
         self._told_serials: dict[str, int] = {}
+        self._told_ends_ms: dict[str, int] = {}
+        self._moved: dict[str, IssuedLeaf] = {}
         self._of_node: dict[str, tuple[IssuedLeaf, ...]] = {}
         for entry in entries:
             self.apply(entry)
 
-    def copy(self) -> "Records":
+    def copy(self) -> "CaRecords":
         """Return other records with the same contents."""
-        other = Records()
+        other = CaRecords()
         other.issued, other.revoked = self.issued.copy(), self.revoked.copy()
-        other._told_serials = self._told_serials.copy()
-        other._of_node = self._of_node.copy()  # its values are tuples: ``apply`` changes none of them
+        other._told_serials, other._told_ends_ms = self._told_serials.copy(), self._told_ends_ms.copy()
+        other._of_node, other._moved = self._of_node.copy(), self._moved.copy()  # no value of them changes
         return other
 
     def apply(self, entry: Mapping[str, Any]) -> None:
@@ -184,7 +185,10 @@ class Records:
             case "issue":
                 leaf = IssuedLeaf.of(entry)
                 self.issued[leaf.kid] = leaf
-                self._of_node[leaf.node_id] = (*self._of_node.get(leaf.node_id, ()), leaf)
+                before = self._of_node.get(leaf.node_id, ())
+                self._of_node[leaf.node_id] = (*before, leaf)
+                if before and before[-1].tenant != leaf.tenant:
+                    self._moved[leaf.kid] = leaf
             case "serve":
                 server = IssuedServer.of(entry)
                 self.issued[server.kid] = server
@@ -193,6 +197,8 @@ class Records:
                 self.revoked.setdefault(kid, int(entry.get("ts_ms", 0)))
                 if "serial" in entry:
                     self._told_serials[kid] = int(entry["serial"], 16)
+                if "not_after_ms" in entry:
+                    self._told_ends_ms[kid] = int(entry["not_after_ms"])
             case "rotate":
                 pass
             case other:
@@ -220,19 +226,19 @@ class Records:
         """Return the node's leaves that are not revoked, oldest first."""
         return [leaf for leaf in self._of_node.get(node_id, ()) if leaf.kid not in self.revoked]
 
+    def enrolled_tenant(self, node_id: str) -> str | None:
+        """Return the tenant of the node's newest leaf that is not revoked; None if it has none."""
+        held = self.unrevoked(node_id)
+        return held[-1].tenant if held else None
+
     def tenant_of(self, node_id: str) -> str | None:
         """Return the tenant of the node's newest leaf, revoked or not; None if there never was one."""
         leaves = self._of_node.get(node_id)
         return leaves[-1].tenant if leaves else None
 
-    def moved(self) -> dict[str, IssuedLeaf]:
+    def moved(self) -> Mapping[str, IssuedLeaf]:
         """Return, by kid, each leaf that is for another tenant than the same node's leaf before it."""
-        return {
-            leaf.kid: leaf
-            for leaves in self._of_node.values()
-            for before, leaf in pairwise(leaves)
-            if leaf.tenant != before.tenant
-        }
+        return self._moved
 
     def retired(self) -> frozenset[str]:
         """Return the nodes all of whose leaves are revoked."""
@@ -271,8 +277,13 @@ class Records:
         issued = self.issued.get(kid)
         return issued.serial if issued is not None else self._told_serials.get(kid, 0)
 
+    def end_ms_of(self, kid: str) -> int | None:
+        """Return when a certificate expires, in ms since 1970; None if that is not on record."""
+        issued = self.issued.get(kid)
+        return issued.not_after_ms if issued is not None else self._told_ends_ms.get(kid)
 
-def in_use(records: Records, node_id: str, now_ms: int) -> IssuedLeaf:
+
+def in_use(records: CaRecords, node_id: str, now_ms: int) -> IssuedLeaf:
     """Return the leaf of the node that another may follow.
 
     Raises:

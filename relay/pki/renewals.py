@@ -14,7 +14,7 @@ from relay.pki.errors import AuthorityError, CertificateRefusedError, UnknownTar
 from relay.pki.leaf_issuer import HeldLeaf, LeafIssuer, Renewed
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.text import printable
 
 _AT_ONCE = 4
@@ -51,7 +51,7 @@ class Renewals:
                 # The node did not use up its turn.
                 self._renewed_ms.pop(held.node_id, None)
                 raise self._failed("renewal failed", held, error) from None
-        self._record("renewed", held, kid_of(certificates_in(issued["certificate"])[0]))
+        self._record("renewed", held, kid_of(first_certificate_in(issued["certificate"])))
         return issued
 
     def _check_due(self, held: HeldLeaf) -> None:

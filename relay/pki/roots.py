@@ -27,7 +27,7 @@ from relay.key_files import KeyFileError, read_key
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError
 from relay.pki.server_keys import read_server_key, server_key_to_pem
 from schemas.files import PRIVATE, read_state, write_atomic
-from schemas.identity import certificates_in, is_for_key, to_pem
+from schemas.identity import CertificateFormatError, certificates_in, first_certificate_in, is_for_key, to_pem
 from schemas.keys import private_key_to_pem
 
 MAX_OVERLAP_DAYS = 3650
@@ -99,7 +99,7 @@ class RootFiles(Generic[KeyT]):
         """
         if self.certificate.exists():
             raise AuthorityOptionError(f"{self.directory} holds a CA already")
-        der = certificates_in(root_pem)[0]
+        der = first_certificate_in(root_pem)
         held = self.unused_key()
         if self._key.exists() and (held is None or not self._form.fits(held, der)):
             raise AuthorityStateError(f"{self._key} is there without its root: restore it or remove the key")
@@ -173,7 +173,7 @@ class RootFiles(Generic[KeyT]):
             AuthorityStateError: it is not here, or is damaged.
             ExposedFileError: others can read it.
         """
-        der = certificates_in(root_pem)[0]
+        der = first_certificate_in(root_pem)
         # The first a second time: a concurrent rotation may just have renamed it.
         for path in (self._key, self._next_key, self._key, self._previous_key):
             key = self._key_in(path)
@@ -224,7 +224,7 @@ def end_of_overlap(now_ms: int, days: int) -> int:
 def _certificate_of(path: Path, text: str) -> str:
     try:
         certificates = certificates_in(text)
-    except ValueError:
+    except CertificateFormatError:
         certificates = []
     if not certificates:
         # Trusting no root would refuse every node, and log nothing.

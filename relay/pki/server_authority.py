@@ -1,4 +1,4 @@
-"""The part of the CA that vouches for servers: a P-256 root of their own, and what it issues.
+"""The part of the CA that issues for servers: a P-256 root of their own, and what it issues.
 
 It is trusted for servers alone, by its own extension and by every verifier of nodes. Its files are those of
 ``roots`` with the prefix ``server-``, and
@@ -6,9 +6,9 @@ It is trusted for servers alone, by its own extension and by every verifier of n
 | file | mode | holds |
 |---|---|---|
 | `server-cross.pem` | 0644 | the server root as certified by the root of nodes; see ``create`` |
-| `server-endorsements` | 0600 | where the key of the CA is not: by what roots of nodes vouch for these |
+| `server-endorsements` | 0600 | where the key of the CA is not: the endorsements of these by roots of nodes |
 
-Must not vouch for nodes, or for clients of the broker.
+Must not issue for nodes, or for clients of the broker.
 """
 
 import re
@@ -28,7 +28,7 @@ from relay.pki.records import rotation
 from relay.pki.roots import P256, RootFiles, end_of_overlap
 from relay.pki.server_keys import make_server_key
 from schemas.files import read_state, write_atomic
-from schemas.identity import certificates_in, to_pem
+from schemas.identity import CertificateFormatError, certificates_in, to_pem
 
 _ENDORSEMENT = re.compile(r"[A-Za-z0-9_-]{86}")
 _MAX_ENDORSEMENTS = 4
@@ -37,7 +37,7 @@ ENDORSEMENTS = "server-endorsements"
 
 
 class EndorsedRoots(NamedTuple):
-    """The roots of servers that are trusted now, in PEM, and by what each root of nodes vouches for them."""
+    """The roots of servers that are trusted now, in PEM, and their endorsement by each root of nodes."""
 
     pem: str
     endorsements: list[str]
@@ -137,7 +137,7 @@ class ServerAuthority:
             cross = to_pem(certificates_in(read_state(self._cross).decode("utf-8", "replace"))[:1])
         except FileNotFoundError:
             return ""
-        except ValueError:
+        except CertificateFormatError:
             raise AuthorityStateError(f"{self._cross} is damaged: it holds no certificate") from None
         return cross if _public_key(cross) == _public_key(self.roots()[-1]) else ""
 

@@ -5,8 +5,7 @@ use to two nodes, the stream takes one. A relay with the CA's key counts what it
 node for that. Must not share a token, its key or its id: an entry has the digest of the id.
 """
 
-from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Container, Mapping
 from itertools import islice
 
 from relay.ledger import Entry
@@ -32,7 +31,11 @@ class SharedJoinTokenUses:
         """Return what names the use: the digest of the token's id, and the number."""
         return _key(entry["token"], entry["use"])
 
-    def settle(self, arrived: Mapping[str, Entry], known: AbstractSet[str]) -> Mapping[str, Entry]:
+    def end_ms_of(self, entry: Entry) -> int:
+        """Return when the token expires."""
+        return int(entry["expires_at_ms"])
+
+    def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
         """Count what was used elsewhere; return the uses of this relay's tokens that are not known there."""
         if not self._issues:
             return {}
@@ -46,7 +49,10 @@ class SharedJoinTokenUses:
             self._tokens.count(uses)
             grants = self._grants()
         missing = (
-            (_key(token, use), {"token": token, "use": use, "node_id": node_id})
+            (
+                _key(token, use),
+                {"token": token, "use": use, "node_id": node_id, "expires_at_ms": grant.expires_at_ms},
+            )
             for token, grant in grants.items()
             for use, node_id in _uses(grant)
             if _key(token, use) not in known

@@ -6,7 +6,6 @@ Must not decide which certificates there are.
 
 import asyncio
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -103,7 +102,7 @@ class RelayTls:
         self._sleep = sleep
         self._refreshing = asyncio.Lock()  # the interval and a change of the CA may coincide
         self.to_broker: ssl.SSLContext | None = None
-        self.loop = Loop(time.monotonic)
+        self.loop = Loop()
         state = config.state
         if config.uses_broker_tls:
             self._own.append(BrokerCertificate(state.broker_client_tls, ca, now_ms, random_bytes))

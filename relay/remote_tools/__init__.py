@@ -4,7 +4,7 @@ Usable alone, with the extra ``[client]``. Must not import the relay's server pa
 """
 
 from relay.remote_tools.audit import AuditFailedError, AuditRecord, AuditSink, JsonLines
-from relay.remote_tools.client import RemoteTools, Surroundings, Surveyed
+from relay.remote_tools.client import ClientEnvironment, RemoteTools, Surveyed
 from relay.remote_tools.contracts import Risk, RiskSource, ToolContract, ToolRule
 from relay.remote_tools.errors import (
     Reason,
@@ -28,6 +28,7 @@ __all__ = [
     "BearerToken",
     "Budget",
     "ClientCredentials",
+    "ClientEnvironment",
     "HttpServer",
     "JsonLines",
     "Permissions",
@@ -39,7 +40,6 @@ __all__ = [
     "Risk",
     "RiskSource",
     "StdioServer",
-    "Surroundings",
     "Surveyed",
     "ToolContract",
     "ToolInvalidArguments",

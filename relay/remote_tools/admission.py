@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from relay.remote_tools.catalogue import Catalogue, Entry
+from relay.remote_tools.catalogue import Catalogue, CatalogueEntry
 from relay.remote_tools.errors import (
     Reason,
     RemoteToolError,
@@ -43,7 +43,7 @@ class Admission:
         """Return whether the allowlist admits ``name``."""
         return self._permissions.admits(name)
 
-    def check_call(self, entry: Entry, arguments: Mapping[str, Any]) -> None:
+    def check_call(self, entry: CatalogueEntry, arguments: Mapping[str, Any]) -> None:
         """Return if a call of ``entry`` with ``arguments``, whose name was checked, passes every other check.
 
         Raises:
@@ -55,7 +55,7 @@ class Admission:
         self._check_pin(entry)
         _check_arguments(entry, arguments)
 
-    def refusal(self, entry: Entry) -> RemoteToolError | None:
+    def refusal(self, entry: CatalogueEntry) -> RemoteToolError | None:
         """Return why a call of ``entry`` would be refused whatever its arguments; None if it would not."""
         try:
             self._permissions.check_name(entry.contract.name)
@@ -67,7 +67,7 @@ class Admission:
             return error
         return None
 
-    def _check_pin(self, entry: Entry) -> None:
+    def _check_pin(self, entry: CatalogueEntry) -> None:
         if changes := self._catalogue.changes(entry):
             name = printable(entry.contract.name, 128)
             raise ToolUnauthorized(
@@ -77,7 +77,7 @@ class Admission:
             )
 
 
-def _check_verified(entry: Entry) -> None:
+def _check_verified(entry: CatalogueEntry) -> None:
     if entry.manifest_fault is not None:
         raise ToolUnauthorized(
             f"The tool is not verified: {entry.manifest_fault}.",
@@ -86,7 +86,7 @@ def _check_verified(entry: Entry) -> None:
         )
 
 
-def _check_usable(entry: Entry) -> None:
+def _check_usable(entry: CatalogueEntry) -> None:
     if entry.schema_fault is not None:
         raise ToolProviderFailure(
             f"The tool cannot be called: {entry.schema_fault}.",
@@ -95,7 +95,7 @@ def _check_usable(entry: Entry) -> None:
         )
 
 
-def _check_arguments(entry: Entry, arguments: Mapping[str, Any]) -> None:
+def _check_arguments(entry: CatalogueEntry, arguments: Mapping[str, Any]) -> None:
     _check_usable(entry)
     fault: str | None
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mcp.shared.exceptions import MCPError
 from mcp_types import PaginatedRequestParams, Tool
 
-from relay.remote_tools.connection import Connection
+from relay.remote_tools.connection import ServerConnection
 from relay.remote_tools.contracts import ContractTerms, ToolContract, Verified, surface_of
 from relay.remote_tools.manifests import ManifestVerifier, UnverifiedToolError
 from relay.remote_tools.pins import Change, Pins, Surface
@@ -28,7 +28,7 @@ class ListingError(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One listed tool.
 
     Attributes:
@@ -60,7 +60,7 @@ class Catalogue:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         terms: ContractTerms,
         pins: Pins | None,
         verifier: ManifestVerifier | None,
@@ -71,7 +71,7 @@ class Catalogue:
         self._verifier = verifier
         self._counts: Counter[str] = Counter()
         self._listed_as: dict[str, Tool] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, CatalogueEntry] = {}
         self._as_pinned: set[str] = set()
 
     def stale(self) -> None:
@@ -83,12 +83,12 @@ class Catalogue:
         """The names of the tools as they were listed last."""
         return self._listed_as.keys()
 
-    def known(self, name: str, now_ms: int) -> Entry | None:
+    def known(self, name: str, now_ms: int) -> CatalogueEntry | None:
         """Return the tool ``name`` if its contract was made already and its verification has not ended."""
         entry = self._entries.get(name)
         return entry if entry is not None and entry.is_current(now_ms) else None
 
-    async def entry(self, name: str) -> Entry | None:
+    async def entry(self, name: str) -> CatalogueEntry | None:
         """Return the tool ``name``, listed again if it is not known, and verified again.
 
         Raises:
@@ -100,7 +100,7 @@ class Catalogue:
             await self._list()
         return await self._made(name) if name in self._listed_as else None
 
-    async def entries(self, wanted: Callable[[str], bool]) -> list[Entry]:
+    async def entries(self, wanted: Callable[[str], bool]) -> list[CatalogueEntry]:
         """List the tools again, and return those whose name is ``wanted``: only they are verified.
 
         Raises:
@@ -109,13 +109,13 @@ class Catalogue:
         await self._list()
         return [await self._made(name) for name in tuple(self._listed_as) if wanted(name)]
 
-    def changes(self, entry: Entry) -> tuple[Change, ...]:
+    def changes(self, entry: CatalogueEntry) -> tuple[Change, ...]:
         """Return how the tool differs from its pin."""
         if self._pins is None or entry.contract.name in self._as_pinned:
             return ()
         return self._pins.changes(entry.contract.name, entry.surface)
 
-    def remember(self, *entries: Entry) -> None:
+    def remember(self, *entries: CatalogueEntry) -> None:
         """Pin tools at their first use, which ``changes`` has shown to be as they were pinned, or new."""
         new = {entry.contract.name: entry.surface for entry in entries}
         if self._pins is not None and not self._as_pinned.issuperset(new):
@@ -124,7 +124,7 @@ class Catalogue:
                 name for name, surface in new.items() if not self._pins.changes(name, surface)
             }
 
-    def accept(self, entry: Entry) -> None:
+    def accept(self, entry: CatalogueEntry) -> None:
         """Pin the tool as it is now."""
         if self._pins is not None:
             self._pins.accept(entry.contract.name, entry.surface)
@@ -150,7 +150,7 @@ class Catalogue:
                 return tools
         raise ListingError(f"the server lists more than {MAX_PAGES} pages of tools")
 
-    async def _made(self, name: str) -> Entry:
+    async def _made(self, name: str) -> CatalogueEntry:
         tool = self._listed_as[name]
         verified, manifest_fault = await self._verify(tool)
         arguments, result, schema_fault = None, None, None
@@ -159,7 +159,7 @@ class Catalogue:
             result = compiled(tool.output_schema) if tool.output_schema is not None else None
         except UnusableSchemaError as error:
             schema_fault = str(error)
-        entry = self._entries[name] = Entry(
+        entry = self._entries[name] = CatalogueEntry(
             contract=self._terms.contract(tool, verified),
             surface=surface_of(tool),
             verified=verified,

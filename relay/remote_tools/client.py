@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from relay.remote_tools.admission import Admission
 from relay.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
-from relay.remote_tools.catalogue import Catalogue, Entry, ListingError
-from relay.remote_tools.connection import Connection, NotConnectedError
+from relay.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
+from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule
 from relay.remote_tools.errors import (
     Reason,
@@ -53,7 +53,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ClientEnvironment:
     """Time, randomness and waiting, which a test replaces."""
 
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
@@ -114,24 +114,24 @@ class RemoteTools:
         retries: RetryPolicy | None = None,
         deadline_s: float | None = None,
         mode: str = "auto",
-        surroundings: Surroundings | None = None,
+        environment: ClientEnvironment | None = None,
     ) -> None:
-        around = surroundings or Surroundings()
+        environment = environment or ClientEnvironment()
         server = HttpServer(server) if isinstance(server, str) else server
-        self._around = around
-        self._ulids = UlidSource(around.now_ms, around.random_bytes)
-        sink = JsonLines(audit, around.monotonic) if isinstance(audit, Path) else audit
+        self._environment = environment
+        self._ulids = UlidSource(environment.now_ms, environment.random_bytes)
+        sink = JsonLines(audit, environment.monotonic) if isinstance(audit, Path) else audit
         self._file = sink if isinstance(sink, JsonLines) else None
-        self._audit = CallAudit(sink, redaction, around.now_ms)
+        self._audit = CallAudit(sink, redaction, environment.now_ms)
         self._failures = FailureTable(redaction or Redaction())
-        self._connection = Connection(server, self._on_change, mode)
+        self._connection = ServerConnection(server, self._on_change, mode)
         self._catalogue = Catalogue(
             self._connection,
             ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s),
             Pins(pins, server.name) if pins is not None else None,
-            ManifestVerifier(verify_manifests, around.now_ms, kinds) if verify_manifests else None,
+            ManifestVerifier(verify_manifests, environment.now_ms, kinds) if verify_manifests else None,
         )
-        meter = Meter(budget or Budget(), around.monotonic)
+        meter = Meter(budget or Budget(), environment.monotonic)
         self._admission = Admission(permissions or Permissions(), meter, self._catalogue)
         self._execution = Execution(
             connection=self._connection,
@@ -139,9 +139,9 @@ class RemoteTools:
             failures=self._failures,
             retries=retries or RetryPolicy(),
             new_id=self._ulids.new,
-            monotonic=around.monotonic,
-            chance=around.chance,
-            sleep=around.sleep,
+            monotonic=environment.monotonic,
+            chance=environment.chance,
+            sleep=environment.sleep,
         )
 
     async def __aenter__(self) -> Self:
@@ -232,8 +232,8 @@ class RemoteTools:
         )
         return await self._execution.run(call, entry)
 
-    async def _entry(self, name: str, deadline_s: float | None) -> Entry:
-        known = self._catalogue.known(name, self._around.now_ms())
+    async def _entry(self, name: str, deadline_s: float | None) -> CatalogueEntry:
+        known = self._catalogue.known(name, self._environment.now_ms())
         if known is None:
             known = await self._within(deadline_s or LISTING_DEADLINE_S, self._catalogue.entry(name))
         if known is None:
@@ -267,7 +267,7 @@ class RemoteTools:
     def _traceparent(self, given: str | None) -> str:
         if given is not None and _TRACEPARENT.fullmatch(given):
             return given
-        random_bytes = self._around.random_bytes
+        random_bytes = self._environment.random_bytes
         return f"00-{random_bytes(16).hex()}-{random_bytes(8).hex()}-01"
 
     def _on_change(self) -> None:

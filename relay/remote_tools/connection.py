@@ -7,7 +7,7 @@ repeat a call: what was in flight on a lost connection fails.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -31,10 +31,10 @@ from relay.remote_tools.http_client import (
 from relay.remote_tools.oauth import provider
 from relay.remote_tools.servers import BearerToken, HttpServer, Server, StdioServer
 from schemas.error_roots import PeerError
+from schemas.faults import first_of
 from schemas.tls import client_context, read_root
 
 Streams = tuple[Any, Any]
-Opener = Callable[[], AbstractAsyncContextManager[Streams]]
 
 _NOT_FOUND = 404
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class _Live:
 
 
 @dataclass(slots=True)
-class Connection:
+class ServerConnection:
     """The connection to ``server``; ``on_change`` is called when it announces that its tools changed."""
 
     server: Server
@@ -117,7 +117,7 @@ class Connection:
         try:
             live = await ready
         except Exception as error:
-            raise NotConnectedError(wire, _leaf(error)) from error
+            raise NotConnectedError(wire, first_of(error)) from error
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.wait([task])
@@ -194,13 +194,6 @@ async def _http_client(server: HttpServer) -> GuardedHttpClient:
     else:
         auth = await provider(server.url, credential)
     return GuardedHttpClient(server.url, auth, tls, server.root)
-
-
-def _leaf(error: BaseException) -> BaseException:
-    """Return the first exception in ``error`` that is not a group: the SDK's task groups wrap each."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class _WatchedStream:

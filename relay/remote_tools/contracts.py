@@ -15,11 +15,8 @@ from typing import Any
 
 from mcp_types import Tool
 
+from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.text import printable
-
-META_SAFETY_CLASS = "edge-kubelet/safety-class"
-META_CANONICAL_NAME = "edge-kubelet/canonical-name"
-META_SCHEMA_REF = "edge-kubelet/schema-ref"
 
 DEFAULT_DEADLINE_S = 30.0
 

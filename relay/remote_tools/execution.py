@@ -16,16 +16,14 @@ from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 from pydantic import ValidationError
 
 from relay.remote_tools.audit import CallAudit, Recorded
-from relay.remote_tools.catalogue import Entry
-from relay.remote_tools.connection import Connection, NotConnectedError
+from relay.remote_tools.catalogue import CatalogueEntry
+from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
 from relay.remote_tools.failures import FailureTable, of_garbage
 from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.retries import RetryPolicy
+from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
 
-META_CORRELATION_ID = "edge-kubelet/correlation-id"
-META_IDEMPOTENCY_KEY = "edge-kubelet/idempotency-key"
-META_TRACEPARENT = "traceparent"
 HEADER_CORRELATION_ID = "X-Correlation-Id"
 HEADER_TRACEPARENT = "traceparent"
 
@@ -70,7 +68,7 @@ class Execution:
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
-        connection: Connection,
+        connection: ServerConnection,
         audit: CallAudit,
         failures: FailureTable,
         retries: RetryPolicy,
@@ -88,7 +86,7 @@ class Execution:
         self._chance = chance
         self._sleep = sleep
 
-    async def run(self, call: RemoteCall, entry: Entry) -> ToolResult:
+    async def run(self, call: RemoteCall, entry: CatalogueEntry) -> ToolResult:
         """Make ``call``, and repeat it if it may be.
 
         Raises:
@@ -114,7 +112,7 @@ class Execution:
             attempt += 1
 
     async def _attempt(
-        self, call: RemoteCall, entry: Entry, meta: Mapping[str, str], attempt: int
+        self, call: RemoteCall, entry: CatalogueEntry, meta: Mapping[str, str], attempt: int
     ) -> ToolResult:
         recorded = Recorded(call.correlation_id, call.name, entry.contract.risk)
         self._audit.started(recorded, attempt, call.arguments)
@@ -137,7 +135,7 @@ class Execution:
             result.structured_content, tuple(result.content), call.correlation_id, attempts=attempt
         )
 
-    async def _sent(self, call: RemoteCall, entry: Entry, meta: Mapping[str, str]) -> CallToolResult:
+    async def _sent(self, call: RemoteCall, entry: CatalogueEntry, meta: Mapping[str, str]) -> CallToolResult:
         idempotent = entry.contract.idempotent
         wire = WireAttempt(
             headers={HEADER_CORRELATION_ID: call.correlation_id, HEADER_TRACEPARENT: call.traceparent},
@@ -166,7 +164,7 @@ class Execution:
             # Without the text of the library, which contains the answer.
             raise of_garbage() from None
 
-    def _check(self, result: CallToolResult, entry: Entry) -> None:
+    def _check(self, result: CallToolResult, entry: CatalogueEntry) -> None:
         if result.is_error:
             raise self._failures.of_result(result, idempotent=entry.contract.idempotent)
         if entry.result is None:

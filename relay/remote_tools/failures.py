@@ -27,9 +27,8 @@ from relay.remote_tools.redaction import Redaction
 from schemas.error_codes import Canonical, Retry
 from schemas.error_roots import OperatorError
 from schemas.errors import MAX_TEXT, Failure
+from schemas.meta_names import META_ERROR
 from schemas.text import printable
-
-META_ERROR = "edge-kubelet/error"
 
 _MAX_RETRY_AFTER_MS = 600_000
 _REMOTE_ID = re.compile("[A-Za-z0-9]{1,64}")

@@ -3,17 +3,15 @@
 Must not connect, and must not show a secret in ``repr``.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from schemas.addresses import PLAIN_OPTION, AddressError, is_loopback
+from schemas.bearer_tokens import is_bearer_token
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
-
-_TOKEN = re.compile(r"[!-~]{1,8192}")
 
 Secret = str | Path | Callable[[], str | Awaitable[str]]
 """A secret, the file that holds it (mode 0600, read for every request), or a function that returns it."""
@@ -38,7 +36,7 @@ async def read_secret(source: Secret) -> str:
         text, where = source, "the token"
     else:
         text, where = await _called(source), "the token of the function"
-    if not _TOKEN.fullmatch(text):
+    if not is_bearer_token(text):
         raise CredentialError(f"{where} is empty, or no token")
     return text
 

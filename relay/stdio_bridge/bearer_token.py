@@ -3,23 +3,21 @@
 Must not log the token, and must not import the HTTP client: `relay stdio` reports a missing token without it.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from schemas.bearer_tokens import is_bearer_token
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 
 TOKEN_VARIABLE = "EDGE_TOKEN"  # noqa: S105 - the name of a variable, not a secret
-
-_TOKEN = re.compile(r"[!-~]{1,8192}")
 
 
 class TokenMissingError(OperatorError):
     """There is no token where it should be; the text names the place."""
 
 
-class BearerToken:
+class RenewableToken:
     """The bearer token, and the file that a newer one is read from, if it came from a file."""
 
     def __init__(self, text: str, file: Path | None = None) -> None:
@@ -27,7 +25,7 @@ class BearerToken:
         self.text = text
 
     @classmethod
-    def find(cls, file: Path | None, environment: Mapping[str, str]) -> "BearerToken":
+    def find(cls, file: Path | None, environment: Mapping[str, str]) -> "RenewableToken":
         """Return the token in ``file``, or else that of the environment.
 
         Raises:
@@ -40,7 +38,7 @@ class BearerToken:
         else:
             text = environment.get(TOKEN_VARIABLE, "").strip()
             where = f"there is no token: give one with --token-file, or in {TOKEN_VARIABLE}"
-        if not _TOKEN.fullmatch(text):
+        if not is_bearer_token(text):
             raise TokenMissingError(where)
         return cls(text, file)
 
@@ -58,7 +56,7 @@ class BearerToken:
                 text = _read_token(self._file)
             except OSError:
                 text = ""  # perhaps it is being replaced
-            if _TOKEN.fullmatch(text):
+            if is_bearer_token(text):
                 self.text = text
         return self.text != refused
 

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from relay.stdio_bridge.delivery import Delivery, PendingMessage
 from relay.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
 from relay.stdio_bridge.messages import (
@@ -26,8 +26,8 @@ from relay.stdio_bridge.messages import (
     INITIALIZED,
     LISTEN,
     MAX_HEADER_CHARS,
-    LineSplitter,
     Message,
+    MessageSplitter,
     canonical_error,
     internal_error,
     invalid_request,
@@ -125,7 +125,7 @@ class Bridge:
             self._log.warning("ended before all requests were answered", messages=len(left))
 
     async def _read(self, chunks: AsyncIterator[bytes]) -> None:
-        lines = LineSplitter()
+        lines = MessageSplitter()
         async for chunk in chunks:
             for line in lines.feed(chunk):
                 await self._take(line)
@@ -204,7 +204,9 @@ class Bridge:
             self.stop()
 
 
-def run_stdio(url: str, token: BearerToken, tls: ssl.SSLContext, root: Path | None, errors: TextIO) -> None:
+def run_stdio(
+    url: str, token: RenewableToken, tls: ssl.SSLContext, root: Path | None, errors: TextIO
+) -> None:
     """Bridge standard input and output to the MCP endpoint ``url`` until the input ends or a signal arrives.
 
     ``root``: the file of the root that ``tls`` trusts, if one was named. The log goes to ``errors``.

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 
 from relay.proxies import proxy_of
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
 from schemas.strict_json import StrictJsonError, loads
@@ -155,7 +155,9 @@ class EventReader:
 class RelayHttp:
     """The connections to one relay, at ``url``. ``root``: the file of the root that ``tls`` trusts."""
 
-    def __init__(self, url: str, token: BearerToken, tls: ssl.SSLContext, root: Path | None = None) -> None:
+    def __init__(
+        self, url: str, token: RenewableToken, tls: ssl.SSLContext, root: Path | None = None
+    ) -> None:
         self._url = url
         self._root = root
         self.token = token

@@ -153,7 +153,7 @@ def _id(value: Any) -> Id | None:
     return value if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
-class LineSplitter:
+class MessageSplitter:
     """Splits bytes into lines. The bytes of a line that is too long are dropped."""
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:

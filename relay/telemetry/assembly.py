@@ -70,5 +70,5 @@ def assemble(  # noqa: PLR0913 - the packages below
     resource = TelemetryResource(hub, fleet.fleet)
     if peers is None:
         return TelemetryPart(hub, resource, None, None)
-    listening = FleetListening(resource, hub, peers, auth.authenticator, environment.monotonic)
+    listening = FleetListening(resource, hub.listen, peers, auth.authenticator, environment.monotonic)
     return TelemetryPart(hub, resource, FleetReading(resource, peers, auth.authenticator), listening)

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from relay.auth.agent_tokens import Authenticator, Principal
+from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.routing.peers import NoResponderError, Peers
-from relay.telemetry.hub import Notify, TelemetryHub
+from relay.telemetry.hub import Notify
 from relay.telemetry.reading import TelemetryResource
 from relay.telemetry.subscription import MIN_LEASE_S
 from schemas.errors import Failure, ToolError
@@ -32,7 +32,9 @@ _ROUND_S = 60.0
 _TIMEOUT_S = 1.0
 _RETRY_MS = 10_000
 
-Place = tuple[tuple[str, str, str], str]
+Listen = Callable[[Principal, str, Notify], Callable[[], None]]
+"""Calls back with each sample of a node that an agent has subscribed to, until what it returns is called."""
+ListenerKey = tuple[AgentName, str]
 """An agent, and the node that it listens to."""
 
 
@@ -45,37 +47,35 @@ class _Elsewhere:
 
 
 class FleetListening:
-    """The listeners of this relay at its ``peers``, and theirs here. ``seconds`` is a monotonic clock."""
+    """The listeners of this relay at its ``peers``, and theirs here.
+
+    ``listen`` is that of ``TelemetryHub``; ``seconds`` is a monotonic clock.
+    """
 
     def __init__(
         self,
         resource: TelemetryResource,
-        hub: TelemetryHub,
+        listen: Listen,
         peers: Peers,
         authenticator: Authenticator,
         seconds: Callable[[], float],
     ) -> None:
         self._resource = resource
-        self._hub = hub
+        self._listen = listen
         self._peers = peers
         self._authenticator = authenticator
         self._seconds = seconds
-        self._here: defaultdict[Place, dict[object, Notify]] = defaultdict(dict)
-        self._principals: dict[Place, Principal] = {}
-        self._elsewhere: dict[tuple[str, Place], _Elsewhere] = {}
-        self._to_tell: dict[Place, tuple[Principal, float]] = {}
-        self._updated: dict[tuple[str, Place], None] = {}
+        self._here: defaultdict[ListenerKey, dict[object, Notify]] = defaultdict(dict)
+        self._principals: dict[ListenerKey, Principal] = {}
+        self._elsewhere: dict[tuple[str, ListenerKey], _Elsewhere] = {}
+        self._to_tell: dict[ListenerKey, tuple[Principal, float]] = {}
+        self._updated: dict[tuple[str, ListenerKey], None] = {}
         self._wake = asyncio.Event()
         self._sweep_s = seconds() + _SWEEP_S
         self._renew_s = seconds() + _RENEWED_EVERY_S
         self.loop = Loop(seconds)
         peers.answer(LISTEN, self._listens)
         peers.answer(UPDATED, self._has_updated)
-
-    @property
-    def listening_elsewhere(self) -> int:
-        """How many agents and nodes other relays listen for here."""
-        return len(self._elsewhere)
 
     def follow(self, principal: Principal, uri: str, notify: Notify) -> Callable[[], None] | None:
         """Call ``notify`` after every update at any relay, as ``TelemetryResource.follow`` describes."""
@@ -123,7 +123,7 @@ class FleetListening:
 
     # --- to other relays
 
-    def _tell(self, place: Place, principal: Principal, ttl_s: float) -> None:
+    def _tell(self, place: ListenerKey, principal: Principal, ttl_s: float) -> None:
         self._to_tell[place] = (principal, ttl_s)
         self._wake.set()
 
@@ -153,7 +153,7 @@ class FleetListening:
     async def _listens(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Take in that an agent listens at another relay, or does no longer: a ``PeerHandler``."""
         try:
-            principal = self._authenticator.vouched(**body["principal"])
+            principal = self._authenticator.forwarded(**body["principal"])
         except TokenError:
             raise ToolError(Failure.SAFETY_DENIED) from None
         place = (principal.name, body["node_id"])
@@ -167,11 +167,11 @@ class FleetListening:
         elif len(self._elsewhere) >= MAX_LISTENING:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_RETRY_MS)
         elif principal.rights.may_read:
-            stop = self._hub.listen(principal, body["node_id"], lambda: self._note_updated(key))
+            stop = self._listen(principal, body["node_id"], lambda: self._note_updated(key))
             self._elsewhere[key] = _Elsewhere(stop, self._seconds() + body["ttl_ms"] / 1000)
         return {}
 
-    def _note_updated(self, key: tuple[str, Place]) -> None:
+    def _note_updated(self, key: tuple[str, ListenerKey]) -> None:
         self._updated[key] = None
         self._wake.set()
 

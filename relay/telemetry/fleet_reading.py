@@ -58,7 +58,7 @@ class FleetReading:
         """Return what this relay has: a ``PeerHandler``."""
         uri: str = body["uri"]
         try:
-            principal = self._authenticator.vouched(**body["principal"])
+            principal = self._authenticator.forwarded(**body["principal"])
         except TokenError:
             raise ToolError(Failure.SAFETY_DENIED) from None
         if not principal.rights.may_read or self._resource.by_id(principal, uri) is None:

@@ -11,7 +11,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.auth.agent_tokens import Authenticator, Principal
+from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.calls.call_record import CallAnswer, Following
 from relay.calls.relay_tools import StreamClosedError
 from relay.calls.results import checked
@@ -27,7 +27,7 @@ from relay.telemetry.sample_queue import SampleQueue
 from relay.telemetry.stream import Stream
 from relay.telemetry.subscription import Subscription, lease_s
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.health import Loop
 from schemas.payloads import Telemetry
 from schemas.tokens import TokenError
@@ -38,7 +38,6 @@ SWEEP_S = 1.0
 _ROUND_S = 60.0
 _RETRY_MS = 30_000
 
-Name = tuple[str, str, str]
 Notify = Callable[[], None]
 OnSample = Callable[[str, Mapping[str, Any]], None]
 
@@ -70,11 +69,11 @@ class TelemetryHub:
         self._leases = Leases(frames, seconds)
         self._bytes = HistoryBytes()
         self._nodes: defaultdict[str, dict[str, Stream]] = defaultdict(dict)
-        self._counts: Counter[Name] = Counter()
-        self._listeners: defaultdict[tuple[Name, str], dict[object, Notify]] = defaultdict(dict)
+        self._counts = Counter[AgentName]()
+        self._listeners: defaultdict[tuple[AgentName, str], dict[object, Notify]] = defaultdict(dict)
         self._on_sample: list[OnSample] = []
         self.loop = Loop(seconds)
-        frames.on_frame(FrameType.TELEMETRY, self._received)
+        frames.on_frame(OneWayType.TELEMETRY, self._received)
         frames.on_connection(self._linked)
 
     def on_sample(self, listener: OnSample) -> None:

@@ -10,7 +10,7 @@ from relay.routing.port import NodeFrames
 from relay.telemetry.stream import Stream, Terms
 from relay.telemetry.subscription import lease_s
 from schemas.errors import ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.payloads import TelemetryLease
 
 _RENEWALS_IN_A_LEASE = 3
@@ -64,7 +64,7 @@ class Leases:
         if terms.include is not None:
             lease["include"] = sorted(terms.include)
         try:
-            self._frames.send(node_id, FrameType.TELEMETRY_LEASE, lease)
+            self._frames.send(node_id, OneWayType.TELEMETRY_LEASE, lease)
         except ToolError:
             return False  # offline, or too often: it is sent when it connects, or by the next sweep
         return True

@@ -6,8 +6,8 @@ from typing import Any
 from relay.calls.call_record import Following
 from relay.telemetry.history import Sample
 from relay.telemetry.sample_queue import SampleQueue
+from schemas.meta_names import META_LOST
 
-META_LOST = "edge-kubelet/lost"
 """How many samples were lost before the one of this notification."""
 
 

@@ -14,7 +14,7 @@ from relay.config import View
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import NodeRecord
-from relay.fleet.node_search import Wanted
+from relay.fleet.node_search import NodeCriteria
 from relay.fleet.selection import Selection
 from relay.fleet.tool_schemas import ToolSchemas
 from relay.views.node_choice import NODES_LIKE_A_CALL, Charge
@@ -80,7 +80,7 @@ class FindNodes:
         Raises:
             ToolError: there is no such kind, or the selection names a node that there is not.
         """
-        wanted = Wanted(
+        wanted = NodeCriteria(
             query=arguments.get("query", ""),
             kinds=self._wanted_kinds(selection, arguments.get("kind")),
             tags=arguments.get("tags", ()),

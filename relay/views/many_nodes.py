@@ -10,11 +10,12 @@ from typing import Any
 
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.calls.call_record import CallAnswer, CallRequest
-from relay.calls.envelope import META_IDEMPOTENCY_KEY, Call
+from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import ParentCall, RelayToolCall
 from relay.views.node_choice import Member, Members
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN
 
 SIDE_BY_SIDE = 16
 MAX_ANSWER_BYTES = 320 * 1024
@@ -25,7 +26,6 @@ _MARGIN_S = 0.1  # the nodes end first, so that what they answered can be sent b
 _LEAST_S = 0.05  # a node that is called with less to answer in could only fail
 _ENTRY_BYTES = 256
 _READ = frozenset({SCOPE_OF_SAFETY_CLASS["read_only"]})
-_PROGRESS_TOKEN = "progressToken"  # noqa: S105 - the name of a member
 
 
 class ManyNodes:
@@ -78,7 +78,7 @@ class _MemberRequests:
         principal = call.caller.principal
         reading = replace(principal, scopes=principal.scopes & _READ)
         self._caller = call.caller._replace(principal=reading, size=0)
-        hidden = (META_IDEMPOTENCY_KEY, _PROGRESS_TOKEN)
+        hidden = (META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN)
         self._meta = {key: value for key, value in call.call.meta.items() if key not in hidden}
 
     def of(self, node_id: str) -> CallRequest:

@@ -2,14 +2,13 @@
 
 import relay
 from schemas.error_roots import EdgeError
-from schemas.faults import FailedError
 from tests.fakes.error_types import errors_of
 
 
 def test_every_error_of_the_relay_has_a_root() -> None:
     errors = errors_of(relay)
     assert errors
-    assert {error for error in errors if not issubclass(error, (EdgeError, FailedError))} == set()
+    assert {error for error in errors if not issubclass(error, EdgeError)} == set()
 
 
 def test_no_error_of_the_relay_is_caught_with_pythons_value_errors() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
-from relay.mcp_api.methods import META_ERROR
+from schemas.meta_names import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire
 from tests.fakes.node_end import NodeEnd
@@ -217,7 +216,7 @@ async def test_both_eras_are_one_agent_to_a_key(relay: ServedRelay, node: NodeEn
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_client_that_hangs_up_finds_the_outcome_when_it_comes_again(
+async def test_a_client_that_disconnects_finds_the_outcome_when_it_calls_again(
     relay: ServedRelay, node: NodeEnd, era: str
 ) -> None:
     async with opened(relay, era) as wire:

@@ -1,4 +1,4 @@
-"""What the relay was told once is kept, and nothing else is read as that."""
+"""Settings that the relay was given are kept, and nothing else is read as that."""
 
 from pathlib import Path
 

@@ -4,36 +4,17 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from relay.ledger import Entry, Ledger, LedgerError
+from relay.ledger import Ledger, LedgerError
 from schemas.files import ExposedFileError, UntrustedFileError
 from tests.fakes.demo import environment_of
 from tests.fakes.disk import full_disk
-
-
-class Numbers:
-    """A state that keeps its entries, and counts those applied to it and to the states it is a copy of."""
-
-    def __init__(self, entries: Sequence[Entry] = (), taken: list[object] | None = None) -> None:
-        self.entries = list(entries)
-        self.taken = [] if taken is None else taken
-
-    def copy(self) -> "Numbers":
-        return Numbers(self.entries, self.taken)
-
-    def apply(self, entry: Entry) -> None:
-        self.taken.append(int(entry.get("n", 0)))
-        self.entries.append(entry)
-
-
-def ledger_in(path: Path, *, secret: bool = False) -> Ledger[Numbers]:
-    return Ledger(path, Numbers(), secret=secret)
-
+from tests.fakes.numbers_ledger import Numbers, ledger_in, line
 
 ONE, TWO, THREE = {"n": 1}, {"n": 2}, {"n": 3}
 BOUND_S = 60
@@ -255,10 +236,6 @@ def test_secrets_are_used_when_they_are_private(path: Path) -> None:
     assert secret.read().entries == [ONE]
 
 
-def line(number: int) -> bytes:
-    return b'{"n":%d}\n' % number
-
-
 @pytest.mark.parametrize("position", range(5))
 def test_damage_at_any_line_is_found_by_who_had_read_the_file_and_by_who_had_not(
     path: Path, position: int
@@ -414,7 +391,7 @@ import os
 import resource
 import sys
 from pathlib import Path
-from tests.relay.test_ledger import ledger_in, line
+from tests.fakes.numbers_ledger import ledger_in, line
 
 path = Path(sys.argv[1])
 ledger = ledger_in(path)
@@ -467,7 +444,7 @@ def test_a_ledger_that_is_collected_gives_its_descriptor_back(path: Path) -> Non
 _COUNTER = """
 import sys
 from pathlib import Path
-from tests.relay.test_ledger import ledger_in
+from tests.fakes.numbers_ledger import ledger_in
 
 ledger = ledger_in(Path(sys.argv[1]))
 for _ in range(50):
@@ -488,7 +465,7 @@ _READER = """
 import json
 import sys
 from pathlib import Path
-from tests.relay.test_ledger import ledger_in
+from tests.fakes.numbers_ledger import ledger_in
 
 print(json.dumps(ledger_in(Path(sys.argv[1])).read().entries))
 """

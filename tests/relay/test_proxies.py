@@ -3,7 +3,7 @@
 import pytest
 
 from relay.proxies import ProxyError, proxy_of
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from relay.stdio_bridge.http_client import RelayHttp
 from schemas.tls import client_context
 from tests.fakes.http_proxy import HttpProxy
@@ -55,7 +55,7 @@ def test_what_is_no_http_proxy_is_named_without_its_password(monkeypatch: pytest
 async def test_the_stdio_bridge_goes_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with HttpProxy.running(None) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        http = RelayHttp("http://relay.example/mcp", BearerToken("t"), client_context())
+        http = RelayHttp("http://relay.example/mcp", RenewableToken("t"), client_context())
         async with http.exchange("POST", {}, b"{}") as response:
             assert response.status == 502
         await http.close()

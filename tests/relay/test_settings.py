@@ -5,7 +5,7 @@ import pytest
 from relay.broker_settings import BROKER, NODE_BROKER
 from relay.config import RelayConfig, StateFiles, TlsFiles
 from relay.kept_settings import KeptSettings, write_kept
-from relay.settings import PUBLIC_URL, RELAY, LoadedSettings, load_settings
+from relay.settings import PUBLIC_URL, RELAY, LoadedRelaySettings, load_settings
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.error_roots import ConfigError
 from schemas.settings_sources import read_sources
@@ -13,7 +13,7 @@ from schemas.settings_sources import read_sources
 
 def load(
     state: Path, toml: str = "", flags: dict[str, str] | None = None, **variables: str
-) -> LoadedSettings:
+) -> LoadedRelaySettings:
     file = state / "relay.toml"
     file.write_text(toml)
     file.chmod(0o600)

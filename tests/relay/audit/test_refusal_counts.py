@@ -79,7 +79,7 @@ def test_the_first_line_of_a_source_is_written_at_once_and_the_next_after_a_minu
     assert [second for second, first in enumerate(firsts) if first] == [0, 1, 61]
 
 
-def test_a_source_that_was_quiet_for_a_minute_makes_room(hub: Hub) -> None:
+def test_a_source_that_was_quiet_for_a_minute_is_evicted(hub: Hub) -> None:
     for number in range(MAX_UNPROVEN):
         hub.refusals.count(RefusalEvent.TOKEN_REFUSED, f"source {number}", "expired")
     hub.refusals.write_due()

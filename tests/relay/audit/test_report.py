@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from relay.audit.report import moment, report_rows, row
-from relay.audit.verify import ChainReport, Place
+from relay.audit.verify import ChainReport, LineFinding
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 CALL = {
@@ -127,7 +127,7 @@ def test_the_report_begins_with_the_answer() -> None:
 
 
 def test_the_report_names_what_is_wrong_and_where() -> None:
-    place = Place("audit.jsonl", 17, f"does not follow {HOSTILE}")
+    place = LineFinding("audit.jsonl", 17, f"does not follow {HOSTILE}")
     broken = rows_of(broken=place, breaks=3)
     assert broken["audit"] == "NOT INTACT"
     assert broken["broken"].startswith("audit.jsonl line 17: does not follow \\x1b[2J\\n")
@@ -138,7 +138,7 @@ def test_the_report_names_what_is_wrong_and_where() -> None:
 
 
 def test_what_is_only_odd_is_a_note_and_what_a_full_disk_did_a_warning() -> None:
-    place = Place("audit.jsonl", 17, "cut short")
+    place = LineFinding("audit.jsonl", 17, "cut short")
     assert rows_of(torn=1, first_torn=place)["warning"] == "audit.jsonl line 17: cut short"
     assert "a clock was set back" in rows_of(backwards=1, first_backwards=place)["note"]
     assert "audit-000001.jsonl" in rows_of(after="audit-000001.jsonl")["note"]

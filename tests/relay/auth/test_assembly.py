@@ -13,7 +13,6 @@ from nacl.signing import SigningKey
 
 from relay.auth.agent_tokens import TokenIssuer, key_id
 from relay.auth.assembly import AuthPart, assemble
-from relay.auth.ledger_freshness import LIMIT_S, SOURCES
 from relay.config import ClusterConfig, ExternalIssuerConfig
 from relay.environment import RelayEnvironment
 from relay.key_files import load_or_create_key, read_key
@@ -110,22 +109,10 @@ def test_without_the_cas_key_a_relay_of_a_cluster_has_no_key_that_signs(
     without_key(tmp_path)
     assemble(in_cluster(fake, tmp_path), ca)
     assert not (tmp_path / "token.key").exists()
-    # Nor does it accept one for which nothing vouches.
+    # Nor does it accept one that nothing endorses.
     own = load_or_create_key(tmp_path / "token.key", os.urandom)
     with pytest.raises(TokenError, match="unknown_key"):
         assemble(in_cluster(fake, tmp_path), ca).authenticator.identify(token_by(own, registry))
-
-
-def test_calls_are_not_ready_before_every_ledger_was_read_and_while_one_is_old(
-    fake: FakeEnvironment, ca: CertificateAuthority
-) -> None:
-    part = assemble(fake.environment, ca)
-    for source in SOURCES:
-        assert part.health()["revocations"].ready is False
-        part.freshness.read(source)
-    assert part.health()["revocations"].ready is True
-    fake.seconds.now += LIMIT_S
-    assert part.health()["revocations"].ready is False
 
 
 async def test_without_another_issuer_it_has_no_keys_to_fetch_and_does_not_end(

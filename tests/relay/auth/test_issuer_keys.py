@@ -341,7 +341,7 @@ async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: Ou
 
 
 @pytest.mark.integration
-async def test_who_hangs_up_does_not_end_the_fetch_for_the_others(world: OutsideWorld) -> None:
+async def test_a_waiter_that_is_cancelled_does_not_cancel_the_shared_fetch(world: OutsideWorld) -> None:
     world.server.open.clear()
     first = asyncio.create_task(refresh(world.keys))
     await world.server.asked(1)

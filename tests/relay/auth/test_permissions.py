@@ -173,7 +173,7 @@ class EntryPoints:
         return self.seconds
 
     def listed(self, tenant: str, scopes: tuple[str, ...]) -> set[str]:
-        return {tool.canonical for tool in self.hub.fleet.listed(Rights.of(tenant, scopes))}
+        return {tool.canonical for tool in self.hub.fleet.selected.listed(Rights.of(tenant, scopes))}
 
     def resolved(self, name: str, tenant: str, scopes: tuple[str, ...]) -> Tool | Failure:
         try:

@@ -81,9 +81,7 @@ def test_what_was_added_elsewhere_is_accepted_here_and_kept_once(one: Side, othe
     assert other.refused == []
 
 
-def test_what_no_trusted_root_vouches_for_is_refused_counted_and_said_once(
-    tmp_path: Path, other: Side
-) -> None:
+def test_what_no_trusted_root_endorses_is_refused_counted_and_said_once(tmp_path: Path, other: Side) -> None:
     foreign = side(tmp_path / "foreign", made(tmp_path / "foreign ca"))
     foreign.keys.add(FIRST, NOW_MS)
     entries = foreign.shared.settle({}, NONE)
@@ -92,7 +90,7 @@ def test_what_no_trusted_root_vouches_for_is_refused_counted_and_said_once(
         assert len(other.refused) == count
     assert other.keys.accepted() == {}
     assert not (other.directory / "token_keys.jsonl").exists()
-    (line,) = other.lines.entries("token key refused: no root vouches for it")
+    (line,) = other.lines.entries("token key refused: no root endorses it")
     assert [line["token_key"]] == [*entries]
 
 
@@ -125,4 +123,4 @@ def test_of_many_that_are_refused_some_are_kept_and_said(one: Side) -> None:
     ]
     one.shared.settle({one.shared.key_of(entry): entry for entry in forged}, NONE)
     assert len(one.refused) == len(forged)
-    assert len(one.lines.entries("token key refused: no root vouches for it")) == MAX_REFUSED
+    assert len(one.lines.entries("token key refused: no root endorses it")) == MAX_REFUSED

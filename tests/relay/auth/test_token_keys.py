@@ -1,4 +1,4 @@
-"""A key verifies tokens only if a root that is trusted vouches for it, and until its time is up."""
+"""A key verifies tokens only if a root that is trusted endorses it, and until its time is up."""
 
 import os
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def test_the_entries_say_the_same_in_any_order(
     assert other.accepted() == keys.accepted()
 
 
-def test_a_relay_without_the_cas_key_accepts_what_its_root_vouches_for(
+def test_a_relay_without_the_cas_key_accepts_what_its_root_endorses(
     tmp_path: Path, ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
 ) -> None:
     keys.add(FIRST, NOW_MS)
@@ -90,13 +90,13 @@ def test_a_relay_without_the_cas_key_accepts_what_its_root_vouches_for(
     assert ends(TokenKeys(tmp_path / "token_keys.jsonl", ca, clock)) == {FIRST: None}
 
 
-def test_a_key_for_which_another_ca_vouches_is_not_accepted_even_from_the_file(
+def test_a_key_that_another_ca_endorses_is_not_accepted_even_from_the_file(
     tmp_path: Path, keys: TokenKeys, clock: FakeClock
 ) -> None:
     foreign = TokenKeys(tmp_path / "foreign.jsonl", made(tmp_path / "other ca", clock), clock)
     foreign.add(FIRST, NOW_MS)
     ((key, entry),) = foreign.entries().items()
-    assert not keys.vouches_for(entry)
+    assert not keys.is_endorsed(entry)
     keys.take({key: entry})
     assert keys.accepted() == {}
 
@@ -112,14 +112,14 @@ def test_a_key_for_which_another_ca_vouches_is_not_accepted_even_from_the_file(
         pytest.param({"signature": "_" * 86}, id="no signature"),
     ],
 )
-def test_an_entry_that_was_changed_is_vouched_for_by_nothing(
+def test_an_entry_that_was_changed_is_endorsed_by_nothing(
     keys: TokenKeys, changes: Mapping[str, Any]
 ) -> None:
     keys.add(FIRST, NOW_MS)
     keys.add(SECOND, NOW_MS + DAY_MS)
     entry = [*keys.entries().values()][1]
-    assert keys.vouches_for(entry)
-    assert not keys.vouches_for(entry | dict(changes))
+    assert keys.is_endorsed(entry)
+    assert not keys.is_endorsed(entry | dict(changes))
 
 
 @pytest.mark.parametrize("key", LOW_ORDER_KEYS.values(), ids=LOW_ORDER_KEYS.keys())
@@ -131,16 +131,16 @@ def test_a_key_by_which_one_signature_fits_all_is_no_key(key: bytes) -> None:
         key_of(entry)
 
 
-def test_a_new_root_vouches_for_the_keys_that_have_not_ended(
+def test_a_new_root_endorses_the_keys_that_have_not_ended(
     ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
 ) -> None:
     keys.add(FIRST, NOW_MS)
     keys.add(SECOND, NOW_MS + 1)
     clock.advance(1)
     until_ms = ca.rotate_root(overlap_days=1)
-    keys.vouch_again()
-    keys.vouch_again()
-    # The one that has ended is vouched for by the old root alone.
+    keys.endorse_again()
+    keys.endorse_again()
+    # The one that has ended is endorsed by the old root alone.
     assert len(keys.entries()) == 3
     assert ends(keys) == {FIRST: NOW_MS + 1, SECOND: None}
     # Made while both are trusted: some relays know the old one alone.
@@ -150,7 +150,7 @@ def test_a_new_root_vouches_for_the_keys_that_have_not_ended(
     assert ends(keys) == {SECOND: NOW_MS + 2 * DAY_MS, THIRD: None}
 
 
-def test_what_a_root_has_vouched_for_ends_with_it(
+def test_what_a_root_has_endorsed_ends_with_it(
     ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
 ) -> None:
     keys.add(FIRST, NOW_MS)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from relay.broker.ports import NoPortError, first_free, is_free, listens
+from relay.broker.ports import NoBrokerPortError, first_free, is_free, listens
 from schemas.addresses import HostPort
 from tests.fakes.ports import unused_port
 
@@ -26,7 +26,7 @@ def test_of_a_port_that_is_in_use_the_next_free_one_is_taken() -> None:
 
 
 def test_an_address_of_another_machine_is_an_error_that_names_the_option() -> None:
-    with pytest.raises(NoPortError, match="--broker-listen"):
+    with pytest.raises(NoBrokerPortError, match="--broker-listen"):
         first_free("192.0.2.1", 1883)
 
 

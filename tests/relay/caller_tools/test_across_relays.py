@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.cluster_server import NatsServer
@@ -83,16 +83,20 @@ async def test_a_message_and_the_end_go_by_way_of_any_relay(fleet: Fleet) -> Non
 
 
 async def test_a_long_poll_at_another_relay_wakes_up_and_ends_with_its_call(fleet: Fleet) -> None:
-    polls = fleet.near.hub.caller_tools.polls
+    (session,) = fleet.near.hub.caller_sessions
+
+    def is_polled() -> bool:
+        return session.unreachable_s(fleet.near.hub.seconds.now + 1) == 0
+
     waiting = asyncio.create_task(fleet.far.events(fleet.session, wait_ms=60_000))
-    await until(lambda: polls.open_in_all == 1)
-    fleet.far.send(FrameType.SESSION_EVENT, fleet.session, message="It rains.")
+    await until(is_polled)
+    fleet.far.send(OneWayType.SESSION_EVENT, fleet.session, message="It rains.")
     (event,) = await waiting
     assert event["message"] == "It rains."
     waiting = asyncio.create_task(fleet.far.events(fleet.session, after=1, wait_ms=60_000))
-    await until(lambda: polls.open_in_all == 1)
+    await until(is_polled)
     waiting.cancel()
-    await until(lambda: polls.open_in_all == 0)
+    await until(lambda: not is_polled())
 
 
 async def test_events_are_streamed_by_way_of_another_relay_until_their_reader_leaves(fleet: Fleet) -> None:

@@ -6,7 +6,7 @@ import pytest
 from relay.audit.log import AuditUnavailableError
 from relay.caller_tools import registry as session_registry
 from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.signer import OTHER_NODE_ID
 
@@ -211,7 +211,7 @@ async def test_what_a_session_takes_is_given_back(stage: CallerStage) -> None:
     empty = budget.total
     assert empty > 0
     stage.request(session_id, text="x" * 1000)
-    stage.send(FrameType.SESSION_EVENT, session_id, message="Hello")
+    stage.send(OneWayType.SESSION_EVENT, session_id, message="Hello")
     await stage.result("session_message", session_id=session_id, context={"caller_tools": [{"name": "b"}]})
     assert budget.total != empty
     await stage.result("session_message", session_id=session_id, end=True)
@@ -321,7 +321,7 @@ async def test_neither_the_audit_nor_the_log_holds_what_is_said(stage: CallerSta
     session_id = await stage.open(message=secret)
     stage.request(session_id, password=secret)
     stage.request(session_id, 1, password=secret)
-    stage.send(FrameType.SESSION_EVENT, session_id, message=secret)
+    stage.send(OneWayType.SESSION_EVENT, session_id, message=secret)
     members = {"session_id": session_id}
     await stage.result("caller_tool_response", **members, request_id=request_id(), result=secret)
     await stage.result("caller_tool_response", **members, request_id=request_id(1), error=secret)

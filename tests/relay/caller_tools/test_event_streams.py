@@ -6,7 +6,7 @@ import pytest
 
 from relay.caller_tools.event_streams import EventStreams
 from relay.caller_tools.session import CallerSession
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.polling import until
 
@@ -75,7 +75,7 @@ async def test_events_are_sent_on_the_stream_of_the_mcp_session_that_uses_the_se
     own.stage.request(own.session_id)
     await own.followed()
     assert (await own.client.next())["request_id"] == request_id()
-    own.stage.send(FrameType.SESSION_EVENT, own.session_id, message="Hello")
+    own.stage.send(OneWayType.SESSION_EVENT, own.session_id, message="Hello")
     assert (await own.client.next())["message"] == "Hello"
 
 
@@ -89,10 +89,10 @@ async def test_a_stream_that_is_opened_after_the_session_was_used_gets_what_ther
 
 async def test_a_stream_that_is_opened_again_continues(own: Stage) -> None:
     await own.followed()
-    own.stage.send(FrameType.SESSION_EVENT, own.session_id, message="a")
+    own.stage.send(OneWayType.SESSION_EVENT, own.session_id, message="a")
     await own.client.next()
     own.streams.closed("M1")
-    own.stage.send(FrameType.SESSION_EVENT, own.session_id, message="b")
+    own.stage.send(OneWayType.SESSION_EVENT, own.session_id, message="b")
     own.streams.opened("M1", own.principal)
     assert (await own.client.next())["message"] == "b"
     assert own.client.sent.empty()

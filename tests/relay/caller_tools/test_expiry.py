@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from relay.auth.ledger_freshness import SOURCES
 from relay.caller_tools import expiry as module
-from schemas.frame_types import FrameType
+from relay.server.ledger_freshness import SOURCES
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.polling import until
 
@@ -81,7 +81,7 @@ async def test_the_ten_seconds_begin_anew_when_the_caller_was_there(stage: Calle
 async def test_a_session_without_use_ends(stage: CallerStage) -> None:
     used, unused = await stage.open(), await stage.open()
     sweep(stage, 1790)
-    stage.send(FrameType.SESSION_EVENT, used, message="Hello")
+    stage.send(OneWayType.SESSION_EVENT, used, message="Hello")
     stage.sent()
     sweep(stage, 20)
     assert stage.sent() == [("session_end", {"session_id": unused, "reason": "idle"})]

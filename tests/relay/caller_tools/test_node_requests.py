@@ -3,7 +3,7 @@ import pytest
 from relay.audit.log import AuditUnavailableError
 from relay.routing.port import NodeRef
 from schemas.caller_tools import MAX_PENDING
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
 
 KIB = 1024
@@ -67,8 +67,8 @@ async def test_a_request_that_is_repeated_is_the_same_request(stage: CallerStage
 async def test_a_request_that_is_withdrawn_ends_for_the_caller_too(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id)
-    stage.send(FrameType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
-    stage.send(FrameType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
+    stage.send(OneWayType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
+    stage.send(OneWayType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
     (event,) = await stage.events(session_id)
     assert (event["type"], event["request_id"], event["reason"]) == (
         "caller_tool_ended",
@@ -86,8 +86,8 @@ async def test_a_request_that_is_withdrawn_ends_for_the_caller_too(stage: Caller
 async def test_a_session_that_does_not_exist_is_over_for_the_node(stage: CallerStage) -> None:
     session_id = "gogol_20261122_021500_00000000"
     stage.request(session_id)
-    stage.send(FrameType.SESSION_EVENT, session_id, message="Hello")
-    stage.send(FrameType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
+    stage.send(OneWayType.SESSION_EVENT, session_id, message="Hello")
+    stage.send(OneWayType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
     assert stage.sent() == [("session_end", {"session_id": session_id, "reason": "unknown"})] * 3
 
 
@@ -109,7 +109,7 @@ async def test_a_node_has_no_part_in_the_session_of_another(
 
 async def test_a_message_that_is_too_large_is_dropped_and_counted(stage: CallerStage) -> None:
     session_id = await stage.open()
-    stage.send(FrameType.SESSION_EVENT, session_id, message="\u20ac" * 40_000)
+    stage.send(OneWayType.SESSION_EVENT, session_id, message="\u20ac" * 40_000)
     assert await stage.events(session_id) == []
     assert stage.hub.counted("caller_tool_requests_total", code="message_too_large") == 1
 

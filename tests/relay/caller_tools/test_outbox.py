@@ -7,7 +7,7 @@ from relay.caller_tools import outbox as module
 from relay.caller_tools.outbox import Outbox
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.hub import Hub
 
 NODE = "node"
@@ -21,13 +21,13 @@ class Frames:
         self.failure = failure
         self.sent: list[Any] = []
 
-    def send(self, _node_id: str, _frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def send(self, _node_id: str, _frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         if not self.accepts:
             raise ToolError(self.failure)
         self.accepts -= 1
         self.sent.append(payload["n"])
 
-    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+    def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
         raise NotImplementedError
 
     def on_connection(self, handler: ConnectionHandler) -> None:
@@ -39,7 +39,7 @@ class Frames:
 
 def post(outbox: Outbox, *numbers: int) -> None:
     for number in numbers:
-        outbox.post(NODE, FrameType.SESSION_END, {"n": number})
+        outbox.post(NODE, OneWayType.SESSION_END, {"n": number})
 
 
 def test_what_a_node_cannot_take_is_sent_later_and_in_order(hub: Hub) -> None:
@@ -48,18 +48,18 @@ def test_what_a_node_cannot_take_is_sent_later_and_in_order(hub: Hub) -> None:
     post(outbox, 1, 2, 3)
     assert frames.sent == [1]
     with pytest.raises(ToolError, match="E_RATE_LIMITED"):
-        outbox.send(NODE, FrameType.SESSION_END, {"n": 4})
+        outbox.send(NODE, OneWayType.SESSION_END, {"n": 4})
     frames.accepts = 9
     outbox.flush()
     assert frames.sent == [1, 2, 3]
-    outbox.send(NODE, FrameType.SESSION_END, {"n": 4})
+    outbox.send(NODE, OneWayType.SESSION_END, {"n": 4})
     assert frames.sent == [1, 2, 3, 4]
 
 
 def test_an_offer_is_dropped_where_it_cannot_be_taken(hub: Hub) -> None:
     frames = Frames(0)
     outbox = Outbox(frames, hub.log)
-    outbox.offer(NODE, FrameType.SESSION_END, {"n": 1})
+    outbox.offer(NODE, OneWayType.SESSION_END, {"n": 1})
     frames.accepts = 9
     outbox.flush()
     assert frames.sent == []
@@ -93,10 +93,10 @@ def test_a_frame_that_cannot_be_sent_at_all_is_a_fault_and_does_not_stop_the_oth
 def test_a_limited_number_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     frames = Frames(0)
-    dropped: list[FrameType] = []
+    dropped: list[OneWayType] = []
     outbox = Outbox(frames, hub.log, dropped.append)
     post(outbox, 1, 2, 3, 4)
-    assert dropped == [FrameType.SESSION_END] * 2
+    assert dropped == [OneWayType.SESSION_END] * 2
     assert len(outbox) == 2
     frames.accepts = 9
     outbox.flush()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from relay.caller_tools.limits import MAX_POLLS
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
 from tests.fakes.polling import until
 
@@ -48,7 +48,7 @@ async def test_a_poll_returns_at_the_first_event(stage: CallerStage) -> None:
     call = stage.result("session_events", session_id=session_id, wait_ms=60_000)
     polling = asyncio.create_task(call)
     await waiting(stage)
-    stage.send(FrameType.SESSION_EVENT, session_id, message="Hello")
+    stage.send(OneWayType.SESSION_EVENT, session_id, message="Hello")
     result = await polling
     assert [event["message"] for event in result["events"]] == ["Hello"]
     assert (result["next"], result["more"], result["missed"], result["ended"]) == (1, False, False, False)
@@ -65,7 +65,7 @@ async def test_a_message_can_wait_for_the_reply(stage: CallerStage) -> None:
     call = stage.result("session_message", session_id=session_id, message="Hello", wait_ms=60_000)
     asking = asyncio.create_task(call)
     await waiting(stage)
-    stage.send(FrameType.SESSION_EVENT, session_id, message="Hello yourself")
+    stage.send(OneWayType.SESSION_EVENT, session_id, message="Hello yourself")
     assert [event["message"] for event in (await asking)["events"]] == ["Hello yourself"]
 
 
@@ -81,16 +81,19 @@ async def test_a_poll_ends_with_the_session(stage: CallerStage) -> None:
 
 async def test_an_agent_has_a_limited_number_of_polls_and_can_still_call(stage: CallerStage) -> None:
     session_id = await stage.open()
-    polls = [
-        asyncio.create_task(stage.result("session_events", session_id=session_id, wait_ms=60_000))
-        for _ in range(MAX_POLLS)
-    ]
-    await until(lambda: stage.hub.caller_tools.polls.open_in_all == MAX_POLLS)
-    error = await stage.error("session_events", session_id=session_id, wait_ms=60_000)
-    assert error["code"] == "E_RATE_LIMITED"
-    stage.request(session_id)
-    await asyncio.gather(*polls)
-    assert stage.hub.caller_tools.polls.open_in_all == 0
+    for after in (0, 1):  # those that have ended do not count
+        polls = {
+            asyncio.create_task(
+                stage.call("session_events", session_id=session_id, after=after, wait_ms=60_000)
+            )
+            for _ in range(MAX_POLLS + 1)
+        }
+        (refused,), polls = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
+        _, error = await refused
+        assert error is not None
+        assert error["code"] == "E_RATE_LIMITED"
+        stage.request(session_id, after)
+        assert all(error is None for _, error in await asyncio.gather(*polls))
 
 
 async def test_a_stream_sends_each_event_and_the_answer_has_them_too(stage: CallerStage) -> None:

@@ -1,6 +1,6 @@
 import re
 
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.hub import READ_ONLY
 
@@ -33,7 +33,7 @@ async def test_a_request_goes_to_the_caller_and_its_result_to_the_node(stage: Ca
 
 async def test_a_message_of_the_local_agent_reaches_the_caller(stage: CallerStage) -> None:
     session_id = await stage.open()
-    stage.send(FrameType.SESSION_EVENT, session_id, message="It rains.")
+    stage.send(OneWayType.SESSION_EVENT, session_id, message="It rains.")
     (event,) = await stage.events(session_id)
     assert (event["type"], event["message"]) == ("session_event", "It rains.")
 

@@ -19,7 +19,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import ServedCertificate
 from relay.settings import RELAY
 from schemas.addresses import BrokerAddress
-from schemas.identity import certificates_in, validity_of
+from schemas.identity import first_certificate_in, validity_of
 from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding, Severity
 from schemas.process.doctor import made as made_of
@@ -122,9 +122,26 @@ async def test_a_key_that_others_can_read_is_found(checks: RelayChecks) -> None:
 @pytest.mark.parametrize(("part", "severity"), [(0.1, OK), (0.9, WARNING), (1.1, FAILURE)])
 async def test_a_certificate_that_ends_is_found(checks: RelayChecks, part: float, severity: Severity) -> None:
     pem = checks.config.state.own_tls.certificate.read_text()
-    begin_ms, end_ms = validity_of(certificates_in(pem)[0])
+    begin_ms, end_ms = validity_of(first_certificate_in(pem))
     later = replace(checks, now_ms=lambda: int(begin_ms + part * (end_ms - begin_ms)))
     assert (await made(later, "certificates")).severity is severity
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param("no certificate\n", "there is none in PEM", id="no PEM"),
+        pytest.param(
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "not a certificate", id="no DER"
+        ),
+    ],
+)
+async def test_a_certificate_that_is_damaged_is_told_in_words(
+    checks: RelayChecks, text: str, why: str
+) -> None:
+    checks.config.state.own_tls.certificate.write_text(text)
+    finding = await made(checks, "certificates")
+    assert (finding.severity, finding.found) == (FAILURE, f"the server's certificate cannot be read: {why}")
 
 
 async def test_a_certificate_that_the_relay_has_not_made_yet_is_told_in_words(checks: RelayChecks) -> None:

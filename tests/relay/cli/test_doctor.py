@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.polling import until
 from tests.fakes.small_fleet import SmallFleet, small_fleet
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.long
 
 UNWATCHED = {"sessions": "warning", "watchdog": "warning"}
 """What is found where no node has enrolled, and no service manager watches."""

@@ -99,6 +99,7 @@ async def test_tools_are_shown_as_json_with_a_token_that_is_given(served: Served
     assert "token.key is missing" in refused.error
 
 
+@pytest.mark.long
 @in_the_servers_loop
 async def test_of_several_relays_the_one_that_holds_the_node_is_shown(
     hub: Hub, server: Server, state: Path

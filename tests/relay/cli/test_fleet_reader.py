@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from relay.cli.fleet_reader import FleetReader, FleetReadError
 from relay.mcp_api.fleet_resources import FleetResources
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from relay.stdio_bridge.http_client import NotSentError, RelayHttp
 from schemas.tls import client_context
 from tests.fakes.hub import Hub
@@ -28,7 +28,7 @@ async def served(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
 
 async def read(served: ServedRelay, what: str, token: str | None = None) -> list[str]:
     http = RelayHttp(
-        f"http://{served.address}/mcp", BearerToken(token or served.hub.token()), client_context()
+        f"http://{served.address}/mcp", RenewableToken(token or served.hub.token()), client_context()
     )
     try:
         found = await getattr(FleetReader(http), what)()
@@ -83,7 +83,7 @@ async def test_a_token_that_is_not_accepted_is_an_error(served: ServedRelay) -> 
 
 
 async def test_a_relay_that_is_not_there_is_an_error() -> None:
-    http = RelayHttp(f"http://127.0.0.1:{unused_port()}/mcp", BearerToken("x"), client_context())
+    http = RelayHttp(f"http://127.0.0.1:{unused_port()}/mcp", RenewableToken("x"), client_context())
     with pytest.raises(NotSentError):
         await FleetReader(http).tools()
     await http.close()

@@ -7,7 +7,7 @@ import pytest
 from relay.connect.clients import (
     CLIENTS,
     ClientName,
-    Connection,
+    ClientTarget,
     Machine,
     check_name,
     token_directory,
@@ -15,7 +15,7 @@ from relay.connect.clients import (
 from schemas.error_roots import CommandLineError
 
 HOME = Path("/home/ada")
-CONNECTION = Connection(
+CONNECTION = ClientTarget(
     url="https://relay.example",
     program=Path("/opt/with space/relay"),
     token_file=Path("/home/ada/.config/edge-kubelet/a.token"),
@@ -58,7 +58,7 @@ def test_an_entry_names_the_relay_the_token_s_file_and_the_root(
     client: ClientName, root: Path | None
 ) -> None:
     entry = CLIENTS[client].entry(
-        Connection(CONNECTION.url, CONNECTION.program, CONNECTION.token_file, view="kinds", root=root)
+        ClientTarget(CONNECTION.url, CONNECTION.program, CONNECTION.token_file, view="kinds", root=root)
     )
     text = json.dumps(entry)
     assert "https://relay.example" in text

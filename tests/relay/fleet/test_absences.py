@@ -17,7 +17,7 @@ ENROLLED = {NODE_ID: TENANT}
 def error_of(node: NodeRecord | None, enrolled: Mapping[str, str] = ENROLLED, since_ms: int = 0) -> ToolError:
     """Return the error ``since_ms`` after the relay's start."""
     absences = Absences(FakeClock(NOW_MS + since_ms), NOW_MS + GRACE_MS)
-    absences.enrolled = enrolled
+    absences.enrolled_tenant = enrolled.get
     return absences.error(NODE_ID, node, TENANT, kind_known=True)
 
 

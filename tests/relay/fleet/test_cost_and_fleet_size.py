@@ -15,10 +15,12 @@ import pytest
 
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.name_ledger import NodeName
+from relay.fleet.node_clocks import FEWEST_AHEAD
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
 from relay.mcp_api.fragments import text_of
 from relay.mcp_api.paging import PAGE_SIZE
+from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of
 from tests.fakes.hub import Hub
@@ -114,6 +116,25 @@ async def test_an_idle_second_reads_no_node(fleets: list[Fleet], monkeypatch: py
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+def test_what_is_missing_and_whose_clocks_are_ahead_is_told_without_reading_a_node(
+    tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = filled(tmp_path, registry, 20)
+    inventory, ahead_ms = fleet.hub.fleet.inventory, NOW_MS + MAX_FUTURE_MS + 1
+    inventory.subscribed()
+    for node in fleet.nodes[:FEWEST_AHEAD]:
+        fleet.hub.announce(node, issued_at_ms=ahead_ms)
+    with reads(monkeypatch) as read:
+        fleet.hub.fleet.sweep()
+        assert not fleet.hub.fleet.clocks.are_ahead
+        assert (inventory.known(), inventory.missing()) == (20, 20)
+        assert fleet.hub.counted("inventory_missing") == 20
+        assert not read.nodes
+        inventory.announced(fleet.nodes[0].node_id, b"{}")
+        assert (inventory.missing(), len(read.nodes)) == (19, 1)
+    fleet.hub.close()
 
 
 def test_a_heartbeat_reads_one_node(fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch) -> None:

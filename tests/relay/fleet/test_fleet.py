@@ -14,7 +14,7 @@ from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import Mark, Outcome, Reason
+from schemas.verdicts import ManifestReason, Mark, Outcome
 from tests.fakes.calls_counted import Calls
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, refusal
@@ -44,7 +44,7 @@ def node(hub: Hub) -> SimulatedNode:
 
 
 def listed(hub: Hub, tenant: str = TENANT) -> list[str]:
-    return [tool.canonical for tool in hub.fleet.listed(Rights(tenant, READ_ONLY))]
+    return [tool.canonical for tool in hub.fleet.selected.listed(Rights(tenant, READ_ONLY))]
 
 
 def failure(hub: Hub, name: str, tenant: str = TENANT) -> Failure:
@@ -89,7 +89,7 @@ def test_a_revoked_leaf_is_refused_and_so_is_what_it_signed(tmp_path: Path, regi
     with pytest.raises(IdentityError, match="revoked"):
         hub.fleet.identify(NODE_ID, node.leaf_pem)
     verdict = hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-    assert verdict.reason is Reason.REVOKED
+    assert verdict.reason is ManifestReason.REVOKED
     hub.close()
 
 
@@ -168,7 +168,7 @@ def test_a_new_manifest_replaces_the_tools_of_the_one_before(hub: Hub, node: Sim
 def test_a_rejected_manifest_leaves_the_one_in_force(hub: Hub, node: SimulatedNode) -> None:
     wire = hub.connect(node)
     forged = node.manifest(issued_at_ms=NOW_MS + 1, signer=key_named("a thief"), capabilities=[ECHO])
-    assert hub.fleet.offer_manifest(NODE_ID, forged, "broker").reason is Reason.SIGNATURE
+    assert hub.fleet.offer_manifest(NODE_ID, forged, "broker").reason is ManifestReason.SIGNATURE
     assert listed(hub) == [METRICS_NAME, ECHO_NAME]
     assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS, etag_of(wire))
     assert hub.lines.entries("manifest rejected")[0]["reason"] == "signature"
@@ -180,7 +180,7 @@ def test_a_stale_copy_of_a_connected_node_is_ignored_without_an_alarm(hub: Hub, 
     assert hub.fleet.offer_manifest(NODE_ID, old, "broker").outcome is Outcome.STALE
     assert hub.lines.entries("manifest rejected") == []
     hub.fleet.set_connected(NODE_ID, connected=False)
-    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is Reason.ROLLBACK
+    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is ManifestReason.ROLLBACK
 
 
 def test_manifests_are_counted_by_verdict_and_way(hub: Hub, node: SimulatedNode) -> None:
@@ -209,7 +209,7 @@ async def test_after_a_restart_an_older_manifest_is_a_rollback(
     assert failure(after, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
     after.fleet.offer_identity(NODE_ID, node.leaf_pem)
     older, same = node.manifest(), node.manifest(issued_at_ms=NOW_MS + 1)
-    assert after.fleet.offer_manifest(NODE_ID, older, "broker").reason is Reason.ROLLBACK
+    assert after.fleet.offer_manifest(NODE_ID, older, "broker").reason is ManifestReason.ROLLBACK
     assert after.fleet.offer_manifest(NODE_ID, same, "broker").outcome is Outcome.ACCEPTED
     after.close()
 
@@ -307,7 +307,7 @@ def test_a_node_that_returns_within_the_grace_of_the_start_stays(hub: Hub, node:
 def test_what_is_not_trusted_has_no_grace(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     old = node.manifest(issued_at_ms=NOW_MS - TTL_MS, expires_at_ms=NOW_MS)
-    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is Reason.EXPIRED
+    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is ManifestReason.EXPIRED
     assert listed(hub) == []
     hub.announce(node)
     hub.fleet.tombstone(NODE_ID)
@@ -360,15 +360,15 @@ def test_a_node_with_many_tools_is_listed_behind_the_first_of_every_other(hub: H
 
 def test_nothing_is_listed_for_whom_no_safety_class_is_within_reach(hub: Hub, node: SimulatedNode) -> None:
     hub.connect(node)
-    assert hub.fleet.listed(Rights(TENANT, frozenset({"reversible", "physical_actuation"}))) == []
-    assert hub.fleet.listed(Rights(TENANT, frozenset())) == []
+    assert hub.fleet.selected.listed(Rights(TENANT, frozenset({"reversible", "physical_actuation"}))) == []
+    assert hub.fleet.selected.listed(Rights(TENANT, frozenset())) == []
 
 
 # --- names --------------------------------------------------------------------------------------------
 
 
 def titles(hub: Hub, tenant: str = TENANT) -> set[str]:
-    return {tool.listed()["title"] for tool in hub.fleet.listed(Rights(tenant, READ_ONLY))}
+    return {tool.listed()["title"] for tool in hub.fleet.selected.listed(Rights(tenant, READ_ONLY))}
 
 
 def test_a_label_is_in_the_titles_from_the_first_manifest_on_and_after_it_is_changed(
@@ -640,7 +640,7 @@ def test_what_a_barred_leaf_shows_or_signs_is_refused(hub: Hub, node: SimulatedN
     with pytest.raises(IdentityError, match="revoked"):
         hub.fleet.identify(NODE_ID, node.leaf_pem)
     wire = node.manifest(issued_at_ms=NOW_MS + 1)
-    assert hub.fleet.offer_manifest(NODE_ID, wire, "session").reason is Reason.REVOKED
+    assert hub.fleet.offer_manifest(NODE_ID, wire, "session").reason is ManifestReason.REVOKED
     hub.fleet.tombstone(NODE_ID)
     assert failure(hub, ECHO_NAME) is Failure.ATTESTATION_FAILED
 

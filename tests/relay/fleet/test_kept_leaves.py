@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from relay.fleet.kept_leaves import KeptLeaf, KeptLeaves, root_validities
-from relay.fleet.leaves import Trust
+from relay.fleet.leaves import FleetTrust
 from schemas.certificates import IdentityError, verify_leaf
-from schemas.identity import certificates_in, kid_of, to_pem
+from schemas.identity import first_certificate_in, kid_of, to_pem
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
@@ -21,8 +21,8 @@ ROOTS = [CA.root_pem]
 
 
 @pytest.fixture
-def trust(registry: SchemaRegistry) -> Trust:
-    return Trust(TrustRules(registry, KindRegistry()), ROOTS, frozenset(), KeptLeaves([KEPT]))
+def trust(registry: SchemaRegistry) -> FleetTrust:
+    return FleetTrust(TrustRules(registry, KindRegistry()), ROOTS, frozenset(), KeptLeaves([KEPT]))
 
 
 def test_a_leaf_that_was_kept_has_the_identity_that_verifying_it_gives() -> None:
@@ -33,7 +33,7 @@ def test_a_leaf_that_was_kept_has_the_identity_that_verifying_it_gives() -> None
     assert KeptLeaves([KEPT]).recall(chain, [ELSEWHERE.root_pem, *ROOTS], NOW_MS) == NODE.identity()
 
 
-def test_it_is_not_verified_and_not_kept_again(trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_verified_and_not_kept_again(trust: FleetTrust, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.fleet.leaves.verify_leaf", None)  # to call it would fail
     kept: list[KeptLeaf] = []
     trust = replace(trust, kept=KeptLeaves([KEPT], kept.append))
@@ -41,14 +41,14 @@ def test_it_is_not_verified_and_not_kept_again(trust: Trust, monkeypatch: pytest
     assert kept == []
 
 
-def test_a_leaf_that_is_new_is_verified_and_kept(trust: Trust) -> None:
+def test_a_leaf_that_is_new_is_verified_and_kept(trust: FleetTrust) -> None:
     kept: list[KeptLeaf] = []
     trust = replace(trust, kept=KeptLeaves([], kept.append))
     trust.identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
     assert kept == [KEPT]
 
 
-def test_one_that_is_rejected_is_not_kept(trust: Trust) -> None:
+def test_one_that_is_rejected_is_not_kept(trust: FleetTrust) -> None:
     kept: list[KeptLeaf] = []
     trust = replace(trust, kept=KeptLeaves([], kept.append))
     for pem in (ELSEWHERE.issue().leaf_pem, CA.issue(OTHER_NODE_ID).leaf_pem):
@@ -57,17 +57,17 @@ def test_one_that_is_rejected_is_not_kept(trust: Trust) -> None:
     assert kept == []
 
 
-def test_one_that_was_revoked_since_is_rejected(trust: Trust) -> None:
+def test_one_that_was_revoked_since_is_rejected(trust: FleetTrust) -> None:
     with pytest.raises(IdentityError, match="revoked"):
         trust.changed(ROOTS, frozenset({NODE.kid})).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
 
 
-def test_one_whose_root_is_not_trusted_any_more_is_rejected(trust: Trust) -> None:
+def test_one_whose_root_is_not_trusted_any_more_is_rejected(trust: FleetTrust) -> None:
     with pytest.raises(IdentityError, match="chain"):
         trust.changed([ELSEWHERE.root_pem], frozenset()).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
 
 
-def test_one_of_another_node_is_rejected(trust: Trust) -> None:
+def test_one_of_another_node_is_rejected(trust: FleetTrust) -> None:
     with pytest.raises(IdentityError, match="id_mismatch"):
         trust.identify(OTHER_NODE_ID, NODE.leaf_pem, None, NOW_MS)
 
@@ -106,7 +106,7 @@ def test_a_root_that_has_expired_vouches_for_no_leaf_that_is_kept() -> None:
         {"public_key": b""},
         {"not_before_ms": 0},
         {"not_after_ms": KEPT.not_after_ms + DAY_MS},
-        {"root_kid": kid_of(certificates_in(ELSEWHERE.root_pem)[0])},
+        {"root_kid": kid_of(first_certificate_in(ELSEWHERE.root_pem))},
         {"root_kid": ""},
         {"tenant": "\ud800"},
     ],
@@ -120,7 +120,7 @@ def test_what_does_not_fit_the_bytes_of_the_leaf_counts_for_nothing(changes: dic
 def test_another_leaf_with_the_same_facts_is_verified() -> None:
     again = CA.issue(key=NODE.key)
     assert KeptLeaves([KEPT]).recall(again.leaf_pem, ROOTS, NOW_MS) is None
-    der = bytearray(certificates_in(NODE.leaf_pem)[0])
+    der = bytearray(first_certificate_in(NODE.leaf_pem))
     der[-1] ^= 1
     assert KeptLeaves([KEPT]).recall(to_pem([bytes(der)]), ROOTS, NOW_MS) is None
     # Kept by the thumbprint of these bytes, and of no certificate.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from relay.fleet.leaves import Trust
+from relay.fleet.leaves import FleetTrust
 from relay.fleet.node_record import NodeRecord
 from schemas.certificates import IdentityError
 from schemas.kinds import KindRegistry
@@ -17,8 +17,8 @@ NODE = CA.issue()
 
 
 @pytest.fixture(scope="module")
-def trust(registry: SchemaRegistry) -> Trust:
-    return Trust(TrustRules(registry, KindRegistry()), [CA.root_pem], frozenset())
+def trust(registry: SchemaRegistry) -> FleetTrust:
+    return FleetTrust(TrustRules(registry, KindRegistry()), [CA.root_pem], frozenset())
 
 
 def known() -> NodeRecord:
@@ -27,11 +27,11 @@ def known() -> NodeRecord:
     return node
 
 
-def test_a_leaf_of_the_root_proves_its_node(trust: Trust) -> None:
+def test_a_leaf_of_the_root_proves_its_node(trust: FleetTrust) -> None:
     assert trust.identify(NODE_ID, NODE.leaf_pem, None, NOW_MS) == NODE.identity()
 
 
-def test_a_leaf_that_is_known_is_not_verified_again(trust: Trust) -> None:
+def test_a_leaf_that_is_known_is_not_verified_again(trust: FleetTrust) -> None:
     node = known()
     elsewhere = replace(trust, roots=[SimulatedCa("elsewhere").root_pem])
     assert elsewhere.identify(NODE_ID, NODE.leaf_pem, node, NOW_MS) is node.identities[NODE.kid]
@@ -50,13 +50,13 @@ def test_a_leaf_that_is_known_is_not_verified_again(trust: Trust) -> None:
     ],
 )
 def test_what_proves_nothing_is_refused(
-    trust: Trust, node: NodeRecord | None, pem: str, now_ms: int, reason: str
+    trust: FleetTrust, node: NodeRecord | None, pem: str, now_ms: int, reason: str
 ) -> None:
     with pytest.raises(IdentityError) as caught:
         trust.identify(NODE_ID, pem, node, now_ms)
     assert caught.value.reason == reason
 
 
-def test_a_revoked_leaf_is_refused(trust: Trust) -> None:
+def test_a_revoked_leaf_is_refused(trust: FleetTrust) -> None:
     with pytest.raises(IdentityError, match="revoked"):
         replace(trust, revoked=frozenset({NODE.kid})).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.fleet.mqtt_connection import PAUSE_S, Message, MqttConnection
+from relay.fleet.mqtt_connection import PAUSE_S, MqttConnection, MqttMessage
 from schemas.addresses import BrokerAddress
 from schemas.health import Loop
 from schemas.process.logs import make_logger
@@ -32,7 +32,7 @@ class Relay:
 
     def __init__(self, address: BrokerAddress, **options: Any) -> None:
         self.states: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
-        self.batches: list[list[Message]] = []
+        self.batches: list[list[MqttMessage]] = []
         self.taken = asyncio.Condition()
         self.faults = 0
         self.go_on = asyncio.Event()
@@ -51,7 +51,7 @@ class Relay:
             **{"tls": None, "longest_wait_s": 0.01, **options},
         )
 
-    async def take(self, messages: Sequence[Message]) -> None:
+    async def take(self, messages: Sequence[MqttMessage]) -> None:
         if self.faults:
             self.faults -= 1
             raise RuntimeError
@@ -63,7 +63,7 @@ class Relay:
     async def state(self) -> tuple[bool, str]:
         return await asyncio.wait_for(self.states.get(), BOUND_S)
 
-    async def messages(self, count: int) -> list[Message]:
+    async def messages(self, count: int) -> list[MqttMessage]:
         """Return the first ``count`` messages, once they were taken."""
         async with asyncio.timeout(BOUND_S), self.taken:
             await self.taken.wait_for(lambda: sum(map(len, self.batches)) >= count)
@@ -83,7 +83,7 @@ async def connecting(address: BrokerAddress, **options: Any) -> AsyncIterator[Re
             await asyncio.wait_for(running, BOUND_S)
 
 
-def numbered(count: int, payload: bytes = b"") -> list[Message]:
+def numbered(count: int, payload: bytes = b"") -> list[MqttMessage]:
     return [(f"a/{number}", payload) for number in range(count)]
 
 

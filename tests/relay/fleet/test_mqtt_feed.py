@@ -167,12 +167,12 @@ async def test_after_a_restart_the_nodes_that_are_retained_are_listed_and_offlin
     await send(broker, *introduction(stage.node))
     async with stage.subscribed(broker):
         await stage.until("accepted")
-        assert name in [tool.canonical for tool in hub.fleet.listed(READERS)]
+        assert name in [tool.canonical for tool in hub.fleet.selected.listed(READERS)]
         answer = await gateway.call(call_of(hub.token(), name, {"message": "ping"}))
         assert answer.error is not None
         assert answer.error["code"] == "E_NODE_OFFLINE"
         hub.clock.advance(GRACE_MS)
-        assert hub.fleet.listed(READERS) == []
+        assert hub.fleet.selected.listed(READERS) == []
 
 
 async def test_a_node_that_comes_later_is_found_whichever_of_its_messages_is_first(

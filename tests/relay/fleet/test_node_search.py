@@ -3,7 +3,7 @@
 import pytest
 
 from relay.fleet.node_names import UnknownNodeError
-from relay.fleet.node_search import Wanted
+from relay.fleet.node_search import NodeCriteria
 from relay.fleet.selection import Selection
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, TENANT
@@ -23,28 +23,34 @@ def stage(hub: Hub) -> ViewStage:
 @pytest.mark.parametrize(
     ("wanted", "labels"),
     [
-        pytest.param(Wanted(), ["barn", "barn cellar", "yard"], id="all"),
-        pytest.param(Wanted(query="cellar barn"), ["barn cellar"], id="words"),
-        pytest.param(Wanted(kinds=frozenset({"system.metrics"})), ["barn"], id="kind"),
-        pytest.param(Wanted(tags=("site=north",)), ["barn", "yard"], id="tag"),
-        pytest.param(Wanted(tags=("site=north", "gateway")), ["barn"], id="tags"),
-        pytest.param(Wanted(tags=("none",)), [], id="no such tag"),
-        pytest.param(Wanted(online=False), ["yard"], id="offline"),
-        pytest.param(Wanted(query="barn", online=True, tags=("site=south",)), ["barn cellar"], id="together"),
-        pytest.param(Wanted(selection=Selection(nodes=("yard", "barn"))), ["barn", "yard"], id="selected"),
+        pytest.param(NodeCriteria(), ["barn", "barn cellar", "yard"], id="all"),
+        pytest.param(NodeCriteria(query="cellar barn"), ["barn cellar"], id="words"),
+        pytest.param(NodeCriteria(kinds=frozenset({"system.metrics"})), ["barn"], id="kind"),
+        pytest.param(NodeCriteria(tags=("site=north",)), ["barn", "yard"], id="tag"),
+        pytest.param(NodeCriteria(tags=("site=north", "gateway")), ["barn"], id="tags"),
+        pytest.param(NodeCriteria(tags=("none",)), [], id="no such tag"),
+        pytest.param(NodeCriteria(online=False), ["yard"], id="offline"),
+        pytest.param(
+            NodeCriteria(query="barn", online=True, tags=("site=south",)), ["barn cellar"], id="together"
+        ),
+        pytest.param(
+            NodeCriteria(selection=Selection(nodes=("yard", "barn"))), ["barn", "yard"], id="selected"
+        ),
     ],
 )
-def test_nodes_are_found_by_all_that_is_wanted(stage: ViewStage, wanted: Wanted, labels: list[str]) -> None:
+def test_nodes_are_found_by_all_that_is_wanted(
+    stage: ViewStage, wanted: NodeCriteria, labels: list[str]
+) -> None:
     fleet = stage.hub.fleet
     assert [fleet.names.label_of(node.node_id) for node in fleet.search.found(TENANT, wanted)] == labels
 
 
 def test_a_selection_of_a_node_that_there_is_not_is_an_error(stage: ViewStage) -> None:
     with pytest.raises(UnknownNodeError):
-        stage.hub.fleet.search.found(TENANT, Wanted(selection=Selection(nodes=("far barn",))))
+        stage.hub.fleet.search.found(TENANT, NodeCriteria(selection=Selection(nodes=("far barn",))))
 
 
 def test_a_retired_node_is_not_found(stage: ViewStage) -> None:
     fleet = stage.hub.fleet
     fleet.retire(frozenset({fleet.names.resolve(TENANT, "yard")}), ())
-    assert len(fleet.search.found(TENANT, Wanted())) == 2
+    assert len(fleet.search.found(TENANT, NodeCriteria())) == 2

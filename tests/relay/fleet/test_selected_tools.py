@@ -15,7 +15,7 @@ from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selected_tools import SelectedTools
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_index import SEVERITY
-from relay.fleet.tools import FIRST_PLACE, Tool
+from relay.fleet.tools import BEFORE_ALL, Tool
 from schemas.errors import Failure, ToolError
 from schemas.projection import parse
 from schemas.registry import SchemaRegistry
@@ -69,7 +69,7 @@ def has_wanted(tags: set[str], wanted: set[str]) -> bool:
 
 
 def by_search(hub: Hub, rights: Rights, selection: Selection) -> list[Tool]:
-    return [tool for tool in hub.fleet.listed(rights) if is_selected(tool, selection)]
+    return [tool for tool in hub.fleet.selected.listed(rights) if is_selected(tool, selection)]
 
 
 own_nodes = [node_id for number, node_id in enumerate(NODES) if number % 8 != 7]
@@ -94,7 +94,7 @@ def test_every_page_of_a_selection_is_what_a_search_finds(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("relay.fleet.selected_tools.FEW_NODES", few)
         seen: list[Tool] = []
-        after = FIRST_PLACE
+        after = BEFORE_ALL
         while page := hub.fleet.selected.listed(rights, selection, after, limit):
             assert len(page) <= limit
             seen += page
@@ -116,7 +116,7 @@ def test_what_a_selection_offers_is_what_its_tools_are(
 @given(selection=selections)
 def test_a_call_is_let_through_where_its_tool_is_listed(hub: Hub, selection: Selection) -> None:
     selected = set(map(id, by_search(hub, ALL, selection)))
-    for tool in hub.fleet.listed(ALL):
+    for tool in hub.fleet.selected.listed(ALL):
         name = parse(tool.canonical)
         if id(tool) in selected:
             hub.fleet.selected.check(selection, name, TENANT)

@@ -108,7 +108,7 @@ def made(relay: Relay, step: tuple[str, int, str | int, str]) -> None:
             relay.restart()
 
 
-@examples(60, thorough=600)
+@examples(20, thorough=600)
 @given(st.lists(steps, max_size=30))
 def test_every_order_of_steps_ends_in_the_same_names_with_each_label_once(
     taken: Sequence[tuple[str, int, str | int, str]],

@@ -18,7 +18,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError, IdTakenError, UnknownTargetError
 from schemas.certificates import make_csr, verify_leaf
 from schemas.endorsement import is_endorsed
-from schemas.identity import certificates_in
+from schemas.identity import certificates_in, first_certificate_in
 from schemas.identity_files import IdentityFiles
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
@@ -110,7 +110,7 @@ def test_of_two_who_make_a_root_at_once_one_does(tmp_path: Path) -> None:
     def random_bytes(count: int) -> bytes:
         if not rival.ident:
             rival.start()
-        rival.join(0.1)
+            rival.join(0.1)
         return os.urandom(count)
 
     CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), random_bytes).create()
@@ -762,7 +762,7 @@ def test_a_new_root_is_endorsed_with_the_key_of_the_old_one(
     ca, old = rotated
     endorsement = ca.endorsement()
     assert endorsement is not None
-    assert is_endorsed(certificates_in(ca.root_pem())[0], certificates_in(old), endorsement)
+    assert is_endorsed(first_certificate_in(ca.root_pem()), certificates_in(old), endorsement)
     clock.advance(90 * DAY_MS)  # later than any renewal
     assert ca.endorsement() == endorsement
 

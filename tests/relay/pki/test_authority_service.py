@@ -2,42 +2,27 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.fleet.name_ledger import NameLedger
-from relay.pki.authority import CertificateAuthority
-from relay.pki.authority_service import AuthorityService
-from relay.pki.enrolments import EnrolmentInfo
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.leaf_issuer import OwnLeaves
 from relay.pki.own_certificate import RELAY_NAME, public_key_pem
-from relay.pki.renewals import Renewals
 from relay.pki.server_keys import make_server_key
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
-from schemas.certificates import make_csr, verify_leaf
+from schemas.certificates import verify_leaf
 from schemas.enrolment import RELAY, is_proven
-from schemas.identity import Identity
+from tests.fakes.authority import CSR, Holder
 from tests.fakes.disk import full_disk
-from tests.fakes.enrolling import HOUR_S, KEY, enrolments_of, environment_of, request_of
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.enrolling import HOUR_S, request_of
+from tests.fakes.hub import Hub
 from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT
 
-CSR = make_csr(KEY, NODE_ID)
 ASKING = "01HZX9K3M4P7Q8R9S0T1V2W3XB"
 
 
-@dataclass
-class Office:
-    """The service, and what it stands on."""
-
-    hub: Hub
-    ca: CertificateAuthority
-    join_tokens: JoinTokens
-    service: AuthorityService
+class Office(Holder):
+    """The service, asked as by another relay."""
 
     async def answer(self, action: AuthorityAction, **members: Any) -> Mapping[str, Any]:
         return await self.service.answer(ASKING, action, members)
@@ -47,27 +32,10 @@ class Office:
             await self.answer(action, **members)
         return refused.value
 
-    def held(self) -> Identity:
-        """Return a node's identity, whose leaf is half used up."""
-        leaf = verify_leaf(self.ca.issue(CSR, TENANT), self.ca.roots(), self.hub.clock())
-        self.hub.clock.advance(60 * DAY_MS)
-        return leaf
-
 
 @pytest.fixture
 def office(hub: Hub, tmp_path: Path) -> Office:
-    ca = CertificateAuthority(tmp_path / "ca", hub.clock, os.urandom)
-    ca.create()
-    join_tokens = JoinTokens(tmp_path / "join_tokens.jsonl", hub.clock, os.urandom)
-    names = NameLedger(tmp_path / "node_names.jsonl", hub.clock)
-    info = EnrolmentInfo(PUBLIC_URL, None, own_root=True)
-    service = AuthorityService(
-        environment_of(hub, ca),
-        enrolments=enrolments_of(hub, ca, join_tokens, names.name_new, info),
-        renewals=Renewals(OwnLeaves(ca), hub.audit, hub.clock, hub.log),
-        public_url=PUBLIC_URL,
-    )
-    return Office(hub, ca, join_tokens, service)
+    return Office.below(tmp_path, hub)
 
 
 # --- enrolment
@@ -95,7 +63,7 @@ async def test_why_a_node_is_not_enrolled_is_told_and_counted_for_the_relay_that
 
 
 async def test_a_leaf_is_renewed_for_its_own_key(office: Office) -> None:
-    held = office.held()
+    held = office.half_used_leaf()
     members = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": True}
     issued = await office.answer(AuthorityAction.RENEW, **members)
     assert issued["ok"] is True
@@ -106,7 +74,7 @@ async def test_a_leaf_is_renewed_for_its_own_key(office: Office) -> None:
 
 
 async def test_a_node_is_retired_with_its_leaves(office: Office) -> None:
-    held = office.held()
+    held = office.half_used_leaf()
     assert await office.answer(AuthorityAction.RETIRE, node_id=NODE_ID, kid=held.kid) == {"kids": [held.kid]}
     assert office.ca.revoked_kids() == {held.kid}
 
@@ -114,7 +82,7 @@ async def test_a_node_is_retired_with_its_leaves(office: Office) -> None:
 async def test_a_leaf_that_is_not_the_nodes_or_does_not_count_renews_and_retires_nothing(
     office: Office,
 ) -> None:
-    held = office.held()
+    held = office.half_used_leaf()
     asked = {"kid": held.kid, "csr": CSR, "server_roots": False}
     for members in (
         asked | {"node_id": OTHER_NODE_ID},
@@ -129,7 +97,7 @@ async def test_a_leaf_that_is_not_the_nodes_or_does_not_count_renews_and_retires
 
 
 async def test_a_revoked_leaf_renews_nothing(office: Office) -> None:
-    held = office.held()
+    held = office.half_used_leaf()
     office.ca.revoke(NODE_ID)
     asked = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": False}
     assert (await office.refusal(AuthorityAction.RENEW, **asked)).reason == "attestation_failed"

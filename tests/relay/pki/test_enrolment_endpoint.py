@@ -30,7 +30,7 @@ async def test_the_roots_are_served_without_a_token(office: Office) -> None:
     office.ca.rotate_root(overlap_days=30)
     text = (await office.http.get("/enroll")).text
     assert text.startswith("".join(office.ca.roots()))
-    # Each root that a join token may name vouches for the roots of servers.
+    # Each root that a join token may name endorses the roots of servers.
     for root in office.ca.roots():
         assert are_endorsed(certificates_in(servers), certificates_in(root), shown_endorsements(text))
 

@@ -16,7 +16,13 @@ from relay.audit.log import AuditUnavailableError
 from relay.fleet.name_ledger import NodeName
 from relay.ledger import Entry
 from relay.pki.authority import CertificateAuthority
-from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusal, EnrolmentRefusedError, Enrols, NameNode
+from relay.pki.enrolments import (
+    EnrolmentInfo,
+    EnrolmentRefusal,
+    EnrolmentRefusedError,
+    EnrolmentService,
+    NameNode,
+)
 from relay.pki.join_tokens import JoinTokens
 from relay.pki.records import IssuedLeaf
 from schemas.certificates import IdentityReason, make_csr, verify_leaf
@@ -391,7 +397,7 @@ async def test_while_names_cannot_be_written_no_node_is_enrolled_with_one(office
 # --- without HTTP, as the service for other relays asks
 
 
-def enrolments(office: Office, name_node: NameNode | None = None) -> Enrols:
+def enrolments(office: Office, name_node: NameNode | None = None) -> EnrolmentService:
     info = EnrolmentInfo(PUBLIC_URL, None, own_root=False)
     return enrolments_of(office.hub, office.ca, office.join_tokens, name_node or office.names.name_new, info)
 

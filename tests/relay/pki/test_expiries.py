@@ -7,7 +7,7 @@ from relay.config import TlsFiles
 from relay.pki.errors import AuthorityStateError
 from relay.pki.expiries import Expiries
 from schemas.addresses import BrokerAddress
-from schemas.identity import certificates_in, validity_of
+from schemas.identity import first_certificate_in, validity_of
 from tests.fakes.environment import config
 from tests.fakes.hub import Hub
 
@@ -24,8 +24,8 @@ def test_each_certificate_that_the_relay_shows_has_an_end(hub: Hub, tmp_path: Pa
     assert expiries.names == ("root", "server", "broker_client")
     leaf_pem = hub.ca.issue().leaf_pem
     (tmp_path / "server.pem").write_text(leaf_pem)
-    assert expiries.end_ms("server") == validity_of(certificates_in(leaf_pem)[0])[1]
-    assert expiries.end_ms("root") == validity_of(certificates_in(hub.ca.root_pem)[0])[1]
+    assert expiries.end_ms("server") == validity_of(first_certificate_in(leaf_pem))[1]
+    assert expiries.end_ms("root") == validity_of(first_certificate_in(hub.ca.root_pem))[1]
 
 
 @pytest.mark.parametrize("damaged", [None, b"", b"\xff", b"no certificate"])

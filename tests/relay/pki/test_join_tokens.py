@@ -15,7 +15,7 @@ from relay.pki.join_grants import JoinState, digest_of
 from relay.pki.join_tokens import JoinError, JoinRefusedError, JoinTokens
 from schemas.enrolment import JoinToken
 from schemas.files import ExposedFileError
-from schemas.identity import certificates_in
+from schemas.identity import first_certificate_in
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa
@@ -47,7 +47,7 @@ def tokens(path: Path, clock: FakeClock) -> JoinTokens:
 def test_a_token_names_the_root_and_is_found_by_its_id(tokens: JoinTokens) -> None:
     token = tokens.create("acme", HOUR_S, 1, ROOT)
     assert JoinToken.parse(token.text()) == token
-    assert token.fingerprint == sha256(certificates_in(ROOT)[0]).digest()
+    assert token.fingerprint == sha256(first_certificate_in(ROOT)).digest()
     grant = tokens.find(token.id)
     assert grant is not None
     assert (grant.key, grant.tenant, grant.uses) == (token.key, "acme", 1)

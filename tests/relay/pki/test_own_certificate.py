@@ -17,7 +17,7 @@ from relay.pki.own_certificate import (
     RELAY_URI,
     BrokerCertificate,
     ServedCertificate,
-    Wanted,
+    WantedCertificate,
     reason_to_renew,
 )
 from schemas.addresses import host_of
@@ -33,7 +33,7 @@ URL = "https://relay.example:8443"
 CA = SimulatedServerCa()
 HOSTS = ("relay.example", "127.0.0.1", "::1")
 KEY = server_key_named("relay").public_key()
-WANTED = Wanted(RELAY_NAME, frozenset(HOSTS), KEY)
+WANTED = WantedCertificate(RELAY_NAME, frozenset(HOSTS), KEY)
 DAYS = 90
 DAY = timedelta(days=1)
 
@@ -82,7 +82,7 @@ def test_what_is_no_certificate_of_a_server_is_replaced(held: str) -> None:
     ],
 )
 def test_it_is_replaced_when_the_hosts_changed(hosts: tuple[str, ...]) -> None:
-    wanted = Wanted(RELAY_NAME, frozenset(hosts), KEY)
+    wanted = WantedCertificate(RELAY_NAME, frozenset(hosts), KEY)
     assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) == "names"
 
 
@@ -92,8 +92,8 @@ def test_how_a_host_is_spelt_is_no_reason() -> None:
 
 
 def test_it_is_replaced_when_it_is_for_another_key_or_name() -> None:
-    other_key = Wanted(RELAY_NAME, WANTED.others, server_key_named("another").public_key())
-    other_name = Wanted("another", WANTED.others, KEY)
+    other_key = WantedCertificate(RELAY_NAME, WANTED.others, server_key_named("another").public_key())
+    other_name = WantedCertificate("another", WANTED.others, KEY)
     for wanted in (other_key, other_name):
         assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) == "another"
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from relay.pki.records import IssuedLeaf, IssuedServer, Records, rotation
+from relay.pki.records import CaRecords, IssuedLeaf, IssuedServer, rotation
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
 LEAF = IssuedLeaf(NODE_ID, "acme", "a" * 64, bytes(32), 2**127 + 1, NOW_MS + DAY_MS, NOW_MS, None)
@@ -16,8 +16,8 @@ def revocation(kid: str) -> dict[str, Any]:
     return {"action": "revoke", "ts_ms": NOW_MS, "node_id": NODE_ID, "kid": kid, "reason": "stolen"}
 
 
-def records(*entries: IssuedLeaf | IssuedServer | dict[str, Any]) -> Records:
-    return Records(entry if isinstance(entry, dict) else entry.entry() for entry in entries)
+def records(*entries: IssuedLeaf | IssuedServer | dict[str, Any]) -> CaRecords:
+    return CaRecords(entry if isinstance(entry, dict) else entry.entry() for entry in entries)
 
 
 @pytest.mark.parametrize("issued", [LEAF, NEWER, SERVER])

@@ -262,7 +262,9 @@ async def test_the_event_loop_goes_on_while_a_ca_waits_and_few_threads_wait_with
     slow = Slow(lambda: leaf)
     renewals = Renewals(OwnLeaves(slow), stage.hub.audit, stage.hub.clock, stage.hub.log)
     stage.until_due()
-    identities = [Identity(f"{number:026d}", TENANT, "ab" * 32, bytes(32), 0, 2, "") for number in range(20)]
+    identities = [
+        Identity(f"{number:026d}", TENANT, "ab" * 32, bytes(32), 0, 2, "", "", 0) for number in range(20)
+    ]
     tasks = [asyncio.create_task(renewals.renew(identity, CSR)) for identity in identities]
     async with asyncio.timeout(BOUND_S):
         while slow.inside < 4:  # noqa: ASYNC110 - the threads have no event
@@ -297,7 +299,7 @@ async def test_retiring_twice_is_as_good_as_once(stage: RenewalStage) -> None:
 
 
 async def test_a_node_that_the_ca_never_heard_of_cannot_retire(stage: RenewalStage) -> None:
-    other_node = Identity(OTHER_NODE_ID, TENANT, "ab" * 32, bytes(32), 0, 1, "")
+    other_node = Identity(OTHER_NODE_ID, TENANT, "ab" * 32, bytes(32), 0, 1, "", "", 0)
     error = await refused(stage.renewals.retire(other_node), Failure.ATTESTATION_FAILED)
     assert OTHER_NODE_ID not in str(error)
     assert stage.hub.lines.entries("retirement refused")[0]["node_id"] == OTHER_NODE_ID

@@ -12,7 +12,7 @@ from relay.pki.errors import AuthorityOptionError, AuthorityStateError
 from relay.pki.issuing import Issuing
 from schemas.certificates import IdentityError, make_csr, verify_leaf
 from schemas.endorsement import are_endorsed, is_server_root
-from schemas.identity import certificates_in
+from schemas.identity import certificates_in, first_certificate_in
 from tests.fakes.clock import FakeClock
 from tests.fakes.server_ca import server_key_named
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, key_named
@@ -52,7 +52,7 @@ def read(pem: str) -> list[x509.Certificate]:
 
 def test_a_new_ca_has_a_root_of_servers_which_the_root_of_nodes_certifies(ca: CertificateAuthority) -> None:
     [root] = ca.servers.roots()
-    assert is_server_root(certificates_in(root)[0])
+    assert is_server_root(first_certificate_in(root))
     assert isinstance(read(root)[0].public_key(), EllipticCurvePublicKey)
     leaf, cross = read(ca.servers.issue("relay", HOSTS, KEY, 90))
     leaf.verify_directly_issued_by(read(root)[0])

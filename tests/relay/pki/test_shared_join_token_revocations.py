@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.pki.join_grants import digest_of
-from relay.pki.join_tokens import JoinTokens
+from relay.pki.join_tokens import MAX_TTL_S, JoinTokens
 from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
 from relay.shared_ledger import AT_ONCE
 from schemas.enrolment import JoinToken
@@ -30,7 +30,7 @@ def tokens(path: Path) -> JoinTokens:
 
 @pytest.fixture
 def shared(tokens: JoinTokens) -> SharedJoinTokenRevocations:
-    return SharedJoinTokenRevocations(tokens)
+    return SharedJoinTokenRevocations(tokens, FakeClock(NOW_MS))
 
 
 def tokens_in(path: Path) -> JoinTokens:
@@ -59,8 +59,8 @@ def test_a_token_is_revoked_by_a_relay_that_does_not_have_it(tokens: JoinTokens,
     token = made(tokens)
     other = tokens_in(tmp_path / "other.jsonl")
     other.revoke(token.id, made_here=False)
-    entries = SharedJoinTokenRevocations(other).settle({}, NONE)
-    assert SharedJoinTokenRevocations(tokens).settle(entries, frozenset(entries)) == {}
+    entries = SharedJoinTokenRevocations(other, FakeClock(NOW_MS)).settle({}, NONE)
+    assert SharedJoinTokenRevocations(tokens, FakeClock(NOW_MS)).settle(entries, frozenset(entries)) == {}
     assert tokens.find(token.id) is None
 
 
@@ -76,11 +76,13 @@ def test_a_file_of_an_older_backup_learns_what_was_revoked_since(
     entries = shared.settle({}, NONE)
     restored = tokens_in(older)
     for _ in range(2):
-        assert SharedJoinTokenRevocations(restored).settle(entries, frozenset(entries)) == {}
+        assert (
+            SharedJoinTokenRevocations(restored, FakeClock(NOW_MS)).settle(entries, frozenset(entries)) == {}
+        )
     assert restored.find(before.id) is None
     assert restored.revoked().keys() == {digest_of(before.id), digest_of(since.id)}
     # The servers have lost the stream.
-    assert SharedJoinTokenRevocations(restored).settle({}, NONE) == entries
+    assert SharedJoinTokenRevocations(restored, FakeClock(NOW_MS)).settle({}, NONE) == entries
 
 
 def test_of_many_revocations_some_are_shared_at_a_time(
@@ -91,3 +93,14 @@ def test_of_many_revocations_some_are_shared_at_a_time(
     second = shared.settle({}, frozenset(first))
     assert (len(first), len(second)) == (AT_ONCE, 1)
     assert not first.keys() & second.keys()
+
+
+def test_a_revocation_is_shared_until_no_token_from_before_it_is_good(tokens: JoinTokens) -> None:
+    clock = FakeClock(NOW_MS)
+    shared = SharedJoinTokenRevocations(tokens, clock)
+    tokens.revoke(made(tokens).id)
+    ((key, entry),) = shared.settle({}, NONE).items()
+    clock.advance(MAX_TTL_S * 1000)
+    assert shared.end_ms_of(entry) == clock()
+    assert shared.settle({}, NONE) == {}
+    assert key in tokens.revoked()

@@ -58,6 +58,7 @@ def test_a_use_is_shared_until_it_is_known_without_the_token(one: Side, registry
     assert registry.load("cluster.join_token_use@1.0.0").is_valid(entry)
     assert key == one.shared.key_of(entry)
     assert entry["node_id"] == NODE_ID
+    assert one.shared.end_ms_of(entry) == NOW_MS + HOUR_S * 1000
     for secret in (token.id, token.key.hex(), base64url(token.key)):
         assert secret not in repr(entry)
     # It comes back, and is the one that was spent.

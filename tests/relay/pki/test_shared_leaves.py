@@ -43,11 +43,11 @@ def other(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
 def test_what_was_issued_is_recorded_elsewhere_as_it_was_but_for_the_join_token(
     ca: CertificateAuthority, other: CertificateAuthority, registry: SchemaRegistry
 ) -> None:
-    shared = SharedLeaves(ca.ledger, issues=True)
+    shared = SharedLeaves(ca.ledger, FakeClock(NOW_MS), issues=True)
     entries = shared.settle({}, NONE)
     assert all(registry.load("cluster.leaf@1.0.0").is_valid(entry) for entry in entries.values())
     assert [shared.key_of(entry) for entry in entries.values()] == list(entries)
-    takes = SharedLeaves(other.ledger, issues=False)
+    takes = SharedLeaves(other.ledger, FakeClock(NOW_MS), issues=False)
     for _ in range(2):
         # Their order in the stream is that of any relay that has appended them.
         assert takes.settle(dict(reversed(list(entries.items()))), frozenset(entries)) == {}
@@ -61,7 +61,7 @@ def test_what_was_issued_is_recorded_elsewhere_as_it_was_but_for_the_join_token(
 
 def test_servers_certificates_are_not_shared(ca: CertificateAuthority) -> None:
     ca.issue_client("relay", "urn:edge-kubelet:relay", bytes(key_named("relay").verify_key), 90)
-    assert len(SharedLeaves(ca.ledger, issues=True).settle({}, NONE)) == 2
+    assert len(SharedLeaves(ca.ledger, FakeClock(NOW_MS), issues=True).settle({}, NONE)) == 2
 
 
 def test_whom_the_ca_issues_to_is_not_decided_by_what_arrives(ca: CertificateAuthority) -> None:
@@ -74,9 +74,20 @@ def test_whom_the_ca_issues_to_is_not_decided_by_what_arrives(ca: CertificateAut
         "issued_ms": NOW_MS,
         "not_after_ms": NOW_MS + 1_000_000,
     }
-    SharedLeaves(ca.ledger, issues=True).settle({"ab" * 32: foreign}, frozenset({"ab" * 32}))
+    SharedLeaves(ca.ledger, FakeClock(NOW_MS), issues=True).settle(
+        {"ab" * 32: foreign}, frozenset({"ab" * 32})
+    )
     assert ca.ledger.path.read_bytes() == before
 
 
 def test_a_relay_without_the_key_shares_none(ca: CertificateAuthority) -> None:
-    assert SharedLeaves(ca.ledger, issues=False).settle({}, NONE) == {}
+    assert SharedLeaves(ca.ledger, FakeClock(NOW_MS), issues=False).settle({}, NONE) == {}
+
+
+def test_a_leaf_that_has_expired_is_shared_no_more(ca: CertificateAuthority, clock: FakeClock) -> None:
+    shared = SharedLeaves(ca.ledger, clock, issues=True)
+    end_ms = max(shared.end_ms_of(entry) for entry in shared.settle({}, NONE).values())
+    clock.advance(end_ms - 1 - clock())
+    assert shared.settle({}, NONE)
+    clock.advance(1)
+    assert shared.settle({}, NONE) == {}

@@ -7,7 +7,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityStateError
 from relay.pki.shared_revocations import SharedRevocations
 from schemas.certificates import make_csr
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
@@ -17,15 +17,20 @@ ENTRY = {"kid": KID, "revoked_ms": NOW_MS, "serial": "1f"}
 
 
 @pytest.fixture
-def ca(tmp_path: Path) -> CertificateAuthority:
-    authority = CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), os.urandom)
+def clock() -> FakeClock:
+    return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
+    authority = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
     authority.create()
     return authority
 
 
 @pytest.fixture
-def shared(ca: CertificateAuthority) -> SharedRevocations:
-    return SharedRevocations(ca.ledger)
+def shared(ca: CertificateAuthority, clock: FakeClock) -> SharedRevocations:
+    return SharedRevocations(ca.ledger, clock)
 
 
 def lines(ca: CertificateAuthority) -> list[str]:
@@ -36,11 +41,12 @@ def test_what_was_revoked_here_is_shared_with_its_serial_number_and_without_its_
     ca: CertificateAuthority, shared: SharedRevocations, registry: SchemaRegistry
 ) -> None:
     leaf = ca.issue(make_csr(key_named("node"), NODE_ID), "acme")
-    kid = kid_of(certificates_in(leaf)[0])
+    kid = kid_of(first_certificate_in(leaf))
     ca.revoke(NODE_ID, "stolen from the shed")
     missing = shared.settle({}, frozenset())
-    serial = ca.records().serial_of(kid)
-    assert missing == {kid: {"kid": kid, "revoked_ms": NOW_MS, "serial": f"{serial:x}"}}
+    serial, end_ms = ca.records().serial_of(kid), ca.records().leaves_of(NODE_ID)[0].not_after_ms
+    entry = {"kid": kid, "revoked_ms": NOW_MS, "serial": f"{serial:x}", "not_after_ms": end_ms}
+    assert missing == {kid: entry}
     assert registry.load("cluster.revocation@1.0.0").is_valid(missing[kid])
     assert shared.key_of(missing[kid]) == kid
     assert shared.settle({}, frozenset({kid})) == {}
@@ -69,3 +75,27 @@ def test_without_the_ledger_nothing_is_taken(ca: CertificateAuthority, shared: S
     with pytest.raises(AuthorityStateError, match="is missing"):
         shared.settle({KID: ENTRY}, frozenset())
     assert not ca.ledger.path.exists()
+
+
+def test_what_has_expired_is_shared_no_more_also_where_the_certificate_is_not_known(
+    ca: CertificateAuthority, shared: SharedRevocations, clock: FakeClock
+) -> None:
+    """An entry that the servers have removed at its end would else be appended again, for good."""
+    ca.issue(make_csr(key_named("node"), NODE_ID), "acme")
+    (own,) = ca.revoke(NODE_ID)
+    end_ms = ca.records().leaves_of(NODE_ID)[0].not_after_ms
+    told, endless = "cd" * 32, "ef" * 32
+    arrived = {
+        told: {"kid": told, "revoked_ms": NOW_MS, "not_after_ms": end_ms},
+        endless: {"kid": endless, "revoked_ms": NOW_MS},
+    }
+    lacking = shared.settle(arrived, frozenset())
+    assert {kid: shared.end_ms_of(entry) for kid, entry in lacking.items()} == {
+        own: end_ms,
+        told: end_ms,
+        endless: None,
+    }
+    clock.advance(end_ms - NOW_MS)
+    assert shared.settle({}, frozenset()).keys() == {endless}
+    assert ca.revoked_kids() == {own, told, endless}
+    assert ca.records().copy().end_ms_of(told) == end_ms

@@ -17,7 +17,7 @@ from relay.pki.broker_access import BrokerAccess
 from relay.pki.errors import AuthorityStateError
 from relay.pki.own_certificate import RELAY_NAME, OwnAuthority, issue_for_another_relay
 from relay.pki.tls_contexts import INTERVAL_S, LiveContext, RelayTls, broker_context
-from relay.routing.authority_port import AuthorityAwayError
+from relay.routing.authority_port import AuthorityUnavailableError
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.files import ExposedFileError
 from schemas.keys import private_key_to_pem
@@ -296,7 +296,7 @@ class Elsewhere:
     async def certify(self, use: str, public_key: str) -> str:
         self.asked.append(use)
         if self.away:
-            raise AuthorityAwayError("no relay with the CA's key is connected")
+            raise AuthorityUnavailableError("no relay with the CA's key is connected")
         return await asyncio.to_thread(issue_for_another_relay, self.ca, use, public_key, URL)
 
 

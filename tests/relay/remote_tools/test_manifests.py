@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.remote_tools import Permissions, Reason, Risk, RiskSource, Surroundings, ToolUnauthorized
+from relay.remote_tools import ClientEnvironment, Permissions, Reason, Risk, RiskSource, ToolUnauthorized
 from tests.fakes.clock import FakeClock
 from tests.fakes.guarded import EVERYTHING, over_http
 from tests.fakes.mcp_server import FakeMcpServer
@@ -44,7 +44,7 @@ def options(ca: SimulatedCa, tmp_path: Path) -> dict[str, Any]:
     root = tmp_path / "root.pem"
     root.write_text(ca.root_pem)
     clock = FakeClock(NOW_MS)
-    return {"verify_manifests": root, "surroundings": Surroundings(now_ms=clock), "permissions": READ}
+    return {"verify_manifests": root, "environment": ClientEnvironment(now_ms=clock), "permissions": READ}
 
 
 def echo_of(node: SimulatedNode) -> str:
@@ -162,7 +162,7 @@ async def test_an_expired_manifest_is_read_again_before_the_next_call(
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
     fake = relay_with(node)
-    clock = options["surroundings"].now_ms
+    clock = options["environment"].now_ms
     async with over_http(fake, **options) as client:
         await client.tools.execute(echo_of(node), PING)
         clock.advance(TTL_MS)
@@ -191,7 +191,7 @@ async def test_an_older_manifest_than_one_that_was_accepted_is_refused(
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
     fake = relay_with(node)
-    clock = options["surroundings"].now_ms
+    clock = options["environment"].now_ms
     fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(expires_at_ms=NOW_MS + 1000).decode()
     async with over_http(fake, **options) as client:
         await client.tools.execute(echo_of(node), PING)

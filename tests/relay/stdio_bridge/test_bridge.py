@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pytest
 import pytest_asyncio
 
-from relay.http.connections import Connection
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.http.connections import AcceptedConnection
+from relay.stdio_bridge.bearer_token import RenewableToken
 from relay.stdio_bridge.bridge import DRAIN_TIMEOUT_S, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, Bridge
 from relay.stdio_bridge.http_client import RelayHttp
 from relay.stdio_bridge.messages import MAX_LINE_BYTES, header_value
@@ -322,7 +322,7 @@ async def test_a_connection_is_used_again(relay: ServedRelay, server: Server, hu
     made: list[str] = []
     begin = server.connections.begin
 
-    def counting(address: str) -> Connection | None:
+    def counting(address: str) -> AcceptedConnection | None:
         made.append(address)
         return begin(address)
 
@@ -455,7 +455,7 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answe
     assert DRAIN_TIMEOUT_S > 0.01
     relay, log = Holding(), LogLines()
     async with RawServer.running(relay) as server:
-        http = RelayHttp(server.url, BearerToken("t"), client_context())
+        http = RelayHttp(server.url, RenewableToken("t"), client_context())
         lines: list[bytes] = []
 
         async def take(line: bytes) -> None:
@@ -477,7 +477,7 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answe
 
 
 async def test_a_client_that_reads_no_more_ends_the_bridge(relay: ServedRelay, hub: Hub) -> None:
-    http, log = RelayHttp(url_of(relay), BearerToken(hub.token()), client_context()), LogLines()
+    http, log = RelayHttp(url_of(relay), RenewableToken(hub.token()), client_context()), LogLines()
 
     async def broken(_line: bytes) -> None:
         raise BrokenPipeError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from relay.stdio_bridge.http_client import (
     MAX_ANSWER_BYTES,
     EventReader,
@@ -36,8 +36,8 @@ class Fixed:
         await writer.drain()
 
 
-async def asked(url: str, token: BearerToken | None = None) -> tuple[int, list[bytes]]:
-    http = RelayHttp(url, token or BearerToken("t"), client_context())
+async def asked(url: str, token: RenewableToken | None = None) -> tuple[int, list[bytes]]:
+    http = RelayHttp(url, token or RenewableToken("t"), client_context())
     try:
         async with http.exchange("POST", {"mcp-method": "ping"}, b'{ "id" : 1 }') as answer:
             return answer.status, [raw async for raw, _ in answer.messages()]
@@ -51,7 +51,7 @@ async def asked(url: str, token: BearerToken | None = None) -> tuple[int, list[b
 @pytest.mark.integration
 async def test_the_bytes_go_as_they_are_with_the_token_and_what_a_stream_needs() -> None:
     async with RawServer.running(Fixed(http_answer(200, PONG, **JSON))) as server:
-        assert await asked(server.url + "/mcp?names=dashed", BearerToken("the-token")) == (200, [PONG])
+        assert await asked(server.url + "/mcp?names=dashed", RenewableToken("the-token")) == (200, [PONG])
     [request] = server.asked
     head = request.head.lower().split("\r\n")
     assert head[0] == "post /mcp?names=dashed http/1.1"
@@ -87,7 +87,7 @@ async def test_a_relay_is_believed_by_the_root_that_was_named(tmp_path: Path) ->
     ca = SimulatedCa(now_ms=now_ms)
     context = server_context(ca, tmp_path, now_ms)
     async with RawServer.running(Fixed(http_answer(200, PONG, **JSON)), context) as server:
-        http = RelayHttp(server.url, BearerToken("t"), client_context(ca.root_pem))
+        http = RelayHttp(server.url, RenewableToken("t"), client_context(ca.root_pem))
         async with http.exchange("POST", {}, b"{}") as answer:
             assert [raw async for raw, _ in answer.messages()] == [PONG]
         await http.close()
@@ -145,7 +145,7 @@ async def test_each_message_of_a_stream_comes_while_the_stream_is_open() -> None
         await more.wait()
 
     async with RawServer.running(respond) as server:
-        http = RelayHttp(server.url, BearerToken("t"), client_context())
+        http = RelayHttp(server.url, RenewableToken("t"), client_context())
         async with http.exchange("GET", {}) as answer:
             assert answer.is_stream
             messages = answer.messages()
@@ -171,7 +171,7 @@ async def test_an_answer_without_end_is_given_up(
 
 async def refusal(answer: bytes) -> tuple[bool, str]:
     async with RawServer.running(Fixed(answer)) as server:
-        http = RelayHttp(server.url, BearerToken("t"), client_context())
+        http = RelayHttp(server.url, RenewableToken("t"), client_context())
         async with http.exchange("POST", {}, b"{}") as got:
             found = await got.read_refusal()
             # What was read to see what it is can still be passed on.

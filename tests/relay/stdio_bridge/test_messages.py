@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from relay.http.body_parser import MAX_BODY_BYTES
 from relay.stdio_bridge.messages import (
     MAX_LINE_BYTES,
-    LineSplitter,
     Message,
+    MessageSplitter,
     canonical_error,
     header_value,
     internal_error,
@@ -150,7 +150,7 @@ def test_a_line_is_as_long_as_a_body_may_be() -> None:
     assert MAX_LINE_BYTES == MAX_BODY_BYTES
 
 
-def cut(splitter: LineSplitter, chunks: list[bytes]) -> Iterator[bytes | None]:
+def cut(splitter: MessageSplitter, chunks: list[bytes]) -> Iterator[bytes | None]:
     for chunk in chunks:
         yield from splitter.feed(chunk)
     yield splitter.end()
@@ -160,11 +160,11 @@ def cut(splitter: LineSplitter, chunks: list[bytes]) -> Iterator[bytes | None]:
 def test_however_the_bytes_come_the_lines_are_the_same(chunks: list[bytes], max_bytes: int) -> None:
     whole = b"".join(chunks).split(b"\n")
     expected = [line if len(line) <= max_bytes else None for line in whole]
-    assert list(cut(LineSplitter(max_bytes), chunks)) == expected
+    assert list(cut(MessageSplitter(max_bytes), chunks)) == expected
 
 
 def test_of_a_line_that_is_too_long_nothing_is_kept() -> None:
-    splitter = LineSplitter(8)
+    splitter = MessageSplitter(8)
     assert list(splitter.feed(b"123456789")) == []
     assert list(splitter.feed(b"x" * 1000)) == []
     assert not splitter._rest  # noqa: SLF001 - what it holds is the point

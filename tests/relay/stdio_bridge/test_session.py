@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from relay.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
 from relay.stdio_bridge.messages import Message, read
 from relay.stdio_bridge.session import Conversation, RefusedError, SessionGoneError
@@ -33,8 +33,10 @@ def said(method: str, number: int | None = 1, **params: Any) -> Message:
 
 
 @asynccontextmanager
-async def conversation(url: str, token: BearerToken | str) -> AsyncIterator[Conversation]:
-    http = RelayHttp(url, token if isinstance(token, BearerToken) else BearerToken(token), client_context())
+async def conversation(url: str, token: RenewableToken | str) -> AsyncIterator[Conversation]:
+    http = RelayHttp(
+        url, token if isinstance(token, RenewableToken) else RenewableToken(token), client_context()
+    )
     try:
         yield Conversation(http)
     finally:
@@ -191,7 +193,7 @@ async def test_a_token_that_was_renewed_is_used_without_a_word(
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
     meta: dict[str, Any] = {"_meta": META} if era == NEW else {}
-    async with conversation(mcp_of(relay), BearerToken.find(file, {})) as talk:
+    async with conversation(mcp_of(relay), RenewableToken.find(file, {})) as talk:
         if era == OLD:
             await opened(talk)
         session = talk.session
@@ -253,7 +255,7 @@ async def test_a_stream_that_is_none_is_refused(relay: ServedRelay, hub: Hub, tm
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
-    async with conversation(mcp_of(relay), BearerToken.find(file, {})) as talk:
+    async with conversation(mcp_of(relay), RenewableToken.find(file, {})) as talk:
         await opened(talk)
         session = talk.session
         assert session is not None

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ from relay.calls.envelope import Call
 from relay.fleet.node_names import UnknownNodeError
 from relay.telemetry.fleet_listening import FleetListening
 from relay.telemetry.fleet_reading import FleetReading
+from relay.telemetry.hub import Notify
 from relay.telemetry.reading import TelemetryResource
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import CallerStage
 from tests.fakes.cluster_server import NatsServer
@@ -39,9 +40,15 @@ class Relay:
         assert hub.peers is not None
         self.elsewhere = FleetReading(self.resource, hub.peers, hub.authenticator)
         self.listening = FleetListening(
-            self.resource, hub.telemetry, hub.peers, hub.authenticator, hub.seconds
+            self.resource, self._listen, hub.peers, hub.authenticator, hub.seconds
         )
+        self.listens: list[tuple[str, str, str]] = []
         self.gateway = hub.gateway(Answering(), hub.seconds)
+
+    def _listen(self, agent: Principal, node_id: str, notify: Notify) -> Callable[[], None]:
+        """Listen for an agent of the other relay."""
+        self.listens.append(agent.name)
+        return self.hub.telemetry.listen(agent, node_id, notify)
 
     def agent(self, **token: Any) -> Principal:
         return self.hub.authenticator.identify(self.hub.token(**token))
@@ -66,7 +73,7 @@ class Fleet:
         payload = {"cap_id": CAP_ID, "sample": sample_of(ts_ms=NOW_MS + number)}
         for relay in (self.near, self.far):
             relay.hub.seconds.now += 1
-        self.node.receive(FrameType.TELEMETRY, payload)
+        self.node.receive(OneWayType.TELEMETRY, payload)
         hub = self.near.hub
         await until(lambda: hub.counted("telemetry_samples_total", verdict="accepted") == number + 1)
 
@@ -146,7 +153,7 @@ async def test_an_agent_is_notified_where_it_listens_of_what_it_has_subscribed_t
     # Before the subscription, as a client may do it.
     stop = fleet.far.listening.follow(agent, URI, notify)
     assert stop is not None
-    await until(lambda: fleet.near.listening.listening_elsewhere == 1)
+    await until(lambda: fleet.near.listens == [agent.name])
     await fleet.near.subscribe(agent)
     assert (await fleet.node.next_sent())[1]["ttl_ms"] > 0
     for number in range(3):
@@ -162,7 +169,7 @@ async def test_listening_at_another_relay_holds_a_subscription_until_it_is_not_r
     agent = fleet.near.agent()
     await fleet.near.subscribe(agent)
     assert fleet.far.listening.follow(agent, URI, lambda: None) is not None
-    await until(lambda: fleet.near.listening.listening_elsewhere == 1)
+    await until(lambda: fleet.near.listens == [agent.name])
     near = fleet.near.hub
     near.seconds.now += 29
     near.telemetry.sweep()
@@ -180,4 +187,4 @@ async def test_who_may_not_read_does_not_listen_elsewhere(fleet: Fleet) -> None:
     assert fleet.far.listening.follow(revoked, URI, lambda: None) is not None
     other = fleet.far.agent(sub="agent-2")
     assert fleet.far.listening.follow(other, URI, lambda: None) is not None
-    await until(lambda: fleet.near.listening.listening_elsewhere == 1)
+    await until(lambda: fleet.near.listens == [other.name])

@@ -6,9 +6,10 @@ import pytest
 
 from relay.calls.call_record import Following
 from relay.telemetry.history import Sample
-from relay.telemetry.progress import META_LOST, send_samples
+from relay.telemetry.progress import send_samples
 from relay.telemetry.sample_queue import SampleQueue
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_LOST
 
 
 @pytest.mark.parametrize("token", ["token-1", 7])

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from relay.allowance import Allowance
-from relay.routing.port import Command
+from relay.routing.answer import CommandAnswer
+from relay.routing.port import Command, LocalRouter
 from relay.views.many_nodes import MAX_ANSWER_BYTES, SIDE_BY_SIDE
 from schemas.errors import Failure, ToolError
 from tests.fakes.callers import call_of
@@ -25,19 +26,20 @@ def with_nodes(hub: Hub, router: Any, count: int, **members: Any) -> ViewStage:
     return stage
 
 
-class BlackHoles:
+class BlackHoles(LocalRouter):
     """Nodes that never answer: each command takes all the time that it has."""
 
     def __init__(self) -> None:
         self.stage: ViewStage | None = None
         self.budgets: list[int] = []
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
+    def start(self, command: Command) -> CommandAnswer:
         assert self.stage is not None
         self.budgets.append(command.deadline_ms)
         self.stage.seconds.now += command.deadline_ms / 1000
-        await asyncio.sleep(0)
-        raise ToolError(Failure.DEADLINE_EXCEEDED)
+        answer = CommandAnswer(asyncio.get_running_loop())
+        asyncio.get_running_loop().call_soon(answer.expire)
+        return answer
 
 
 async def test_no_more_than_sixteen_nodes_are_asked_at_a_time(hub: Hub) -> None:

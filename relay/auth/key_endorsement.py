@@ -1,4 +1,4 @@
-"""Has the roots that are trusted now vouch for the keys of agents' tokens, after each change of them.
+"""Has the roots that are trusted now endorse the keys of agents' tokens, after each change of them.
 
 Must not make a key, nor judge an entry.
 """
@@ -12,7 +12,7 @@ from schemas.error_roots import StateError
 from schemas.text import printable
 
 
-class Vouching:
+class KeyEndorsement:
     """Writes to ``keys`` what a new root says of them, where its key is here."""
 
     def __init__(self, keys: TokenKeys, log: FilteringBoundLogger) -> None:
@@ -22,8 +22,8 @@ class Vouching:
     async def follow(self) -> bool:
         """Follow the change; return whether that is done. It is repeated until it is."""
         try:
-            await asyncio.to_thread(self._keys.vouch_again)
+            await asyncio.to_thread(self._keys.endorse_again)
         except (StateError, OSError) as error:
-            self._log.error("no root vouches for the keys of tokens", reason=printable(str(error)))
+            self._log.error("no root endorses the keys of tokens", reason=printable(str(error)))
             return False
         return True
