@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import psutil
 
+from bench.cpu_time import cpu_s
 from bench.kept_identities import kept_identities
 from relay.config import StateFiles
 from relay.demo.local_system import issue_token, relay_command, start_broker
@@ -109,9 +110,8 @@ class LargeFleet:
         return await self.until("edge_relay_nodes_connected ", enough, 0.5)
 
     def cpu_s(self) -> float:
-        """Return how much CPU time the relay has used, finer than the hundredths that its process shows."""
-        tasks = Path(f"/proc/{self.processes.pid('relay')}/task")
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+        """Return how much CPU time the relay has used."""
+        return cpu_s(self.processes.pid("relay"))
 
     def _mocks(self, group: str) -> Path:
         return self.plan.directory / "mocks" / group

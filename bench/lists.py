@@ -24,8 +24,9 @@ from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
-from relay.fleet.leaves import Trust
+from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
+from relay.fleet.selection import WHOLE_FLEET
 from relay.fleet.tools import Projector
 from relay.mcp_api.paging import ToolEntries, page_of
 from relay.observability.metrics import Metrics
@@ -83,7 +84,7 @@ def _bytes(document: dict[str, Any]) -> int:
 
 
 def _first_page(fleet: Fleet) -> None:
-    listed = partial(fleet.listed, Rights(_TENANT, frozenset({"read_only"})))
+    listed = partial(fleet.selected.listed, Rights(_TENANT, frozenset({"read_only"})), WHOLE_FLEET)
     tools, cursor = page_of(listed, None)
     ToolEntries(tools, dashed=False).text()
     if cursor is None:
@@ -99,7 +100,7 @@ def _fleet(nodes: int) -> Iterator[Fleet]:
     with TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         audit = AuditLog(Path(name) / "audit.jsonl", lambda: _NOW_MS)
         fleet = Fleet(
-            trust=Trust(TrustRules(registry, kinds), [root], frozenset()),
+            trust=FleetTrust(TrustRules(registry, kinds), [root], frozenset()),
             projector=Projector(registry, kinds),
             marks=MarkStore(Path(name) / "marks", log),
             metrics=Metrics(),

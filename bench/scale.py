@@ -1,7 +1,8 @@
 """``make bench-scale``: what a fleet of five relays costs as it grows, as a table, as JSON and as a plot.
 
-``NODES`` is its largest size; it is measured at five sizes on the way there. By hand: the largest fleet that
-a machine bears takes most of an hour, and a machine that does nothing else.
+``NODES`` is its largest size; it is measured at five sizes on the way there, and each is written when it is
+measured, so that a machine that does not bear the next leaves what it bore. By hand: the largest fleet takes
+most of an hour, and a machine that does nothing else.
 """
 
 import asyncio
@@ -63,8 +64,10 @@ class Size:
     other_p50_ms: float
 
 
-async def measure(nodes: int, step: Callable[[str], None]) -> list[Size]:
-    """Return what the fleet costs at each of its sizes; ``step`` is called with a line for each.
+async def measure(nodes: int, step: Callable[[Sequence[Size], float], None]) -> list[Size]:
+    """Return what the fleet costs at each of its sizes.
+
+    ``step`` is called after each of them, with those that are measured and the seconds that the last took.
 
     Raises:
         StartError: a process has ended by itself.
@@ -87,7 +90,7 @@ async def measure(nodes: int, step: Callable[[str], None]) -> list[Size]:
             for plan in fleet.plans.values():
                 await fleet.until_accepted(plan, size)
             measured.append(await _size(fleet, left, group))
-            step(f"{size} nodes: {time.monotonic() - began:.0f} s")
+            step(measured, time.monotonic() - began)
         return measured
 
 
@@ -196,11 +199,16 @@ def main() -> None:
     nodes = int(os.environ.get("NODES", "50000"))
     if nodes < 2 * _SMALL:
         sys.exit(f"NODES is at least {2 * _SMALL}: a fleet is compared with one of {_SMALL}")
-    measured = asyncio.run(measure(nodes, lambda line: print(line, flush=True)))
+    measured = asyncio.run(measure(nodes, write))
+    print(f"\n{table(measured)}\n\nwritten to {OUT / 'scale.json'} and scale.svg")
+
+
+def write(measured: Sequence[Size], took_s: float) -> None:
+    """Write the sizes that are measured, as JSON and as a plot."""
     rows = [asdict(size) for size in measured]
     (OUT / "scale.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
     (OUT / "scale.svg").write_text(drawn(rows), "ascii")
-    print(f"\n{table(measured)}\n\nwritten to {OUT / 'scale.json'} and scale.svg")
+    print(f"{measured[-1].nodes} nodes: {took_s:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

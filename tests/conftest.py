@@ -1,10 +1,12 @@
 import gc
 import os
+import re
 import shutil
 from collections.abc import Generator, Iterator
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,12 +26,27 @@ INTEGRATION_FIXTURES = {
     "system",
 }
 """The fixtures that start programs or listen on ports, or are the root of one that does."""
+FIXTURES_ON_THEM = {"asker", "broker", "owner", "stoppable_broker"}
+"""Those among the shared ones that need one of them."""
 
 TESTS = Path(__file__).parent
 SINGLE_PARTS = ("schemas", "kubelet", "relay")
 """The directories of tests of single parts; in the others all are integration tests."""
 
-pytest_plugins = ["tests.single_part_rule"]
+_ONLY_INTEGRATION = ("integration", "integration and not long")
+"""What ``-m`` is given where no test of a single part runs."""
+_NO_INTEGRATION = "not integration"
+"""What it is given where only those run."""
+_HOW_TO_BE_FOUND = "name its marker or its fixture in its file, or the fixture in tests/conftest.py"
+_NAMES_INTEGRATION = re.compile(
+    r"\bpytest\.mark\.(?:integration|long)\b"
+    rf"|\b(?:{'|'.join(sorted(INTEGRATION_FIXTURES | FIXTURES_ON_THEM))})(?::|\"[,)])"
+)
+"""An integration test among those of a single part has one of these in its source."""
+_ALL_ARE_INTEGRATION = re.compile(r"^pytestmark = .*\bpytest\.mark\.(?:integration|long)\b", re.MULTILINE)
+"""A file of integration tests alone has this in its source."""
+
+pytest_plugins = ["tests.size_rules"]
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a directory of its own below it
 ENOUGH_BYTES = 4 * 1024**3
@@ -67,18 +84,50 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over files without a test of the kind that is asked for: to collect them takes seconds."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    asked = config.option.markexpr
+    is_without = (asked in _ONLY_INTEGRATION and not _is_found(collection_path)) or (
+        asked == _NO_INTEGRATION and _has_integration_alone(collection_path)
+    )
+    return True if is_without else None
+
+
 def pytest_collection_finish() -> None:
     """Leave what was collected out of every later garbage collection: it lives as long as the process."""
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
     """Mark integration tests by place, fixture or length, and let every worker begin with what takes long."""
     for item in items:
         is_long = item.get_closest_marker("long") is not None
         if is_long or not _is_of_single_parts(item.path.parent) or _has_integration_fixture(item):
             item.add_marker(pytest.mark.integration)
+        if item.get_closest_marker("integration") and not _is_found(item.path):
+            raise pytest.UsageError(f"{item.nodeid}: `make test` would pass over it: {_HOW_TO_BE_FOUND}")
+    result = yield
+    # What is left once -m has chosen: a share is one of the tests that run.
     items[:] = _long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Let the machine trust one root: to read a real one's hundreds takes longer than most tests.
+
+    A fixture would do so as well, but pytest looks at each fixture again before each test.
+    """
+    below = os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    with TemporaryDirectory(prefix="roots-", dir=below) as directory, pytest.MonkeyPatch.context() as patched:
+        only_root = Path(directory) / "only.pem"
+        only_root.write_text(SimulatedCa("the only root of the machine").root_pem)
+        patched.setenv("SSL_CERT_FILE", str(only_root))
+        patched.setenv("SSL_CERT_DIR", directory)
+        return (yield)
 
 
 @cache
@@ -86,43 +135,40 @@ def _is_of_single_parts(directory: Path) -> bool:
     return directory == TESTS or any(directory.is_relative_to(TESTS / part) for part in SINGLE_PARTS)
 
 
+@cache
+def _is_found(file: Path) -> bool:
+    """Return whether integration tests are looked for in a file of tests."""
+    is_of_others = not _is_of_single_parts(file.parent)
+    return is_of_others or _NAMES_INTEGRATION.search(file.read_text("utf-8")) is not None
+
+
+def _has_integration_alone(file: Path) -> bool:
+    return _ALL_ARE_INTEGRATION.search(file.read_text("utf-8")) is not None
+
+
 def _has_integration_fixture(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and not INTEGRATION_FIXTURES.isdisjoint(item.fixturenames)
 
 
 def _long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Return ``items`` with the modules of long tests at the head of each worker's share, an equal part.
+    """Return ``items`` with what takes long at the head of each worker's share, an equal part.
 
     Otherwise the longest begin last, and all workers but one have nothing to do. The rest of a share can be
     taken over by another worker. Modules that share one demo stay together, so that one worker starts it.
     """
-    long_modules = {item.path for item in items if item.get_closest_marker("long")}
     demos = {item.path: item.path.parent for item in items if "demo" in getattr(item, "fixturenames", ())}
-    units = sorted({demos.get(path, path) for path in long_modules}, reverse=True)
-    dealt = [[item for item in items if demos.get(item.path, item.path) == unit] for unit in units]
-    rest = iter([item for item in items if demos.get(item.path, item.path) not in units])
+    units: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        units.setdefault(demos.get(item.path, item.path), []).append(item)
+    long_modules = {item.path for item in items if item.get_closest_marker("long")}
+    first = sorted({*demos.values(), *(demos.get(path, path) for path in long_modules)}, reverse=True)
+    dealt = [units.pop(unit) for unit in first]
+    rest = chain.from_iterable(units.values())
     share, ordered = -(-len(items) // workers), list[pytest.Item]()
     for worker in range(workers):
         ordered += [item for unit in dealt[worker::workers] for item in unit]
         ordered += islice(rest, max(0, (worker + 1) * share - len(ordered)))
     return [*ordered, *rest]
-
-
-@pytest.fixture(scope="session")
-def only_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a root that no server's certificate is from."""
-    file = tmp_path_factory.mktemp("roots") / "only.pem"
-    file.write_text(SimulatedCa("the only root of the machine").root_pem)
-    return file
-
-
-@pytest.fixture(scope="module", autouse=True)
-def machine_of_one_root(only_root: Path) -> Iterator[None]:
-    """Let the machine trust one root: to read a real one's hundreds takes longer than most tests."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("SSL_CERT_FILE", str(only_root))
-        patched.setenv("SSL_CERT_DIR", str(only_root.parent))
-        yield
 
 
 @pytest.fixture(params=KINDS)

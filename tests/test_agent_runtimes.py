@@ -3,23 +3,10 @@
 import json
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-from pydantic_ai.messages import (
-    ModelMessage,
-    ModelResponse,
-    TextPart,
-    ToolCallPart,
-    ToolReturnPart,
-)
-from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from schemas.files import PRIVATE, write_atomic
 from schemas.projection import alias_of
@@ -83,62 +70,28 @@ async def test_the_plain_snippet_calls_a_tool(fake: FakeMcpServer, echo: str, tm
 
 @pytest.mark.integration
 async def test_pydantic_ai_calls_a_tool_and_corrects_itself(fake: FakeMcpServer, echo: str) -> None:
-    script: list[dict[str, Any]] = [{"message": 5}, {"message": "ping"}]
-    seen: list[ModelMessage] = []
+    from tests.fakes.scripted_pydantic_ai import Scripted  # noqa: PLC0415 - its library takes seconds
 
-    def scripted(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        seen[:] = messages
-        assert [tool.name for tool in info.function_tools] == [echo]
-        if script:
-            return ModelResponse(parts=[ToolCallPart(echo, script.pop(0))])
-        return ModelResponse(parts=[TextPart("It answers.")])
-
+    scripted = Scripted(echo, [{"message": 5}, {"message": "ping"}])
     async with fake.over_http() as url:
-        reply = await definitions("pydantic-ai", url)["answer"](FunctionModel(scripted), "Does it answer?")
+        reply = await definitions("pydantic-ai", url)["answer"](scripted.model, "Does it answer?")
     assert reply == "It answers."
-    returned = [part for message in seen for part in message.parts if isinstance(part, ToolReturnPart)]
+    returned = scripted.returned()
     assert [part.outcome for part in returned] == ["retried", "success"]
     assert "/message violates type" in str(returned[0].content)
     assert "'message': 'ping'" in str(returned[1].content)
     assert fake.sent(echo) == 1
 
 
-class ScriptedChat(BaseChatModel):
-    """Calls one tool with each of ``script`` in turn, then ends."""
-
-    tool: str
-    script: list[dict[str, Any]]
-    seen: list[BaseMessage] = []  # noqa: RUF012 - a field of pydantic's, copied for each model
-
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    def bind_tools(self, tools: Sequence[Any], **_: Any) -> "ScriptedChat":
-        assert [tool.name for tool in tools] == [self.tool]
-        return self
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **_: Any,
-    ) -> ChatResult:
-        assert (stop, run_manager is None) == (None, False)
-        self.seen[:] = messages
-        calls = [{"name": self.tool, "args": self.script.pop(0), "id": "1"}] if self.script else []
-        message = AIMessage("" if calls else "It answers.", tool_calls=calls)
-        return ChatResult(generations=[ChatGeneration(message=message)])
-
-
 @pytest.mark.integration
 async def test_langchain_calls_a_tool_and_is_told_an_error(fake: FakeMcpServer, echo: str) -> None:
+    from tests.fakes.scripted_langchain import ScriptedChat  # noqa: PLC0415 - its library takes seconds
+
     model = ScriptedChat(tool=echo, script=[{"message": "a\nb"}, {"message": "ping"}])
     async with fake.over_http() as url:
         reply = await definitions("langchain-core", url)["answer"](model, "Does it answer?")
     assert reply == "It answers."
-    failed, worked = (message for message in model.seen if isinstance(message, ToolMessage))
+    failed, worked = model.returned()
     assert (failed.status, worked.status) == ("error", "success")
     assert str(failed.content).startswith("ToolInvalidArguments: ")
     assert json.loads(str(worked.content))["message"] == "ping"

@@ -3,9 +3,13 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.fakes.sources import product_trees
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +58,7 @@ def test_the_node_runs_without_the_relays_dependencies() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("module", ["kubelet.daemon.agent", "kubelet.cli.commands"])
+@pytest.mark.parametrize("module", ["kubelet.daemon.composition", "kubelet.cli.commands"])
 def test_neither_the_daemon_nor_the_command_line_loads_the_local_agent(module: str) -> None:
     loaded = f"import {module}, sys; sys.exit(bool({{'mcp', 'kubelet.local_agent'}} & sys.modules.keys()))"
     assert run_python(loaded).returncode == 0
@@ -89,7 +93,7 @@ def test_the_relay_and_the_node_do_not_import_each_other(package: str, other: st
 @pytest.mark.integration
 def test_the_daemon_does_not_load_the_certificate_library() -> None:
     # It would be the largest thing in the daemon's memory, for work that only other commands do.
-    loaded = "import kubelet.daemon.agent, sys; sys.exit('cryptography' in sys.modules)"
+    loaded = "import kubelet.daemon.composition, sys; sys.exit('cryptography' in sys.modules)"
     assert run_python(loaded).returncode == 0
 
 
@@ -111,8 +115,39 @@ def test_a_package_exports_its_modules_and_nothing_by_another_name(package: Path
     assert isinstance(docstring, ast.Expr)
 
 
+def public_types_of(module: ast.Module) -> Iterator[str]:
+    """Yield the names of the public classes and aliases of a module.
+
+    Neither type variables nor the types of options: each module that uses one defines its own, and they are
+    not imported elsewhere as what they stand for.
+    """
+    for statement in module.body:
+        match statement:
+            case ast.ClassDef(name=name):
+                pass
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                if ast.unparse(value).startswith(("TypeVar(", "Annotated[")):
+                    continue
+            case _:
+                continue
+        if name[0].isupper() and not name.isupper():
+            yield name
+
+
+def test_a_public_class_or_alias_has_a_name_of_its_own() -> None:
+    homes = defaultdict(list)
+    for file, module in product_trees().items():
+        for name in public_types_of(module):
+            homes[name].append(str(file))
+    assert len(homes) > 500
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
 @pytest.mark.parametrize("package", ["schemas", "kubelet", "relay"])
-def test_a_module_is_one_room(package: str) -> None:
+def test_a_module_has_at_most_300_lines(package: str) -> None:
     longest = {
         str(file.relative_to(ROOT)): lines
         for file in (ROOT / package).rglob("*.py")

@@ -51,7 +51,7 @@ def test_the_picture_is_what_its_script_makes_of_its_lines() -> None:
     assert MAKER["picture"](lines_of(svg)) == svg
 
 
-@pytest.mark.integration
+@pytest.mark.long
 def test_the_picture_shows_what_the_demo_prints() -> None:
     command, *printed = lines_of(PICTURE.read_text("utf-8"))
     words = command.split()

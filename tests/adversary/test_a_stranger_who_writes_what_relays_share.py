@@ -148,7 +148,7 @@ async def test_a_token_that_was_used_enrols_no_node_that_it_names(
             held = await stranger.stream_info("edge_main_ledger", subjects_filter=f"{SUBJECT}.>")
             (subject,) = [each for each in held.state.subjects or {} if ".join_token_use." in each]
             token_digest = subject.split(".")[-1].removesuffix("-1")
-            theirs = {"token": token_digest, "use": 1, "node_id": OTHER_NODE_ID}
+            theirs = {"token": token_digest, "use": 1, "node_id": OTHER_NODE_ID, "expires_at_ms": NOW_MS}
             await stranger.publish(subject, json.dumps(theirs).encode())
         with pytest.raises(EnrolmentRefusedError) as refused:
             await enrol(member, OTHER_NODE_ID)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from relay.fleet.pending_manifests import PENDING_FOR_MS
-from schemas.verdicts import Mark, Outcome, Reason
+from schemas.verdicts import ManifestReason, Mark, Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
@@ -52,7 +52,7 @@ def test_its_own_good_manifest_on_another_nodes_topic_is_refused(
     hub: Hub, node: SimulatedNode, attacker: SimulatedNode, good: bytes
 ) -> None:
     verdict = hub.fleet.offer_manifest(NODE_ID, attacker.manifest(**NEWER), "broker")
-    assert verdict.reason is Reason.ID_MISMATCH
+    assert verdict.reason is ManifestReason.ID_MISMATCH
     assert verdict.reason.failure.value.code == "E_ATTESTATION_FAILED"
     assert audited_refusals(hub) == [refusal("manifest_refused", NODE_ID, "id_mismatch")]
     check_untouched(hub, node, good)
@@ -62,7 +62,7 @@ def test_another_nodes_id_and_leaf_under_its_own_signature_are_refused(
     hub: Hub, node: SimulatedNode, attacker: SimulatedNode, good: bytes
 ) -> None:
     verdict = hub.fleet.offer_manifest(NODE_ID, node.manifest(signer=attacker.key, **NEWER), "broker")
-    assert verdict.reason is Reason.SIGNATURE
+    assert verdict.reason is ManifestReason.SIGNATURE
     assert verdict.reason.failure.value.code == "E_ATTESTATION_FAILED"
     assert audited_refusals(hub) == [refusal("manifest_refused", NODE_ID, "signature")]
     check_untouched(hub, node, good)

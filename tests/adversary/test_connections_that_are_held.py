@@ -98,7 +98,7 @@ async def test_held_connections_neither_exclude_others_nor_keep_the_relay_from_e
 async def test_an_agent_and_a_node_have_no_more_connections_than_their_share(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    bounds = Bounds(total=64, strangers=32, per_address=32, per_holder=1)
+    bounds = Bounds(total=64, unauthenticated=32, per_address=32, per_holder=1)
     async with Server.running(bounds=bounds) as server, ServedRelay.open(hub, server) as relay:
         body, headers = mcp_request("tools/list", {})
         lines = [f"{name}: {value}" for name, value in headers]

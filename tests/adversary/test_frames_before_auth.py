@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize("type_", ["cmd_ack", "announce", "heartbeat", "auth"])
-async def test_a_stranger_who_speaks_as_a_node_is_closed(
+async def test_a_nodes_frames_before_authentication_end_the_connection(
     relay: ServedRelay, node: SimulatedNode, type_: str
 ) -> None:
     async with relay.end(node) as end:
@@ -32,7 +32,9 @@ async def test_a_stranger_who_speaks_as_a_node_is_closed(
     assert relay.hub.fleet.nodes_of(TENANT) == []
 
 
-async def test_a_stranger_who_takes_his_leave_is_closed(relay: ServedRelay, node: SimulatedNode) -> None:
+async def test_a_peer_that_says_bye_before_authentication_is_closed(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
     async with relay.end(node) as end:
         await end.receive("challenge")
         await end.send_raw(frame_text("bye"))
@@ -81,7 +83,7 @@ async def test_a_frame_over_8_kib_admits_no_node_even_if_it_is_good(
     assert relay.refusals() == [("node_refused", HERE, "protocol", 1)]
 
 
-async def test_a_stranger_who_sends_more_than_he_may_is_cut_off(relay: ServedRelay) -> None:
+async def test_a_peer_that_sends_too_much_before_authentication_is_cut_off(relay: ServedRelay) -> None:
     reader, writer = await relay.upgraded()
     # Announced as one frame of a mebibyte: it need not end to be too much.
     writer.write(ws_frame(bytes(1 << 20))[: MAX_BYTES_BEFORE_ADMISSION + 64])

@@ -14,7 +14,7 @@ from schemas.frames import (
     FrameError,
     FrameReader,
 )
-from schemas.session import CloseCode, ProtocolError, SessionMachine, State
+from schemas.session import CloseCode, ProtocolError, SessionMachine, SessionState
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
 from tests.fakes.frames import PAYLOADS, frame_text
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
@@ -57,10 +57,10 @@ def test_nor_is_one_whose_type_is_none(reader: FrameReader, type_: str) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", SessionState)
 @pytest.mark.parametrize(("spoil", "reason"), SPOILT)
 def test_either_end_ends_the_session_over_it_in_every_state(
-    reader: FrameReader, role: Role, state: State, spoil: Spoil, reason: str
+    reader: FrameReader, role: Role, state: SessionState, spoil: Spoil, reason: str
 ) -> None:
     session = SessionMachine(role, reader, Seconds())
     session.state = state

@@ -7,7 +7,7 @@ audit, nothing raised, and what was in force still in force.
 import pytest
 
 from schemas.manifest import MAX_MANIFEST_BYTES
-from schemas.verdicts import Reason
+from schemas.verdicts import ManifestReason
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
@@ -16,7 +16,7 @@ from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, SimulatedNode
 NEWER = NOW_MS + 1
 
 
-def refused(hub: Hub, node: SimulatedNode, wire: bytes) -> Reason | None:
+def refused(hub: Hub, node: SimulatedNode, wire: bytes) -> ManifestReason | None:
     good = hub.connect(node)
     verdict = hub.fleet.offer_manifest(NODE_ID, wire, "broker")
     assert verdict.manifest is None
@@ -29,12 +29,12 @@ def refused(hub: Hub, node: SimulatedNode, wire: bytes) -> Reason | None:
 
 @pytest.mark.parametrize("spoil", [spoil for spoil, _ in HOSTILE.values()], ids=list(HOSTILE))
 def test_a_document_with_two_readings_is_no_manifest(hub: Hub, node: SimulatedNode, spoil: Spoil) -> None:
-    assert refused(hub, node, spoil(node.manifest(issued_at_ms=NEWER))) is Reason.NOT_JSON
+    assert refused(hub, node, spoil(node.manifest(issued_at_ms=NEWER))) is ManifestReason.NOT_JSON
 
 
 @pytest.mark.parametrize("wire", NO_OBJECTS)
 def test_nor_is_one_that_is_no_object(hub: Hub, node: SimulatedNode, wire: bytes) -> None:
-    assert refused(hub, node, wire) is Reason.SCHEMA
+    assert refused(hub, node, wire) is ManifestReason.SCHEMA
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_another_spelling_of_a_good_manifest_is_not_canonical(
 ) -> None:
     good = node.manifest(issued_at_ms=NEWER)
     assert spoil(good) != good
-    assert refused(hub, node, spoil(good)) is Reason.NOT_CANONICAL
+    assert refused(hub, node, spoil(good)) is ManifestReason.NOT_CANONICAL
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,18 @@ def test_another_spelling_of_a_good_manifest_is_not_canonical(
 )
 def test_a_limit_that_is_none_is_refused(hub: Hub, node: SimulatedNode, constraint: dict[str, float]) -> None:
     capability = {**ECHO, "constraints": {**ECHO["constraints"], **constraint}}
-    assert refused(hub, node, node.manifest(issued_at_ms=NEWER, capabilities=[capability])) is Reason.SCHEMA
+    assert (
+        refused(hub, node, node.manifest(issued_at_ms=NEWER, capabilities=[capability]))
+        is ManifestReason.SCHEMA
+    )
 
 
 def test_a_manifest_at_the_limit_is_read_and_one_byte_more_is_not(hub: Hub, node: SimulatedNode) -> None:
     good = node.manifest(issued_at_ms=NEWER)
     padded = good + b" " * (MAX_MANIFEST_BYTES - len(good))
     hub.connect(node)
-    assert hub.fleet.offer_manifest(NODE_ID, padded, "broker").reason is Reason.NOT_CANONICAL
-    assert hub.fleet.offer_manifest(NODE_ID, padded + b" ", "broker").reason is Reason.NOT_JSON
+    assert hub.fleet.offer_manifest(NODE_ID, padded, "broker").reason is ManifestReason.NOT_CANONICAL
+    assert hub.fleet.offer_manifest(NODE_ID, padded + b" ", "broker").reason is ManifestReason.NOT_JSON
     assert audited_refusals(hub) == [
         refusal("manifest_refused", NODE_ID, "not_canonical"),
         refusal("manifest_refused", NODE_ID, "not_json"),

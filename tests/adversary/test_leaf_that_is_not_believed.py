@@ -16,7 +16,7 @@ from relay.pki.certificate_builder import issue_leaf
 from relay.pki.errors import AuthorityError
 from schemas.certificates import IdentityError, make_csr, read_csr
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import Outcome, Reason
+from schemas.verdicts import ManifestReason, Outcome
 from tests.fakes.clock import FakeClock
 from tests.fakes.hub import Hub
 from tests.fakes.invalid_leaf import invalid_leaf
@@ -83,7 +83,7 @@ async def test_a_revoked_leaf_is_refused_wherever_it_is_shown(
     async with ServedRelay.open(hub, server) as relay:
         hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
         verdict = hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-        assert verdict.reason is Reason.REVOKED
+        assert verdict.reason is ManifestReason.REVOKED
         assert verdict.reason.failure.value.code == "E_ATTESTATION_FAILED"
         async with relay.end(node) as end:
             await end.answer_challenge()
@@ -105,7 +105,7 @@ def test_a_leaf_that_expires_while_it_is_known_signs_nothing_more(hub: Hub) -> N
     hub.clock.advance(DAY_MS)
     late = node.manifest(issued_at_ms=hub.clock())
     verdict = hub.fleet.offer_manifest(NODE_ID, late, "session")
-    assert verdict.reason is Reason.CERTIFICATE_EXPIRED
+    assert verdict.reason is ManifestReason.CERTIFICATE_EXPIRED
     assert verdict.reason.failure.value.code == "E_ATTESTATION_FAILED"
     assert manifest_in_force(hub, node) == good
     assert audited_refusals(hub) == [refusal("manifest_refused", NODE_ID, "certificate_expired")]

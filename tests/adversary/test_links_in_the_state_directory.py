@@ -9,16 +9,19 @@ was. That files of other users are refused too is tested with the opener (tests/
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from schemas.files import PRIVATE, make_private_directory, write_atomic
+from tests.fakes.command_lines import CommandLines, Ended
 from tests.fakes.ports import unused_port
 
 BOUND_S = 60
 SERVE = ["run", "--broker", "127.0.0.1:1", "--listen"]
-FILES_OF_THE_RELAY = {
+FILES_OF_COMMANDS = {
     "ca/root.pem": ["ca", "list"],
     "ca/root.key": ["ca", "issue", "--mock", "1", "--out", "mocks"],
     "ca/ledger.jsonl": ["ca", "list"],
@@ -27,17 +30,18 @@ FILES_OF_THE_RELAY = {
     "join_tokens.jsonl": ["join-token", "create"],
     "revoked_tokens.jsonl": ["token", "revoke", "x", "--foreign"],
     "node_names.jsonl": ["node", "list"],
-    "marks": SERVE,
-    "marks/marks.sqlite3": SERVE,
-    "audit.jsonl": SERVE,
-    "audit.lock": SERVE,
 }
+# It takes seconds to start, and each of them is opened as it does.
+FILES_OF_THE_RELAY = [
+    "audit.lock",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("audit.jsonl", "marks", "marks/marks.sqlite3")),
+]
 FILES_OF_THE_NODE = ("node_id", "node.key", "leaf.pem", "root.pem", "kubelet.json", "lock")
 DAEMON = ["run", "--broker", "127.0.0.1:1", "--relay", "http://127.0.0.1:1", "--loopback-port", "0"]
 
 
-def run(package: str, state: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def run(package: str, state: Path, arguments: list[str]) -> Ended:
+    ran = subprocess.run(
         [sys.executable, "-P", "-m", package, *arguments, "--state-dir", str(state)],
         capture_output=True,
         text=True,
@@ -45,6 +49,7 @@ def run(package: str, state: Path, arguments: list[str]) -> subprocess.Completed
         check=False,
         cwd=state.parent,
     )
+    return Ended(ran.returncode, ran.stdout, ran.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +58,13 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("states")
     for package, arguments in (("relay", ["ca", "init"]), ("kubelet", ["init"])):
         made = run(package, directory / package, arguments)
-        assert made.returncode == 0, made.stderr
+        assert made.code == 0, made
     return directory
 
 
-def check_nothing_goes_through(package: str, state: Path, name: str, arguments: list[str]) -> None:
-    file, victim = state / name, state.parent / "victim"
+@contextmanager
+def nothing_goes_through(file: Path, victim: Path) -> Iterator[list[Ended]]:
+    """Put a link to ``victim`` in the place of ``file``, and judge how the program in the list has ended."""
     if file.exists():
         file.rename(victim)
     else:
@@ -66,25 +72,44 @@ def check_nothing_goes_through(package: str, state: Path, name: str, arguments: 
         write_atomic(victim, "of the program's own user\n", PRIVATE)
     before = victim.read_bytes()
     file.symlink_to(victim)
-    ran = run(package, state, arguments)
-    assert ran.returncode == 3, ran.stderr
-    assert str(file) in ran.stderr
-    assert "Traceback" not in ran.stderr
+    programs: list[Ended] = []
+    yield programs
+    [ran] = programs
+    assert ran.code == 3, ran
+    assert str(file) in ran.err
+    assert "Traceback" not in ran.err
     assert victim.read_bytes() == before
     assert file.is_symlink()
+
+
+@pytest.fixture
+def commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> CommandLines:
+    monkeypatch.chdir(tmp_path)
+    return CommandLines(monkeypatch, capfd, {})
+
+
+@pytest.mark.parametrize("name", FILES_OF_COMMANDS)
+def test_a_command_reads_and_writes_nothing_through_a_link(
+    states: Path, tmp_path: Path, commands: CommandLines, name: str
+) -> None:
+    state = shutil.copytree(states / "relay", tmp_path / "state")
+    with nothing_goes_through(state / name, tmp_path / "victim") as programs:
+        programs.append(commands.run("relay", *FILES_OF_COMMANDS[name], "--state-dir", str(state)))
 
 
 @pytest.mark.parametrize("name", FILES_OF_THE_RELAY)
 def test_the_relay_reads_and_writes_nothing_through_a_link(states: Path, tmp_path: Path, name: str) -> None:
     state = shutil.copytree(states / "relay", tmp_path / "state")
-    arguments = FILES_OF_THE_RELAY[name]
-    if arguments is SERVE:
-        port = unused_port()
-        arguments = [*SERVE, f"127.0.0.1:{port}", "--public-url", f"http://127.0.0.1:{port}"]
-    check_nothing_goes_through("relay", state, name, arguments)
+    port = unused_port()
+    serve = [*SERVE, f"127.0.0.1:{port}", "--public-url", f"http://127.0.0.1:{port}"]
+    with nothing_goes_through(state / name, tmp_path / "victim") as programs:
+        programs.append(run("relay", state, serve))
 
 
 @pytest.mark.parametrize("name", FILES_OF_THE_NODE)
 def test_the_node_reads_and_writes_nothing_through_a_link(states: Path, tmp_path: Path, name: str) -> None:
     state = shutil.copytree(states / "kubelet", tmp_path / "state")
-    check_nothing_goes_through("kubelet", state, name, DAEMON)
+    with nothing_goes_through(state / name, tmp_path / "victim") as programs:
+        programs.append(run("kubelet", state, DAEMON))

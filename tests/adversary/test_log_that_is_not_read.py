@@ -22,20 +22,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
 from relay.auth.agent_tokens import TokenIssuer
-from relay.calls.envelope import META_STEP_ID, META_TASK_ID
 from relay.config import StateFiles
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import BrokerAddress, mcp_url
 from schemas.frames import FrameReader
 from schemas.lines import MAX_WAITING_BYTES
+from schemas.meta_names import META_STEP_ID, META_TASK_ID
 from schemas.registry import SchemaRegistry
 from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.served_relay import mcp_request
 from tests.fakes.signer import NODE_ID, SimulatedCa
 
-BOUND_S: Final = 60
+BOUND_S: Final = 100  # it takes a megabyte of lines, which is a thousand calls
 F_SETPIPE_SZ: Final = 1031  # fcntl.F_SETPIPE_SZ, which not every build of Python has
 PIPE_BYTES: Final = 4096
 NO_BROKER: Final = BrokerAddress("127.0.0.1", 9)

@@ -14,7 +14,7 @@ import pytest
 
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import Mark, Outcome, Reason, Verdict
+from schemas.verdicts import ManifestReason, Mark, Outcome, Verdict
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
@@ -41,7 +41,7 @@ def test_an_older_manifest_does_not_come_back(hub: Hub, node: SimulatedNode) -> 
     newest = at(node, 10)
     offer(hub, newest)
     verdict = offer(hub, at(node, 9))
-    assert verdict.reason is Reason.ROLLBACK
+    assert verdict.reason is ManifestReason.ROLLBACK
     assert verdict.reason.failure.value.code == "E_MANIFEST_INVALID"
     assert verdict.mark is not None
     assert verdict.mark.issued_at_ms == NOW_MS + 10
@@ -75,7 +75,7 @@ def test_the_far_future_is_refused_and_excludes_no_node(hub: Hub, node: Simulate
     good = hub.connect(node)
     for offset_ms in (MAX_FUTURE_MS + 1, 365 * 86_400_000, 2**53 - 1 - NOW_MS - TTL_MS):
         verdict = offer(hub, at(node, offset_ms))
-        assert verdict.reason is Reason.FUTURE
+        assert verdict.reason is ManifestReason.FUTURE
         assert verdict.reason.failure.value.code == "E_MANIFEST_INVALID"
     # Beyond whole numbers, where one is no different from the next.
     assert offer(hub, node.manifest(issued_at_ms=1e21, expires_at_ms=1e21 + 131_072)).manifest is None
@@ -96,7 +96,7 @@ def test_of_two_manifests_of_one_instant_the_first_stays(hub: Hub, node: Simulat
     for capabilities, expires_at_ms in (([ECHO], NOW_MS + TTL_MS), ([ECHO], NOW_MS + TTL_MS + 1)):
         other = node.manifest(capabilities=capabilities, expires_at_ms=expires_at_ms)
         verdict = offer(hub, other)
-        assert verdict.reason is Reason.CONFLICT
+        assert verdict.reason is ManifestReason.CONFLICT
         assert verdict.reason.failure.value.code == "E_MANIFEST_INVALID"
     assert manifest_in_force(hub, node) == good
     assert audited_refusals(hub) == [refusal(REFUSED, NODE_ID, "conflict", 2)]
@@ -107,7 +107,7 @@ def test_an_expired_manifest_is_refused_although_it_is_new(hub: Hub, node: Simul
     expired = node.manifest(issued_at_ms=NOW_MS + 1, expires_at_ms=NOW_MS + 1000)
     hub.clock.advance(1000)
     verdict = offer(hub, expired)
-    assert verdict.reason is Reason.EXPIRED
+    assert verdict.reason is ManifestReason.EXPIRED
     assert mark(hub) == NOW_MS
     assert audited_refusals(hub) == [refusal(REFUSED, NODE_ID, "expired")]
 
@@ -117,7 +117,7 @@ def test_a_tombstone_does_not_open_the_way_for_a_replay(hub: Hub, node: Simulate
     offer(hub, at(node, 10))
     hub.fleet.tombstone(NODE_ID)
     assert manifest_in_force(hub, node) is None
-    assert offer(hub, old).reason is Reason.ROLLBACK
+    assert offer(hub, old).reason is ManifestReason.ROLLBACK
     assert manifest_in_force(hub, node) is None
     assert mark(hub) == NOW_MS + 10
     assert audited_refusals(hub) == [refusal(REFUSED, NODE_ID, "rollback")]
@@ -138,7 +138,10 @@ async def test_a_restart_does_not_open_the_way_for_a_replay(tmp_path: Path, regi
     offer(first, newest)
     await flushed(first)
     first.close()
-    for replay, reason in ((old, Reason.ROLLBACK), (node.manifest(capabilities=[ECHO]), Reason.ROLLBACK)):
+    for replay, reason in (
+        (old, ManifestReason.ROLLBACK),
+        (node.manifest(capabilities=[ECHO]), ManifestReason.ROLLBACK),
+    ):
         again = Hub(tmp_path, registry)
         again.fleet.offer_identity(NODE_ID, node.leaf_pem)
         assert offer(again, replay).reason is reason

@@ -17,6 +17,8 @@ from schemas.tls import client_context
 from tests.fakes.small_fleet import SmallFleet, small_fleet
 from tests.fakes.tls_broker import Peer
 
+pytestmark = pytest.mark.long
+
 NATS_CONNECT = b'CONNECT {"verbose":true,"user":"CN=edge-relay"}\r\nSUB $devices.> 1\r\nPING\r\n'
 
 

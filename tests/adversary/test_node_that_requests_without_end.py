@@ -12,7 +12,7 @@ from relay.caller_tools.limits import NODE_BYTES
 from relay.caller_tools.outbox import MAX_WAITING
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
 from tests.fakes.hub import Hub
 
@@ -32,7 +32,7 @@ async def test_the_relay_keeps_a_bounded_part_of_it(hub: Hub, monkeypatch: pytes
     lines = len(hub.audited())
     for number in range(REQUESTS):
         stage.request(session_id, number, text="x" * 64 * KIB if number < MAX_PENDING else "")
-        stage.send(FrameType.SESSION_EVENT, session_id, message=f"noise {number}")
+        stage.send(OneWayType.SESSION_EVENT, session_id, message=f"noise {number}")
         stage.request(session_id, number, tool="not_lent")
     assert hub.caller_tools.budget.total <= NODE_BYTES
     (session,) = hub.caller_sessions

@@ -42,7 +42,7 @@ def frame(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
     ],
 )
 @pytest.mark.parametrize("welcome", [False, True], ids=["before the welcome", "after it"])
-async def test_the_node_hangs_up(
+async def test_the_node_closes_the_connection(
     relay: PlayedRelay, node: SimulatedNode, registry: SchemaRegistry, flood: bytes, *, welcome: bool
 ) -> None:
     async with LinkedNode.running(node, relay.url, registry) as linked:

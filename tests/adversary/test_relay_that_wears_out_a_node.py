@@ -55,7 +55,7 @@ class Victim:
             ticks_ms=self.clock,
         )
         self.announcer = Announcer(signer, HEARTBEAT_S, FixedChance(0.5), log, sleep=self._sleep)
-        self.announcer.add_carrier(self._reject)
+        self.announcer.add_sender(self._reject)
 
     async def _sleep(self, seconds: float) -> None:
         if seconds >= HEARTBEAT_S:
@@ -70,7 +70,7 @@ class Victim:
         self.written.add(kept)
         assert kept >= manifest.issued_at_ms
         assert manifest.issued_at_ms <= self.clock() + MAX_FUTURE_MS + 1
-        self.announcer.overtake(self._mark(self.clock(), manifest.issued_at_ms))
+        self.announcer.advance_past(self._mark(self.clock(), manifest.issued_at_ms))
         if len(self.signed_at) == MANIFESTS:
             self.done.set()
         return True

@@ -102,7 +102,7 @@ async def test_no_second_request_comes_out_of_the_first(
 
 
 @pytest.mark.parametrize(("headers", "body", "status"), AT_THE_NODE)
-async def test_the_node_answers_one_request_and_hangs_up(
+async def test_the_node_answers_one_request_and_closes_the_connection(
     loopback: LoopbackServer, headers: bytes, body: bytes, status: bytes
 ) -> None:
     answer = await exchange(loopback.port, whole(loopback.port, headers, body))

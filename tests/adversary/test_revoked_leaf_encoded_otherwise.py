@@ -11,7 +11,7 @@ import pytest
 
 from relay.pki.certificate_builder import issue_leaf
 from schemas.certificates import IdentityError, verify_leaf
-from schemas.identity import certificates_in, kid_of, serial_of, to_pem
+from schemas.identity import certificates_in, first_certificate_in, kid_of, serial_of, to_pem
 from tests.fakes.hub import Hub
 from tests.fakes.real_ca import RealCa
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, SimulatedNode, key_named
@@ -40,14 +40,14 @@ def test_the_same_certificate_in_other_bytes_is_none(hub: Hub, tmp_path: Path, e
     (der,) = certificates_in(node.leaf_pem)
     assert callable(encoded)
     other = to_pem([encoded(der)])
-    assert kid_of(certificates_in(other)[0]) != node.kid
+    assert kid_of(first_certificate_in(other)) != node.kid
     with pytest.raises(IdentityError):
         verify_leaf(other, ca.ca.roots(), NOW_MS)
 
 
 def twin_of(node: SimulatedNode, ca: RealCa) -> SimulatedNode:
     """Return ``node`` with another certificate of the same issuer and serial number."""
-    serial = serial_of(certificates_in(node.leaf_pem)[0])
+    serial = serial_of(first_certificate_in(node.leaf_pem))
     root = ca.ca.root_file
     key = ca.ca._signer().key  # noqa: SLF001 - what no attacker has: the worst case
     pem = issue_leaf(

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.followed import CAP_ID, FOLLOWED, SUBSCRIBE, URI, sample_of
 from tests.fakes.frames import frame_text
 from tests.fakes.node_end import NodeEnd
@@ -19,7 +19,7 @@ from tests.fakes.signer import ECHO, NODE_ID, OTHER_NODE_ID, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BURST = int(FrameType.TELEMETRY.burst)
+BURST = int(OneWayType.TELEMETRY.burst)
 
 
 async def goes_on(end: NodeEnd) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import Selection
-from relay.fleet.tools import FIRST_PLACE
+from relay.fleet.tools import BEFORE_ALL
 from relay.mcp_api.tool_list import ToolList
 from tests.fakes.hub import READ_ONLY, Hub
 from tests.fakes.signer import ECHO, METRICS
@@ -135,4 +135,4 @@ def listed(views: Views, query: str) -> list[str]:
     rights = hub.authenticator.identify(hub.token((READ_ONLY,))).rights
     tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
     selection = hub.options.read(query).selection
-    return [tool.listed()["name"] for tool in tools.listed(rights, selection, FIRST_PLACE, 99)]
+    return [tool.listed()["name"] for tool in tools.listed(rights, selection, BEFORE_ALL, 99)]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.chaos.checker import violations
+from tests.chaos.coverage import found_elsewhere, shortfalls
 from tests.chaos.history import summary
 from tests.chaos.run import run
 from tests.chaos.topology import ONE_RELAY, THREE_RELAYS
@@ -40,18 +41,20 @@ def main() -> int:
     kept = f"seed {seed}, journals in {directory}"
     print(kept, flush=True)
     began = time.monotonic()
+    topology = TOPOLOGIES[options.relays]
     try:
-        running = run(directory, seed, options.faults, partial(print, flush=True), TOPOLOGIES[options.relays])
+        running = run(directory, seed, options.faults, partial(print, flush=True), topology)
         history = asyncio.run(running)
     except BaseException:
         print(f"failed: {kept}", file=sys.stderr)
         raise
-    found = violations(history)
-    for violation in found:
-        print(violation, file=sys.stderr)
+    found, lacking = violations(history), shortfalls(history, options.faults, topology)
+    for problem in (*found, *lacking):
+        print(problem, file=sys.stderr)
     took_s = time.monotonic() - began
     print(f"{options.faults} faults in {took_s:.0f} s, {len(found)} violations; {summary(history)}")
-    if found:
+    print(f"{found_elsewhere(history)} keys found by way of another relay")
+    if found or lacking:
         print(f"failed: {kept}", file=sys.stderr)
         return 1
     shutil.rmtree(directory)

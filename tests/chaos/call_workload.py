@@ -49,12 +49,14 @@ class CallWorkload:
     async def running(self) -> AsyncIterator[None]:
         """Have the agents work until the end of the block. What was begun then is ended."""
         nodes = list(self.site.nodes.values())
+        staying = self.site.staying() or nodes
         async with asyncio.TaskGroup() as group:
             for callers in self.callers:
                 for _ in range(_CALLERS // len(self.callers)):
                     group.create_task(callers.keep_calling(nodes, self.chance, _PERIOD_S))
-            for repeater in self.repeaters:
-                group.create_task(repeater.keep_repeating(nodes))
+            for number, repeater in enumerate(self.repeaters):
+                # Half of the keys are of nodes whose answers are known.
+                group.create_task(repeater.keep_repeating(staying if number % 2 else nodes))
             try:
                 yield
             finally:

@@ -193,11 +193,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """When a link or a process was not as it should be."""
+    """When a link or a process was not as it should be. ``kind`` is that of the fault, if it was one."""
 
     what: str
     began_ms: int
     ended_ms: int
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""A kind whose one verb is not idempotent: each run returns an id of its own, which shows a second one."""
+"""A kind whose one verb is not idempotent: each run returns an id of its own, which shows a second one.
+
+A run waits for as long as ``held_file`` of its message is there, and adds a line to it first.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -8,13 +11,19 @@ from typing import Any
 
 from tests.fakes.kind_package import KIND, KindPackage, handler_doing
 
-__all__ = ["KIND", "install", "installed", "tool"]
+__all__ = ["KIND", "held_file", "install", "installed", "tool"]
 
 _TEXT = {"type": "string", "maxLength": 64, "pattern": "^[0-9a-f]+$"}
-_HANDLER = handler_doing("""
-    import secrets
-    return {"node_id": self._node_id, "message": arguments["message"], "run": secrets.token_hex(16)}
-""")
+_HANDLER = """
+    import asyncio, pathlib, secrets
+    held = pathlib.Path({directory!r}) / arguments["message"]
+    if held.exists():
+        with held.open("a") as file:
+            file.write("run\\n")
+    while held.exists():
+        await asyncio.sleep(0.01)
+    return {{"node_id": self._node_id, "message": arguments["message"], "run": secrets.token_hex(16)}}
+"""
 
 
 def tool(node_id: str) -> str:
@@ -22,9 +31,16 @@ def tool(node_id: str) -> str:
     return f"acmerb.{node_id}.relays.set"
 
 
+def held_file(site: Path, message: str) -> Path:
+    """Return the file that keeps runs with ``message`` waiting, where the package is below ``site``."""
+    return site / "held" / message
+
+
 def install(site: Path) -> None:
     """Write the package below ``site``, a directory of packages."""
-    package = KindPackage(handler=_HANDLER)
+    directory = held_file(site, "any").parent
+    directory.mkdir(parents=True)
+    package = KindPackage(handler=handler_doing(_HANDLER.format(directory=str(directory))))
     verb: dict[str, Any] = package.row["verbs"]["set"]
     verb |= {"title": "Run once", "idempotent": False, "verbatim": [], "foreign_texts": []}
     verb["description"] = "Return an id of this run."

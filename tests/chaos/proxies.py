@@ -72,5 +72,7 @@ class Proxies:
             yield relay.nodes, [self._ports[relay.program]]
             if relay.servers is not None:
                 yield relay.servers, [self._ports[server] for server in topology.servers]
+        if topology.staying is not None:
+            yield topology.staying.link, [self._ports[topology.staying.relay]]
         if topology.servers:
             yield Link.SERVER_SERVERS, [self.route_port]

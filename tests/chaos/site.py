@@ -21,13 +21,15 @@ from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
+from schemas.process.status_socket import NotRunningError, StalledError, read_status
 from tests.chaos import once_kind
 from tests.chaos.history import RELAY_WAITS_S, Disturbance
 from tests.chaos.proxies import Proxies
 from tests.chaos.schedule import Fault
 from tests.chaos.servers import Servers
-from tests.chaos.topology import End, Link, Program, RelayParts, Topology
+from tests.chaos.topology import End, Link, Program, RelayParts, StayingNodes, Topology
 from tests.fakes.fault_proxy import LinkFault
+from tests.fakes.polling import before_asking_again
 from tests.fakes.ports import unused_port
 
 _START_S = 90.0
@@ -118,6 +120,10 @@ class Site:
         """The roots of the certificates that the relays serve with."""
         return "".join(file.read_text("ascii") for file in sorted(self.plan.state.ca.glob("*.pem")))
 
+    def staying(self) -> list[str]:
+        """Return the ids of the nodes that stay at their relay."""
+        return [self.nodes[node] for node in self._stay]
+
     async def token(self, sub: str, *scopes: str) -> str:
         """Return a token for the agent ``sub``; without ``scopes`` for reading only."""
         named = [option for scope in scopes for option in ("--scope", scope)]
@@ -158,7 +164,7 @@ class Site:
             await asyncio.sleep(fault.for_s)
             async with asyncio.timeout(_START_S):
                 await self.start(fault.target)
-        self.disturbances.append(Disturbance(fault.target, began_ms, now_ms()))
+        self.disturbances.append(Disturbance(fault.target, began_ms, now_ms(), fault.kind))
 
     async def start_all(self) -> None:
         """Start every part, and return when the relays listen, and the nodes are enrolled."""
@@ -179,8 +185,11 @@ class Site:
                 shutil.copytree(self.plan.state.ca, state.ca)
                 shutil.copy2(self.plan.state.token_key, state.token_key)
                 await self.start(relay.program)
+            if self.topology.staying is not None:
+                await self._start_staying(self.topology.staying)
             for node in self.topology.nodes:
-                await self.start(node)
+                if node not in self._stay:
+                    await self.start(node)
 
     async def start(self, program: Program) -> None:
         """Start a process, and return when it listens; a node does not."""
@@ -209,12 +218,42 @@ class Site:
             *self._kinds,
         )
 
+    async def _start_staying(self, staying: StayingNodes) -> None:
+        """Start the nodes that stay, and return when they are connected by their own link.
+
+        The public URL is the first address of every node, so they try it too: it is cut meanwhile.
+        """
+        url = self._url(staying.link)
+        async with self.proxies.disturbed(self.topology.relays[0].nodes, LinkFault.CUT):
+            for node in staying.programs:
+                await self.start(node)
+            while {self.connected_to(node) for node in staying.programs} != {url}:
+                await before_asking_again()
+
+    def connected_to(self, node: Program) -> str | None:
+        """Return the relay that a node says it is connected to."""
+        try:
+            url: str | None = read_status(self.state(node))["relay"]["connected_to"]
+        except (NotRunningError, StalledError):
+            return None
+        return url
+
     def _node_command(self, program: Program) -> list[str]:
         options = ["--loopback-port", "0", "--broker", str(self.proxies.address(Link.NODE_BROKER))]
-        relays = [option for one in self.topology.relays[1:] for option in ("--relay", self.node_url(one))]
+        relays = [option for url in self._other_urls(program) for option in ("--relay", url)]
         several = ("--relay", self.public_url, *relays) if relays else ()
         state = self.state(program)
         return self._python(program, "kubelet", "run", "--state-dir", state, *options, *several, *self._kinds)
+
+    @property
+    def _stay(self) -> tuple[Program, ...]:
+        return self.topology.staying.programs if self.topology.staying is not None else ()
+
+    def _other_urls(self, node: Program) -> list[str]:
+        """Return where a node connects besides the public URL."""
+        if self.topology.staying is not None and node in self._stay:
+            return [self._url(self.topology.staying.link)]
+        return [self.node_url(relay) for relay in self.topology.relays[1:]]
 
     @property
     def _kinds(self) -> tuple[str, ...]:

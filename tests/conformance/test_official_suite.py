@@ -137,7 +137,7 @@ def test_what_needs_what_the_relay_does_not_have_still_fails(run: Run) -> None:
     assert passing == []
 
 
-def test_a_call_of_a_tool_that_the_node_has_went_through_the_door_to_the_node_and_back(run: Run) -> None:
+def test_a_call_of_a_tool_that_the_node_has_went_through_the_gateway_to_the_node_and_back(run: Run) -> None:
     assert {name for name, count in run.runs.items() if count} == set(run.expected["answered"])
     for name, code in run.expected["answered"].items():
         lines = [line for line in run.audit if line.get("tool") == run.names[name]]

@@ -16,9 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.demo import running_demo
+from tests.fakes.demo import Demo, running_demo
 
 
+@pytest.mark.long
 def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
     temporary = tmp_path / "h\xf6lzern"
     temporary.mkdir()
@@ -53,6 +54,7 @@ def demo_of_caller_tools(temporary: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.long
 def test_the_demo_of_caller_tools_shows_one_round_trip() -> None:
     # Not pytest's directory: the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory() as temporary:
@@ -67,6 +69,7 @@ def test_the_demo_of_caller_tools_shows_one_round_trip() -> None:
     assert "It rained yesterday." in done.stdout
 
 
+@pytest.mark.long
 def test_the_demo_says_where_no_agent_can_connect(tmp_path: Path) -> None:
     long = tmp_path / ("long" * 20)
     long.mkdir()
@@ -76,6 +79,7 @@ def test_the_demo_says_where_no_agent_can_connect(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_part_that_ends_while_the_demo_starts_is_named_in_one_line() -> None:
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "relay", "demo", "--nodes", "0"],
@@ -96,6 +100,7 @@ def test_a_part_that_ends_while_the_demo_starts_is_named_in_one_line() -> None:
     assert errors.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
 def test_stopping_the_demo_leaves_no_process_and_no_file(
     tmp_path: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -112,29 +117,29 @@ def test_stopping_the_demo_leaves_no_process_and_no_file(
     assert list(temporary.iterdir()) == []
 
 
-def test_the_ready_file_says_where_everything_is(tmp_path: Path) -> None:
-    with running_demo(tmp_path, "--nodes", "0") as demo:
-        assert set(demo.facts) == {
-            "mcp_url",
-            "token",
-            "broker",
-            "ca_root",
-            "audit",
-            "nodes",
-            "loopback_url",
-            "socket",
-            "relay_pid",
-            "kubelet_pid",
-        }
-        assert demo.facts["nodes"] == [{"node_id": demo.real_node, "real": True}]
-        with socket.socket(socket.AF_UNIX) as local:
-            local.connect(demo.facts["socket"])
-        assert Path(demo.facts["ca_root"]).read_text("utf-8").startswith("-----BEGIN CERTIFICATE-----")
-        mode = (tmp_path / "ready.json").stat().st_mode & 0o777
-        assert mode == 0o600
-        assert json.loads((tmp_path / "ready.json").read_text("utf-8")) == demo.facts
+def test_the_ready_file_says_where_everything_is(demo: Demo) -> None:
+    assert set(demo.facts) == {
+        "mcp_url",
+        "token",
+        "broker",
+        "ca_root",
+        "audit",
+        "nodes",
+        "loopback_url",
+        "socket",
+        "relay_pid",
+        "kubelet_pid",
+    }
+    mocks = [{"node_id": node, "real": False} for node in demo.mock_nodes]
+    assert demo.facts["nodes"] == [{"node_id": demo.real_node, "real": True}, *mocks]
+    with socket.socket(socket.AF_UNIX) as local:
+        local.connect(demo.facts["socket"])
+    assert Path(demo.facts["ca_root"]).read_text("utf-8").startswith("-----BEGIN CERTIFICATE-----")
+    assert demo.ready_file.stat().st_mode & 0o777 == 0o600
+    assert json.loads(demo.ready_file.read_text("utf-8")) == demo.facts
 
 
+@pytest.mark.long
 def test_a_demo_on_a_machine_where_the_usual_ports_are_taken_takes_others(tmp_path: Path) -> None:
     with running_demo(tmp_path, "--nodes", "0") as first:
         second_directory = tmp_path / "second"
@@ -144,6 +149,7 @@ def test_a_demo_on_a_machine_where_the_usual_ports_are_taken_takes_others(tmp_pa
                 assert first.facts[fact] != second.facts[fact]
 
 
+@pytest.mark.long
 def test_further_signals_do_not_interrupt_the_stop_of_the_demo() -> None:
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "relay", "demo", "--nodes", "0"],

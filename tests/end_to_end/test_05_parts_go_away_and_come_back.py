@@ -80,6 +80,7 @@ async def test_a_node_that_died_is_offline_at_once_and_welcome_when_it_returns(s
     await until(lambda: events() == [*before, "node disconnected", "node connected"])
 
 
+@pytest.mark.long
 async def test_a_relay_that_died_comes_back_with_the_same_nodes(system: LocalSystem) -> None:
     await system.processes.kill("relay")
     await system.processes.start("relay", relay_command(system.plan))
@@ -87,6 +88,7 @@ async def test_a_relay_that_died_comes_back_with_the_same_nodes(system: LocalSys
     assert (await until_echo_answers(system))["node_id"] == system.real_node
 
 
+@pytest.mark.long
 async def test_a_broker_that_lost_everything_has_it_again_when_it_is_back(system: LocalSystem) -> None:
     await system.processes.kill("broker")
     # The session suffices meanwhile: the broker carries manifests, not calls.
@@ -106,6 +108,7 @@ async def test_a_broker_that_lost_everything_has_it_again_when_it_is_back(system
     assert (await until_echo_answers(system))["node_id"] == system.real_node
 
 
+@pytest.mark.long
 async def test_a_node_waits_for_broker_and_relay_and_shows_that_it_does(system: LocalSystem) -> None:
     plan, processes = system.plan, system.processes
     for name in ("kubelet", "relay", "broker"):

@@ -20,6 +20,8 @@ import pytest
 from tests.fakes.demo import Demo, running_demo
 from tests.fakes.guide import shown_files
 
+pytestmark = pytest.mark.long
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "write-your-own-kind.md"
 PROGRAMS = {

@@ -25,6 +25,8 @@ from schemas.files import PRIVATE, write_atomic
 from schemas.tls import client_context
 from tests.fakes.demo import plan_below
 
+pytestmark = pytest.mark.long
+
 BOUND_S = 60
 TENANT = "acme"
 

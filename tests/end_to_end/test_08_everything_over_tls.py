@@ -27,6 +27,8 @@ from schemas.tls import client_context
 from tests.fakes.ports import unused_port
 from tests.fakes.tls_broker import Peer, TlsBroker, until
 
+pytestmark = pytest.mark.long
+
 BOUND_S = 60
 TENANT = "acme"
 

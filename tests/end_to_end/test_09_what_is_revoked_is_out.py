@@ -29,6 +29,8 @@ from relay.demo.local_system import LocalSystem, list_tools, relay_command, unti
 from tests.fakes.demo import error_of, local_system, relay_output
 from tests.fakes.polling import before_asking_again
 
+pytestmark = pytest.mark.long
+
 BOUND_S = 60
 AT_ONCE = 3
 UNDER_WAY = "E_DEADLINE_EXCEEDED"

@@ -90,6 +90,7 @@ async def test_the_view_is_an_option_of_the_program(demo: Demo, tmp_path: Path, 
     assert (result.structured_content or {})["node_id"] == demo.real_node
 
 
+@pytest.mark.long
 @ERAS
 async def test_a_relay_that_dies_and_comes_back_is_no_more_than_a_slow_call(
     system: LocalSystem, tmp_path: Path, era: str
@@ -113,6 +114,7 @@ async def test_a_relay_that_dies_and_comes_back_is_no_more_than_a_slow_call(
         assert (result.structured_content or {})["message"] == "after"
 
 
+@pytest.mark.long
 @ERAS
 async def test_who_follows_the_tools_is_told_that_they_may_have_changed_meanwhile(
     system: LocalSystem, tmp_path: Path, era: str

@@ -15,7 +15,7 @@ from relay.demo.local_system import LocalSystem, kubelet_command
 from tests.fakes.broker import BOUND_S
 from tests.fakes.demo import local_system
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from tests.fakes.demo import local_system, relay_output
 
+pytestmark = pytest.mark.long
+
 BOUND_S = 60
 LISTING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 

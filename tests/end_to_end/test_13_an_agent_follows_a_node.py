@@ -69,6 +69,7 @@ async def test_a_node_is_followed_until_its_agent_stops(
         await listener.until_silent()
 
 
+@pytest.mark.long
 async def test_a_mock_node_is_followed_as_a_board_is(system: LocalSystem, broker: BrokerAddress) -> None:
     node = system.mock_nodes[0]
     listener = MqttListener(broker, f"$devices/{node}/telemetry")

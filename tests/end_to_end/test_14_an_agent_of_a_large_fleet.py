@@ -6,38 +6,32 @@ other view still work.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
 
-from relay.demo.local_system import LocalSystem
-from schemas.addresses import mcp_url
-from tests.fakes.demo import TIMEOUT, error_of, local_system, relay_output
+from tests.fakes.command_lines import CommandLines
+from tests.fakes.demo import Demo, error_of
 
 BOUND_S = 60
-MOCKS = 2
-ERAS = ("2026-07-28", "legacy")
 
 
 @pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with local_system(tmp_path, MOCKS) as started:
-        yield started
+def named(demo: Demo, commands: CommandLines) -> Demo:
+    """The demo, once its operator has given each node a label and tags."""
 
+    def node(verb: str, *arguments: str) -> None:
+        ended = commands.run("relay", "node", verb, *arguments, "--state-dir", str(demo.state("relay")))
+        assert ended.code == 0, ended
 
-@asynccontextmanager
-async def agent(system: LocalSystem, era: str, query: str) -> AsyncIterator[Client]:
-    headers = {"Authorization": f"Bearer {system.token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT) as http:
-        url = mcp_url(system.plan.public_url) + query
-        async with Client(streamable_http_client(url, http_client=http), mode=era) as client:
-            yield client
+    node("label", demo.real_node, "greenhouse pi")
+    node("tag", demo.real_node, "site=north")
+    for number, mock in enumerate(demo.mock_nodes):
+        node("tag", mock, "site=south", "gateway")
+        # Last: what is found by its label has its tags too.
+        node("label", mock, f"barn {number}")
+    return demo
 
 
 async def names(client: Client) -> list[str]:
@@ -58,16 +52,11 @@ async def until_found(client: Client, label: str) -> dict[str, Any]:
             return dict(found["nodes"][0])
 
 
-async def test_an_agent_uses_a_fleet_by_kinds_and_names(system: LocalSystem) -> None:
-    real, mocks = system.real_node, system.mock_nodes
-    await relay_output(system, "node", "label", real, "greenhouse pi")
-    await relay_output(system, "node", "tag", real, "site=north")
-    for number, mock in enumerate(mocks):
-        await relay_output(system, "node", "tag", mock, "site=south", "gateway")
-        # Last: what is found by its label has its tags too.
-        await relay_output(system, "node", "label", mock, f"barn {number}")
-    for era in ERAS:
-        async with asyncio.timeout(BOUND_S), agent(system, era, "?view=kinds") as client:
+@pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
+async def test_an_agent_uses_a_fleet_by_kinds_and_names(named: Demo, era: str) -> None:
+    real, mocks = named.real_node, named.mock_nodes
+    async with asyncio.timeout(BOUND_S):
+        async with named.client(era, "?view=kinds") as client:
             listed = await names(client)
             assert listed == sorted(listed)
             assert {"find_nodes", "sys.snapshot", "sysecho.invoke"} <= set(listed)
@@ -81,12 +70,13 @@ async def test_an_agent_uses_a_fleet_by_kinds_and_names(system: LocalSystem) -> 
             measured = (await until_found(client, real[:20]))["measured"]
             assert measured["ts_ms"] >= sample["ts_ms"]
 
-            await until_found(client, f"barn {MOCKS - 1}")
+            await until_found(client, f"barn {len(mocks) - 1}")
             several = await content(client, "sysecho.invoke", {"message": "hello", "nodes": ["*"]})
-            assert (several["asked"], several["answered"], several["failed"]) == (1 + MOCKS, 1 + MOCKS, 0)
+            nodes = 1 + len(mocks)
+            assert (several["asked"], several["answered"], several["failed"]) == (nodes, nodes, 0)
             assert {entry["result"]["node_id"] for entry in several["results"]} == {real, *mocks}
             south = await content(client, "sys-snapshot", {"nodes": ["site=south"], "include": ["mem"]})
-            assert {entry["label"] for entry in south["results"]} == {f"barn {n}" for n in range(MOCKS)}
+            assert {entry["label"] for entry in south["results"]} == {f"barn {n}" for n in range(len(mocks))}
 
             misspelt = error_of(await client.call_tool("sys.snapshot", {"node": "greenhose pi"}))
             assert "greenhouse pi" in misspelt["suggested_fix"]
@@ -94,7 +84,7 @@ async def test_an_agent_uses_a_fleet_by_kinds_and_names(system: LocalSystem) -> 
             assert by_tool["message"] == "still here"
 
         narrowed = "?view=tools&tags=site%3Dnorth&kinds=sysecho"
-        async with asyncio.timeout(BOUND_S), agent(system, era, narrowed) as client:
+        async with named.client(era, narrowed) as client:
             assert await names(client) == [f"sysecho.{real}.echo.invoke"]
             outside = await client.call_tool(f"sysecho.{mocks[0]}.echo.invoke", {"message": "hello"})
             assert error_of(outside)["code"] == "E_SAFETY_DENIED"

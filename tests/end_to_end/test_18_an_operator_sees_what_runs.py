@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.fakes.command_lines import CommandLines
 from tests.fakes.demo import Demo
 
 RULES = Path(__file__).parent.parent.parent / "docs" / "monitoring" / "alerts.yml"
@@ -44,25 +45,22 @@ def samples_of(text: str) -> dict[str, float]:
     }
 
 
-async def test_both_programs_say_in_ten_lines_what_they_do(demo: Demo) -> None:
-    directory = Path(demo.facts["audit"]).parents[1]
+async def test_both_programs_say_in_ten_lines_what_they_do(demo: Demo, commands: CommandLines) -> None:
     for program, node in (("relay", demo.facts["mcp_url"][:16]), ("kubelet", demo.real_node)):
-        state_dir = str(directory / program)
+        state_dir = str(demo.state(program))
         shown = await run(sys.executable, "-P", "-m", program, "status", "--state-dir", state_dir)
         assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 10), shown
         assert node in shown.stdout
         assert re.search(r"^ready +yes$", shown.stdout, re.MULTILINE)
-    shown = await run(
-        sys.executable, "-P", "-m", "relay", "status", "--json", "--state-dir", str(directory / "relay")
-    )
-    status = json.loads(shown.stdout)
+    as_json = commands.run("relay", "status", "--json", "--state-dir", str(demo.state("relay")))
+    status = json.loads(as_json.out)
     assert (status["nodes"]["connected"], status["nodes"]["silent"]) == (3, {})
 
 
 async def test_the_doctor_of_each_finds_what_the_demo_does_without(demo: Demo) -> None:
-    directory, found = Path(demo.facts["audit"]).parents[1], {}
+    found = {}
     for program in ("relay", "kubelet"):
-        state_dir = str(directory / program)
+        state_dir = str(demo.state(program))
         checked = await run(sys.executable, "-P", "-m", program, "doctor", "--json", "--state-dir", state_dir)
         lines = [json.loads(line) for line in checked.stdout.splitlines()]
         found[program] = {line["check"]: line["found"] for line in lines if line["severity"] != "ok"}

@@ -9,11 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from relay.demo.local_system import LocalSystem, kubelet_command, start_system
 from relay.demo.processes import Processes
 from tests.fakes.collector import collecting
 from tests.fakes.demo import plan_below
 from tests.fakes.polling import before_asking_again
+
+pytestmark = pytest.mark.long
 
 BOUND_S = 60
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -28,6 +28,8 @@ from schemas.process.status_socket import read_status
 from tests.fakes.demo import error_of, plan_below
 from tests.fakes.polling import until
 
+pytestmark = pytest.mark.long
+
 BOUND_S = 60
 GATEWAY_S = 5.5
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -90,26 +89,21 @@ def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     token, manifest = directory / "token", directory / "manifest.json"
     token.write_text(demo.facts["token"])
     token.chmod(0o600)
-    state = Path(demo.facts["audit"]).parents[1]
+    own = ("--state-dir", demo.state("kubelet"))
     signed = subprocess.run(
-        [sys.executable, "-P", "-m", "kubelet", "announce", "--dry-run", "--state-dir", state / "kubelet"],
+        [sys.executable, "-P", "-m", "kubelet", "announce", "--dry-run", *own],
         check=True,
         capture_output=True,
         timeout=60,
     )
     manifest.write_bytes(signed.stdout)
     return {
-        "state": str(state),
+        "state": str(demo.directory),
         "node": demo.real_node,
         "url": demo.base_url,
         "token": str(token),
         "manifest": str(manifest),
     }
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLines:
-    return CommandLines(monkeypatch, capfd, {})
 
 
 @pytest.mark.parametrize("command", sorted(SHOWN))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bearer_token import RenewableToken
 from relay.stdio_bridge.bridge import Bridge
 from relay.stdio_bridge.http_client import RelayHttp
 from relay.stdio_bridge.session import Conversation
@@ -47,7 +47,7 @@ class LineClient:
     async def over_bridge(
         cls,
         url: str,
-        token: BearerToken | str,
+        token: RenewableToken | str,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
@@ -55,7 +55,7 @@ class LineClient:
         """Hold the client's end of a bridge to the MCP at ``url``."""
         client = cls(LogLines())
         http = RelayHttp(
-            url, token if isinstance(token, BearerToken) else BearerToken(token), client_context()
+            url, token if isinstance(token, RenewableToken) else RenewableToken(token), client_context()
         )
         bridge = Bridge(
             Conversation(http),

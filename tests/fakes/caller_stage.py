@@ -11,7 +11,7 @@ from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit
 from relay.http.frame_meter import FrameMeter
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.frames import Frame
 from tests.fakes.callers import principal_of
 from tests.fakes.hub import Hub
@@ -83,18 +83,18 @@ class CallerStage:
         """Lose the node's connection."""
         self.hub.one_way.lost(self._session)
 
-    def send(self, type_: FrameType, session_id: str, **payload: Any) -> None:
+    def send(self, type_: OneWayType, session_id: str, **payload: Any) -> None:
         """Let the node send a frame."""
         self.receive(type_, {"session_id": session_id, **payload})
 
-    def receive(self, type_: FrameType, payload: Mapping[str, Any]) -> None:
+    def receive(self, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Let the node send a frame with this payload."""
         self.hub.one_way.received(self._session, Frame(type_.value, "0" * 26, payload))
 
     def request(self, session_id: str, number: int = 0, tool: str = "get_memory", **arguments: Any) -> None:
         """Let the node's local agent call ``tool``."""
         members = {"request_id": request_id(number), "tool": tool, "arguments": arguments}
-        self.send(FrameType.CALLER_TOOL, session_id, **members)
+        self.send(OneWayType.CALLER_TOOL, session_id, **members)
 
     def sent(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return what was sent to the node since the last time."""

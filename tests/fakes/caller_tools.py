@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from kubelet.caller_tools.assembly import CallerTools, Timeouts
+from kubelet.caller_tools.assembly import CallerTools, LocalTimeouts
 from kubelet.caller_tools.caller_names import CallerNames
-from schemas.frame_types import ONE_WAY, FrameType
+from schemas.frame_types import ONE_WAY, OneWayType
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.lines import LogLines
@@ -42,7 +42,7 @@ class FakeRelay:
         self.is_up = True
         self.tools: CallerTools
 
-    def take(self, type_: FrameType, payload: Mapping[str, Any]) -> bool:
+    def take(self, type_: OneWayType, payload: Mapping[str, Any]) -> bool:
         """Take a frame of the node, which must fit its document."""
         if self.is_up:
             self._check(type_, payload)
@@ -165,7 +165,7 @@ async def served(
     registry: SchemaRegistry,
     log: LogLines,
     names: Path | None = None,
-    timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    timeouts: LocalTimeouts = LocalTimeouts(),  # noqa: B008 - frozen
 ) -> AsyncIterator[FakeRelay]:
     """Serve the socket of a node, connected to the relay that is yielded."""
     relay = FakeRelay(registry)

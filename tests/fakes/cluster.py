@@ -12,10 +12,10 @@ from typing import Any
 from relay.clock import ticks_ms
 from relay.cluster.assembly import assemble
 from relay.cluster.cluster_part import ClusterPart
-from relay.cluster.presence import Effects
+from relay.cluster.presence_effects import Effects
 from relay.config import ClusterConfig
 from relay.observability.metrics import Metrics
-from relay.routing.authority_port import AnswerAuthority
+from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.cluster_messages import command_subject
 from relay.routing.peers import NoResponderError
 from relay.routing.port import (
@@ -23,12 +23,12 @@ from relay.routing.port import (
     Command,
     ConnectionHandler,
     FrameHandler,
+    LocalRouter,
     NodeRef,
-    NodeRouter,
 )
 from relay.shared_ledger import SharedLedger
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.cluster_server import FLEET
@@ -53,22 +53,22 @@ class HeldNodes:
     ulids: UlidSource
     handlers: list[ConnectionHandler] = field(default_factory=list)
     sessions: dict[str, NodeRef] = field(default_factory=dict)
-    readers: dict[FrameType, FrameHandler] = field(default_factory=dict)
-    sent: list[tuple[str, FrameType, Mapping[str, Any]]] = field(default_factory=list)
+    readers: dict[OneWayType, FrameHandler] = field(default_factory=dict)
+    sent: list[tuple[str, OneWayType, Mapping[str, Any]]] = field(default_factory=list)
     refusals: list[ToolError] = field(default_factory=list)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
         """Tell ``handler`` of every node that connects or is lost."""
         self.handlers.append(handler)
 
-    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+    def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
         """Give ``handler`` the frames of that type."""
         self.readers[frame_type] = handler
 
     def on_announce(self, _handler: AnnounceHandler) -> None:
         """Have no announces."""
 
-    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         """Send a frame to a node that is connected."""
         if self.refusals:
             raise self.refusals.pop(0)
@@ -76,7 +76,7 @@ class HeldNodes:
             raise ToolError(Failure.NODE_OFFLINE)
         self.sent.append((node_id, frame_type, payload))
 
-    def receive(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def receive(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         """Let ``node_id`` send a frame."""
         self.readers[frame_type](self.sessions[node_id], payload)
 
@@ -100,7 +100,7 @@ class Seen:
 
     Attributes:
         elsewhere: the nodes that are shown as connected to another relay.
-        unsure: the nodes of which it is not known yet which relay had them before.
+        history_unknown: the nodes of which it is not known yet which relay had them before.
         changes: every change of that, in order.
     """
 
@@ -108,8 +108,8 @@ class Seen:
     elsewhere: set[str] = field(default_factory=set)
     changes: list[tuple[str, bool]] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
-    unsure: set[str] = field(default_factory=set)
-    let_go_of: list[str] = field(default_factory=list)
+    history_unknown: set[str] = field(default_factory=set)
+    superseded: list[str] = field(default_factory=list)
 
     def show(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
         """Show whether a node is connected elsewhere."""
@@ -117,13 +117,13 @@ class Seen:
         (self.elsewhere.add if connected else self.elsewhere.discard)(node_id)
         return True
 
-    def be_unsure(self, node_id: str, whether: bool) -> None:  # noqa: FBT001 - as ``Effects`` has it
+    def note_history(self, node_id: str, whether: bool) -> None:  # noqa: FBT001 - as ``Effects`` has it
         """Note whether it is not known yet which relay had the node before."""
-        (self.unsure.add if whether else self.unsure.discard)(node_id)
+        (self.history_unknown.add if whether else self.history_unknown.discard)(node_id)
 
-    def let_go(self, node_id: str) -> None:
+    def end_superseded(self, node_id: str, _relay: str) -> None:
         """End the session of a node."""
-        self.let_go_of.append(node_id)
+        self.superseded.append(node_id)
         self.nodes.lose(node_id)
 
 
@@ -133,7 +133,7 @@ class Member:
 
     part: ClusterPart
     nodes: HeldNodes
-    local: NodeRouter
+    local: LocalRouter
     fake: FakeEnvironment
     seen: Seen
 
@@ -144,9 +144,9 @@ class Member:
         cluster: ClusterConfig,
         state: Path,
         registry: SchemaRegistry,
-        local: NodeRouter | None = None,
+        local: LocalRouter | None = None,
         ledgers: Sequence[SharedLedger] = (),
-        authority: AnswerAuthority | None = None,
+        authority: AnsweringAuthority | None = None,
         public_url: str = PUBLIC_URL,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> AsyncIterator["Member"]:
@@ -164,7 +164,7 @@ class Member:
         )
         nodes, router = HeldNodes(ulids), local or ScriptedRouter()
         seen = Seen(nodes)
-        effects = Effects(seen.let_go, seen.show, seen.moved.append, seen.be_unsure)
+        effects = Effects(seen.end_superseded, seen.show, seen.moved.append, seen.note_history)
         part = assemble(
             environment,
             cluster,

@@ -22,7 +22,7 @@ from relay.pki.shared_leaves import SharedLeaves
 from relay.pki.shared_revocations import SharedRevocations
 from relay.shared_ledger import SharedLedger
 from schemas.certificates import make_csr
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
@@ -46,6 +46,7 @@ class Machine:
     names: NameLedger
     keys: TokenKeys
     join_tokens: JoinTokens
+    clock: FakeClock
     issues: bool
     lines: LogLines = field(default_factory=LogLines)
     refused: int = 0
@@ -71,27 +72,28 @@ class Machine:
     @classmethod
     def at(cls, directory: Path, *, issues: bool) -> "Machine":
         """Return the one whose files are in ``directory``."""
-        ca = CertificateAuthority(directory / "ca", FakeClock(NOW_MS), os.urandom)
+        clock = FakeClock(NOW_MS)
+        ca = CertificateAuthority(directory / "ca", clock, os.urandom)
         tokens = RevokedTokens(directory / "revoked_tokens.jsonl")
-        names = NameLedger(directory / "node_names.jsonl", FakeClock(NOW_MS))
-        keys = TokenKeys(directory / "token_keys.jsonl", ca, FakeClock(NOW_MS))
-        join_tokens = JoinTokens(directory / "join_tokens.jsonl", FakeClock(NOW_MS), os.urandom)
-        return cls(directory, ca, tokens, names, keys, join_tokens, issues)
+        names = NameLedger(directory / "node_names.jsonl", clock)
+        keys = TokenKeys(directory / "token_keys.jsonl", ca, clock)
+        join_tokens = JoinTokens(directory / "join_tokens.jsonl", clock, os.urandom)
+        return cls(directory, ca, tokens, names, keys, join_tokens, clock, issues)
 
     def issued(self, node_id: str) -> str:
         """Return the kid of a node's certificate."""
-        return kid_of(certificates_in(self.ca.issue(make_csr(key_named(node_id), node_id), TENANT))[0])
+        return kid_of(first_certificate_in(self.ca.issue(make_csr(key_named(node_id), node_id), TENANT)))
 
     @property
     def ledgers(self) -> Sequence[SharedLedger]:
         """What it shares."""
         return (
-            SharedRevocations(self.ca.ledger),
+            SharedRevocations(self.ca.ledger, self.clock),
             SharedTokenRevocations(self.tokens),
             SharedTokenKeys(self.keys, self._count_refused, make_logger("relay", self.lines)),
-            SharedJoinTokenRevocations(self.join_tokens),
-            SharedJoinTokenUses(self.join_tokens, FakeClock(NOW_MS), issues=self.issues),
-            SharedLeaves(self.ca.ledger, issues=self.issues),
+            SharedJoinTokenRevocations(self.join_tokens, self.clock),
+            SharedJoinTokenUses(self.join_tokens, self.clock, issues=self.issues),
+            SharedLeaves(self.ca.ledger, self.clock, issues=self.issues),
             SharedNames(self.names, make_logger("relay", LogLines())),
         )
 
@@ -107,7 +109,7 @@ class Machine:
     def revoke(self, node_id: str, member: Member) -> None:
         """Revoke as a command does, and let the relay notice it."""
         self.ca.revoke(node_id)
-        member.part.ledgers.changed()
+        member.part.ledgers.changed("revocation")
 
     @property
     def labels(self) -> dict[str, str]:

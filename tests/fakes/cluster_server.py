@@ -66,6 +66,9 @@ class NatsServer:
     def config_text(self) -> str:
         """Return what it is configured with."""
         text = cluster_server_config(self.address, self._directory / "store", self.public_key, FLEET)
+        return self._with_others(text)
+
+    def _with_others(self, text: str) -> str:
         return text.replace("  users: [\n", f"  users: [\n{self._others}")
 
     def start(self) -> None:
@@ -130,6 +133,19 @@ _PUT_IN = {
 class TlsNatsServer(NatsServer):
     """The same with the configuration that ships, and certificates for itself and for ``relay-1``."""
 
+    @classmethod
+    @contextmanager
+    def trusting(cls, directory: Path, root_pem: str, others: str = "") -> Iterator[Self]:
+        """Hold one that accepts connections, also by certificates from another root."""
+        server = cls(directory, others)
+        roots = directory / "roots.pem"
+        write_atomic(roots, roots.read_text("ascii") + root_pem)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
     def __init__(self, directory: Path, others: str = "") -> None:
         super().__init__(directory, others)
         now_ms = time.time_ns() // 1_000_000
@@ -174,4 +190,4 @@ class TlsNatsServer(NatsServer):
         for theirs, ours in _PUT_IN.items():
             assert theirs in text
             text = text.replace(theirs, ours.format(**put_in))
-        return text
+        return self._with_others(text)

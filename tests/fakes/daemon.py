@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kubelet.config import DaemonPlan, NodeConfig
-from kubelet.daemon.agent import run_agent
+from kubelet.daemon.composition import run_daemon
 from schemas.addresses import BrokerAddress
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import before_asking_again
@@ -65,7 +65,7 @@ async def daemon(
     socket: Path | None = None,
 ) -> AsyncIterator[Daemon]:
     task = asyncio.create_task(
-        run_agent(DaemonPlan(NodeConfig(broker, relay_url), state_dir, 0, socket), log)
+        run_daemon(DaemonPlan(NodeConfig(broker, relay_url), state_dir, 0, socket), log)
     )
     try:
         started = await log.until("kubelet started")

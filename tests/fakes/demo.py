@@ -17,7 +17,7 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
-from kubelet.daemon.agent import make_handlers
+from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.config import StateFiles
@@ -36,19 +36,34 @@ TIMEOUT = httpx2.Timeout(30, read=300)
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """The facts of ``--ready-file``, and the ways to speak to what they name."""
+    """The facts of ``--ready-file``, and the ways to speak to what they name.
 
+    Attributes:
+        printed: the lines that it has printed: until it served, and to its end once it has ended.
+    """
+
+    ready_file: Path
     facts: dict[str, Any]
     pid: int
+    printed: list[str]
 
     @property
     def base_url(self) -> str:
         """The relay's public URL."""
         return str(self.facts["mcp_url"]).removesuffix("/mcp")
 
+    @property
+    def directory(self) -> Path:
+        """Where all files of the demo are."""
+        return Path(self.facts["audit"]).parents[1]
+
     def log(self, program: str) -> Path:
         """Return the log of one of the demo's programs."""
-        return Path(self.facts["audit"]).parents[1] / f"{program}.log"
+        return self.directory / f"{program}.log"
+
+    def state(self, program: str) -> Path:
+        """Return the state directory of one of the demo's programs."""
+        return self.directory / program
 
     @property
     def real_node(self) -> str:
@@ -141,23 +156,24 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
         env=environment_of(sources) if sources else None,
     )
     assert process.stdout is not None
+    printed = list[str]()
     try:
-        _until_it_serves(process.stdout)
-        yield Demo(json.loads(ready.read_text("utf-8")), process.pid)
+        _until_it_serves(process.stdout, printed)
+        yield Demo(ready, json.loads(ready.read_text("utf-8")), process.pid, printed)
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=STOP_TIMEOUT_S)
+        rest, _ = process.communicate(timeout=STOP_TIMEOUT_S)
+        printed += rest.splitlines(keepends=True)
     assert process.returncode == 0
     assert not ready.exists()
 
 
-def _until_it_serves(printed: Iterable[str]) -> None:
-    output = []
-    for line in printed:
-        output.append(line)
+def _until_it_serves(lines: Iterable[str], printed: list[str]) -> None:
+    for line in lines:
+        printed.append(line)
         if line.startswith("Serving"):
             return
-    raise AssertionError("the demo ended by itself:\n" + "".join(output))
+    raise AssertionError("the demo ended by itself:\n" + "".join(printed))
 
 
 def error_of(result: CallToolResult) -> dict[str, Any]:

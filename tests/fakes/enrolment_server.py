@@ -12,7 +12,7 @@ from typing import Any
 from relay.pki.certificate_builder import issue_leaf
 from schemas.certificates import read_csr
 from schemas.enrolment import NODE, RELAY, JoinToken, is_proven, proven
-from schemas.identity import certificates_in
+from schemas.identity import first_certificate_in
 from tests.fakes.raw_http_server import BOUND_S, Asked, RawServer, http_answer
 from tests.fakes.signer import TENANT, SimulatedCa
 
@@ -34,7 +34,7 @@ class EnrolmentServer:
 
     def __init__(self, ca: SimulatedCa, now_ms: Callable[[], int]) -> None:
         self.ca = ca
-        self.token = JoinToken(JOIN_ID, bytes(range(32)), sha256(certificates_in(ca.root_pem)[0]).digest())
+        self.token = JoinToken(JOIN_ID, bytes(range(32)), sha256(first_certificate_in(ca.root_pem)).digest())
         self.overrides: dict[str, Any] = {}
         self.tamper: Callable[[dict[str, Any]], Any] = dict
         self.shown_roots = ca.root_pem

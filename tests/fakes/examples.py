@@ -7,7 +7,7 @@ are derived from the test, so that a failure repeats; it prints the example, and
 from hypothesis import settings
 
 DAILY, THOROUGH = "daily", "thorough"
-_DAILY_EXAMPLES, _THOROUGH_EXAMPLES = 25, 100
+_DAILY_EXAMPLES, _THOROUGH_EXAMPLES = 15, 100
 
 
 def register_profiles() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.routing.port import NodeFrames, NodeRef
-from schemas.frame_types import FrameType, Role
+from schemas.frame_types import OneWayType, Role
 from tests.fakes.polling import until
 
 
@@ -17,9 +17,9 @@ class FrameReader:
     """
 
     def __init__(self, frames: NodeFrames) -> None:
-        self.taken: list[tuple[NodeRef, FrameType, Mapping[str, Any]]] = []
+        self.taken: list[tuple[NodeRef, OneWayType, Mapping[str, Any]]] = []
         self.connections: list[tuple[NodeRef, bool]] = []
-        for type_ in FrameType:
+        for type_ in OneWayType:
             if type_.sender is Role.NODE:
                 frames.on_frame(type_, self._reader_of(type_))
         frames.on_connection(lambda node, connected: self.connections.append((node, connected)))
@@ -28,5 +28,5 @@ class FrameReader:
         """Wait until ``node`` is the session that it knows last."""
         await until(lambda: bool(self.connections) and self.connections[-1] == (node, True))
 
-    def _reader_of(self, type_: FrameType) -> Any:
+    def _reader_of(self, type_: OneWayType) -> Any:
         return lambda node, payload: self.taken.append((node, type_, payload))

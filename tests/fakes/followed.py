@@ -11,13 +11,15 @@ from relay.auth.caller import Caller
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit
-from relay.routing.port import AnnounceHandler, Command, ConnectionHandler, FrameHandler, NodeRef
+from relay.routing.answer import CommandAnswer
+from relay.routing.port import AnnounceHandler, Command, ConnectionHandler, FrameHandler, LocalRouter, NodeRef
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
+from tests.fakes.routers import answered
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import METRICS, NODE_ID, NOW_MS, TENANT
 
@@ -52,18 +54,18 @@ class PlayedFrames:
     limited: bool = False
 
     def __post_init__(self) -> None:
-        self.handlers: dict[FrameType, FrameHandler] = {}
+        self.handlers: dict[OneWayType, FrameHandler] = {}
         self.followers: list[ConnectionHandler] = []
 
-    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         if node_id in self.offline:
             raise ToolError(Failure.NODE_OFFLINE)
         if self.limited:
             raise ToolError(Failure.RATE_LIMITED)
-        assert frame_type is FrameType.TELEMETRY_LEASE
+        assert frame_type is OneWayType.TELEMETRY_LEASE
         self.sent.append((node_id, dict(payload)))
 
-    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+    def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
         self.handlers[frame_type] = handler
 
     def on_connection(self, handler: ConnectionHandler) -> None:
@@ -73,11 +75,11 @@ class PlayedFrames:
         raise NotImplementedError
 
 
-class Answering:
-    """A ``NodeRouter`` whose nodes answer each command with a good sample."""
+class Answering(LocalRouter):
+    """A ``LocalRouter`` whose nodes answer each command with a good sample."""
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
-        return {"ok": True, "result": sample_of(command.node_id)}
+    def start(self, command: Command) -> CommandAnswer:
+        return answered({"ok": True, "result": sample_of(command.node_id)})
 
 
 class Followed:
@@ -134,7 +136,7 @@ class Followed:
         ts_ms = int(self.seconds.now * 1000) + NOW_MS
         sample = sample_of(**{"node_id": sender, "ts_ms": ts_ms, **members})
         payload = {"cap_id": cap_id, "sample": sample}
-        self.frames.handlers[FrameType.TELEMETRY](NodeRef(tenant, sender, "S"), payload)
+        self.frames.handlers[OneWayType.TELEMETRY](NodeRef(tenant, sender, "S"), payload)
 
     def link(self, *, connected: bool, node_id: str = NODE_ID) -> None:
         for follower in self.frames.followers:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relay.remote_tools import AuditRecord, Permissions, RemoteTools, Risk, Surroundings
+from relay.remote_tools import AuditRecord, ClientEnvironment, Permissions, RemoteTools, Risk
 from relay.remote_tools.servers import HttpServer, Server
 from tests.fakes.mcp_server import FakeMcpServer
 
@@ -37,9 +37,9 @@ async def guarded(server: str | Server, **options: Any) -> AsyncIterator[Guarded
     """Hold a client of ``server`` that may call everything, unless ``options`` say otherwise."""
     records: list[AuditRecord] = []
     pauses = Pauses()
-    around = options.pop("surroundings", None) or Surroundings(chance=lambda: 0.5)
+    environment = options.pop("environment", None) or ClientEnvironment(chance=lambda: 0.5)
     given = {"audit": records.append, "permissions": EVERYTHING, **options}
-    async with RemoteTools(server, surroundings=replace(around, sleep=pauses), **given) as tools:
+    async with RemoteTools(server, environment=replace(environment, sleep=pauses), **given) as tools:
         yield Guarded(tools, records, pauses)
 
 

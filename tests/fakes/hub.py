@@ -17,12 +17,11 @@ from relay.allowance import Allowance
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
-from relay.auth.ledger_freshness import SOURCES, Freshness
 from relay.caller_tools.assembly import build as caller_tools
 from relay.caller_tools.forwarded_calls import tag_of
 from relay.caller_tools.limits import Timeouts
 from relay.caller_tools.nodes import Nodes
-from relay.caller_tools.records import Records
+from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
@@ -37,7 +36,7 @@ from relay.config import PER_AGENT, EnvelopeMode
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.kept_leaves import KeptLeaves
-from relay.fleet.leaves import Trust
+from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.mcp_api.change_streams import ChangeStreams
@@ -56,7 +55,8 @@ from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
 from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
 from relay.routing.peers import Peers
-from relay.routing.port import NodeFrames, NodeRouter
+from relay.routing.port import LocalRouter, NodeFrames
+from relay.server.ledger_freshness import SOURCES, Freshness
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connect_queue import ConnectQueue
@@ -157,7 +157,7 @@ class Hub:
             self.freshness.read(source)
         kinds = self.kinds = kinds or SHIPPED_KINDS
         self.fleet = fleet_type(
-            trust=Trust(
+            trust=FleetTrust(
                 TrustRules(registry, kinds),
                 [self.ca.root_pem],
                 frozenset(revoked),
@@ -190,7 +190,7 @@ class Hub:
             documents=registry,
             peers=self.peers,
             nodes=Nodes(self.fleet),
-            records=Records(self.audit, self.refusals, self.metrics, self.log),
+            records=CallerRecords(self.audit, self.refusals, self.metrics, self.log),
             authenticator=self.authenticator,
             frames=self.frames,
             ulids=self.ulids,
@@ -250,7 +250,7 @@ class Hub:
 
     def gateway(
         self,
-        router: NodeRouter,
+        router: LocalRouter,
         monotonic: Callable[[], float] = time.monotonic,
         per_agent: Allowance = PER_AGENT,
         mode: EnvelopeMode = EnvelopeMode.ENFORCE,

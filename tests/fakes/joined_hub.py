@@ -11,7 +11,7 @@ from pathlib import Path
 from relay.clock import ticks_ms
 from relay.cluster.assembly import assemble
 from relay.cluster.cluster_part import ClusterPart
-from relay.cluster.presence import Effects
+from relay.cluster.presence_effects import Effects
 from relay.config import ClusterConfig
 from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames
@@ -26,7 +26,7 @@ from tests.fakes.signer import SimulatedCa
 
 
 class JoinedHub(Hub):
-    """A hub in a fleet of several, to which ``part`` joins it. ``let_go_of`` has the nodes that it let go."""
+    """A hub in a fleet of several, to which ``part`` joins it. ``superseded`` has the nodes that it ended."""
 
     part: ClusterPart
 
@@ -35,7 +35,7 @@ class JoinedHub(Hub):
     ) -> None:
         self._cluster = cluster
         self._directory = directory
-        self.let_go_of: list[str] = []
+        self.superseded: list[str] = []
         super().__init__(directory, registry, ca=ca)
 
     def reached(self) -> tuple[NodeFrames, Peers | None]:
@@ -61,7 +61,12 @@ class JoinedHub(Hub):
             self._cluster,
             local=ScriptedRouter(),
             frames=self.one_way,
-            effects=Effects(self.let_go_of.append, show, lambda _node: None, lambda _node, _whether: None),
+            effects=Effects(
+                lambda node, _relay: self.superseded.append(node),
+                show,
+                lambda _node: None,
+                lambda _node, _whether: None,
+            ),
             tenant_of=self.fleet.tenant_of,
             ledgers=(),
             on_thread=asyncio.to_thread,

@@ -87,7 +87,7 @@ class LinkedNode:
                 sleep=waits.sleep,
             )
         )
-        announcer.add_carrier(link.carry)
+        announcer.add_sender(link.send_manifest)
         tasks = [asyncio.create_task(announcer.run())]
         await heartbeats.next()  # the first manifest is there before the first connection
         tasks.append(asyncio.create_task(link.run()))

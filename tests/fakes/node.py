@@ -23,4 +23,4 @@ def write_identity(directory: Path, node: SimulatedNode) -> IdentityFiles:
 def announce_again(announcer: Announcer) -> None:
     """Make ``announcer`` announce at once: as if a relay had accepted what is current already."""
     assert announcer.current is not None
-    announcer.overtake(announcer.current.issued_at_ms)
+    announcer.advance_past(announcer.current.issued_at_ms)

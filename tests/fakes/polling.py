@@ -5,17 +5,20 @@ import time
 from collections.abc import Callable
 
 BOUND_S = 30
-_POLL_S = 0.001
-"""Not 0, which would keep a core busy that another test or process needs."""
+_POLL_S, _LONGEST_POLL_S = 0.001, 0.005
+"""The first pause and the longest, each twice the one before: to ask all the time would keep a core busy that
+another test or process needs."""
 _SYNC_POLL_S = 0.05
 _ASK_S = 0.05
 
 
 async def until(condition: Callable[[], object], bound_s: float = BOUND_S) -> None:
     """Return when ``condition`` holds."""
+    pause_s = _POLL_S
     async with asyncio.timeout(bound_s):
-        while not condition():  # noqa: ASYNC110 - there is no event for it, which is what this is for
-            await asyncio.sleep(_POLL_S)
+        while not condition():
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 
 
 async def before_asking_again() -> None:

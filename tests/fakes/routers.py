@@ -1,14 +1,15 @@
-"""Implementations of ``NodeRouter`` that answer as a test says."""
+"""Implementations of ``LocalRouter`` that answer as a test says."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from relay.routing.port import Command
+from relay.routing.answer import CommandAnswer
+from relay.routing.port import Command, LocalRouter
 
 _BOUND_S = 10
 
-Answer = Callable[[Command], Mapping[str, Any]]
+Script = Callable[[Command], Mapping[str, Any]]
 
 
 def echoed(command: Command) -> dict[str, Any]:
@@ -21,20 +22,27 @@ def echoed(command: Command) -> dict[str, Any]:
     return {"ok": True, "result": result}
 
 
-class ScriptedRouter:
-    """A ``NodeRouter`` that notes the commands and gives the answer that ``answer`` makes."""
+def answered(ack: Mapping[str, Any]) -> CommandAnswer:
+    """Return the answer of a node that takes no time."""
+    answer = CommandAnswer(asyncio.get_running_loop())
+    answer.set_result(ack)
+    return answer
 
-    def __init__(self, answer: Answer = echoed) -> None:
+
+class ScriptedRouter(LocalRouter):
+    """A ``LocalRouter`` that notes the commands and gives the answer that ``answer`` makes."""
+
+    def __init__(self, answer: Script = echoed) -> None:
         self.answer = answer
         self.commands: list[Command] = []
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
+    def start(self, command: Command) -> CommandAnswer:
         """Answer, or raise, as the script says."""
         self.commands.append(command)
-        return self.answer(command)
+        return answered(self.answer(command))
 
 
-class SilentRouter:
+class SilentRouter(LocalRouter):
     """A node that never answers.
 
     Attributes:
@@ -46,28 +54,26 @@ class SilentRouter:
         self.asked = asyncio.Event()
         self.given_up = asyncio.Event()
 
-    async def run(self, command: Command) -> Mapping[str, Any]:  # noqa: ARG002 - it is not even read
+    def start(self, command: Command) -> CommandAnswer:  # noqa: ARG002 - it is not even read
         """Wait until cancelled."""
         self.asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.given_up.set()
-        raise AssertionError
+        answer = CommandAnswer(asyncio.get_running_loop())
+        answer.at_end(lambda _: self.given_up.set())
+        return answer
 
 
-class HeldRouter:
+class HeldRouter(LocalRouter):
     """Calls that wait in the node until the test answers them."""
 
     def __init__(self) -> None:
-        self.waiting: asyncio.Queue[tuple[Command, asyncio.Future[Mapping[str, Any]]]] = asyncio.Queue()
+        self.waiting: asyncio.Queue[tuple[Command, CommandAnswer]] = asyncio.Queue()
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
+    def start(self, command: Command) -> CommandAnswer:
         """Wait for what the test says."""
-        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        answer = CommandAnswer(asyncio.get_running_loop())
         self.waiting.put_nowait((command, answer))
-        return await answer
+        return answer
 
-    async def next(self) -> tuple[Command, asyncio.Future[Mapping[str, Any]]]:
+    async def next(self) -> tuple[Command, CommandAnswer]:
         """Return the next command that has come, and what takes its answer."""
         return await asyncio.wait_for(self.waiting.get(), _BOUND_S)

@@ -100,7 +100,7 @@ class ServedRelay:
         hub: Hub,
         server: Server,
         auth_timeout_s: float = AUTH_TIMEOUT_S,
-        notify_interval_s: float = 0.001,
+        notify_interval_s: float = 0.02,
     ) -> AsyncIterator["ServedRelay"]:
         """Serve until the end of the block; agents hear of changes after ``notify_interval_s`` at most."""
         relay = cls(hub, server, auth_timeout_s, notify_interval_s)

@@ -11,16 +11,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.http.acceptor import SOCKET_TIMEOUTS, SocketTimeouts
 from relay.http.connections import REQUEST_TIMEOUT_S, Bounds, Connections
-from relay.http.direct_http import WholeRequest, Work
+from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.http.listener import Hooks, bind, serve
 from relay.observability.metrics import Metrics
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted
 
 _WITHOUT_REQUESTS = Starlette()
+_DEFERRED_S = 0.001
+"""How long a text that is not urgent waits for others: no test has any on another connection."""
 
 
-def _nothing(_request: WholeRequest) -> Work | None:
+def _nothing(_request: WholeRequest) -> PendingAnswer | None:
     return None
 
 
@@ -38,7 +40,7 @@ class Server:
         self, app: ASGIApp, address: HostPort, bounds: Bounds | None, request_timeout_s: float
     ) -> None:
         self.app = app
-        self.begin: Callable[[WholeRequest], Work | None] = _nothing
+        self.begin: Callable[[WholeRequest], PendingAnswer | None] = _nothing
         self.address = address
         self._metrics = Metrics()
         bounds = bounds or Bounds.below(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -54,26 +56,29 @@ class Server:
         app = _WITHOUT_REQUESTS if scope["type"] == "lifespan" else self.app
         await app(scope, receive, send)
 
-    def begin_now(self, request: WholeRequest) -> Work | None:
+    def begin_now(self, request: WholeRequest) -> PendingAnswer | None:
         """Return what ``begin`` of the moment returns."""
         return self.begin(request)
 
     @classmethod
     @asynccontextmanager
-    async def running(
+    async def running(  # noqa: PLR0913, PLR0917 - as `serve` has it
         cls,
         tls: ssl.SSLContext | None = None,
         timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
         bounds: Bounds | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         hooks: Hooks | None = None,
+        deferred_s: float = _DEFERRED_S,
     ) -> AsyncIterator["Server"]:
         """Hold a server."""
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
             server = cls(Starlette(), HostPort(*listener.getsockname()), bounds, request_timeout_s)
             task = asyncio.create_task(
-                serve(server, listener, server.connections, tls, timeouts, server.begin_now, hooks)
+                serve(
+                    server, listener, server.connections, tls, timeouts, server.begin_now, hooks, deferred_s
+                )
             )
             try:
                 yield server

@@ -55,6 +55,7 @@ LOW_ORDER_KEYS: Final[Mapping[str, bytes]] = {
 }
 
 
+@lru_cache(maxsize=1024)
 def key_named(name: str) -> SigningKey:
     """Return the key that is always the one called ``name``."""
     return SigningKey(sha256(name.encode()).digest())

@@ -14,7 +14,7 @@ from typing import Any
 
 from kubelet.cli.mock_nodes import read_identities
 from kubelet.config import NodeConfig
-from kubelet.daemon.agent import node_environment
+from kubelet.daemon.composition import node_environment
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
@@ -80,15 +80,15 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
             config = RelayConfig(broker, url, address, state)
             async with _running(run_relay(config, listener, relay_log, registry, kinds)):
                 files = IdentityFiles(directory / "nodes" / identity.node_id)
-                around = replace(
+                environment = replace(
                     node_environment(
                         NodeConfig(broker, url), "suite-nodes", make_logger("kubelet", node_log), files
                     ),
                     registry=registry,
                     kinds=kinds,
                 )
-                tools = suite_tools(identity.node_id, change := _Change(spare, around))
-                async with _nodes(identity, tools, around), change.running():
+                tools = suite_tools(identity.node_id, change := _Change(spare, environment))
+                async with _nodes(identity, tools, environment), change.running():
                     await relay_log.until("node announced")
                     await node_log.until("relay connected")
                     names = suite_names(identity.node_id)
@@ -98,15 +98,15 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
 class _Change:
     """Plugs in one more node at every call: what changes the list of tools in the field."""
 
-    def __init__(self, spare: Sequence[NodeIdentity], around: NodeEnvironment) -> None:
+    def __init__(self, spare: Sequence[NodeIdentity], environment: NodeEnvironment) -> None:
         self._spare = list(spare)
-        self._around = around
+        self._environment = environment
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __call__(self) -> None:
         identity = self._spare.pop()
-        handler = EchoHandler(identity.node_id, self._around.now_ms)
-        self._tasks.append(asyncio.create_task(_node(identity, [handler], self._around).run()))
+        handler = EchoHandler(identity.node_id, self._environment.now_ms)
+        self._tasks.append(asyncio.create_task(_node(identity, [handler], self._environment).run()))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -131,22 +131,24 @@ async def _broker(directory: Path) -> AsyncIterator[BrokerAddress]:
 
 @asynccontextmanager
 async def _nodes(
-    identity: NodeIdentity, tools: Sequence[SuiteTool], around: NodeEnvironment
+    identity: NodeIdentity, tools: Sequence[SuiteTool], environment: NodeEnvironment
 ) -> AsyncIterator[None]:
     own = [
-        EchoHandler(identity.node_id, around.now_ms),
-        MetricsHandler(identity.node_id, around.now_ms, log=around.log),
+        EchoHandler(identity.node_id, environment.now_ms),
+        MetricsHandler(identity.node_id, environment.now_ms, log=environment.log),
     ]
-    around.publisher.start()
+    environment.publisher.start()
     try:
-        async with _running(_node(identity, [*own, *tools], around).run()):
+        async with _running(_node(identity, [*own, *tools], environment).run()):
             yield
     finally:
-        await around.publisher.stop()
+        await environment.publisher.stop()
 
 
-def _node(identity: NodeIdentity, handlers: Sequence[Handler], around: NodeEnvironment) -> Node:
-    return Node(identity, handlers, fingerprint({"machine_id": identity.node_id}), around, last_issued=None)
+def _node(identity: NodeIdentity, handlers: Sequence[Handler], environment: NodeEnvironment) -> Node:
+    return Node(
+        identity, handlers, fingerprint({"machine_id": identity.node_id}), environment, last_issued=None
+    )
 
 
 @asynccontextmanager

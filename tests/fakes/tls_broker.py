@@ -64,7 +64,7 @@ class PlayedAuthority:
         nodes: those in force.
         revoked: the serial numbers of the leaves that are not any longer.
         cas: those whose roots are trusted, the oldest first.
-        servers: the part that vouches for servers.
+        servers: the part that issues for servers.
     """
 
     def __init__(self, directory: Path, now_ms: int) -> None:

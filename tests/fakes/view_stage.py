@@ -9,7 +9,7 @@ from relay.calls.call_record import CallAnswer
 from relay.config import PER_AGENT
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.routing.port import NodeRouter
+from relay.routing.port import LocalRouter
 from tests.fakes.callers import call_of
 from tests.fakes.hub import READ_ONLY, Hub
 from tests.fakes.routers import ScriptedRouter
@@ -22,7 +22,7 @@ OTHER_TENANT = "globex"
 class ViewStage:
     """A relay with the tools of the views, whose nodes answer ``system.echo`` at once."""
 
-    def __init__(self, hub: Hub, router: NodeRouter | None = None, per_agent: Allowance = PER_AGENT) -> None:
+    def __init__(self, hub: Hub, router: LocalRouter | None = None, per_agent: Allowance = PER_AGENT) -> None:
         self.hub = hub
         self.router = ScriptedRouter()
         self.seconds = Seconds()

@@ -16,17 +16,18 @@ from typing import Any, Self
 import httpx2
 
 from schemas.addresses import MCP_PATH
-from schemas.process.status_socket import read_status
 from tests.chaos.call_workload import CallWorkload
 from tests.chaos.callers import Callers, measure_loop, new_id
 from tests.chaos.checker import violations
-from tests.chaos.history import Disturbance, Lag
+from tests.chaos.evidence import TOLERANCE_MS
+from tests.chaos.history import DEADLINE_MS, Decision, Disturbance, History, Lag
 from tests.chaos.run import background, history_of, measured_relays
 from tests.chaos.site import Site, now_ms
 from tests.chaos.topology import THREE_RELAYS, End, Link, Program
 from tests.fakes.fault_proxy import LinkFault
 from tests.fakes.mcp_wire import ERA_META
 from tests.fakes.polling import until
+from tests.faults.faked_time import FakedTime
 from tests.faults.lasting_use import LastingUse
 
 SEED = 1
@@ -77,6 +78,7 @@ class FleetStory:
     Attributes:
         workloads: what agents did: those of ``ways``, and of each story.
         uses: what was followed and lent in each story.
+        clocks_off_s: by how much clocks were wrong in stories.
     """
 
     site: Site
@@ -85,13 +87,14 @@ class FleetStory:
     lags: list[Lag]
     chance: random.Random
     uses: list[LastingUse] = field(default_factory=list)
+    clocks_off_s: list[int] = field(default_factory=list)
 
     @classmethod
     @asynccontextmanager
     async def told(cls, directory: Path) -> AsyncIterator[Self]:
         """Hold the site once every node is called by way of every relay, from at least two of them."""
         chance = random.Random(SEED)  # noqa: S311 - which node is called
-        async with Site.running(directory, replace(THREE_RELAYS, nodes=NODES)) as site:
+        async with Site.running(directory, replace(THREE_RELAYS, nodes=NODES, staying=None)) as site:
             workload = await CallWorkload.of(site, directory, chance)
             ways = {one.relay.program: one for one in workload.callers}
             one, two, three = (ways[relay] for relay in RELAYS)
@@ -117,10 +120,7 @@ class FleetStory:
     def holders(self) -> dict[str, Program]:
         """Return which relay each node that has a session is connected to."""
         relays = {self.site.node_url(relay): relay.program for relay in THREE_RELAYS.relays}
-        urls = {
-            node_id: read_status(self.site.state(node))["relay"]["connected_to"]
-            for node, node_id in self.site.nodes.items()
-        }
+        urls = {node_id: self.site.connected_to(node) for node, node_id in self.site.nodes.items()}
         return {node_id: relays[url] for node_id, url in urls.items() if url is not None}
 
     async def until_all_called(
@@ -264,12 +264,22 @@ class FleetStory:
 
     def violations(self) -> list[str]:
         """Return what of all that the agents saw so far breaks a promise."""
-        history = history_of(self.site, self.lags, [])
+        # An audit has the time of its relay, so a lag excuses what is late by that time too.
+        off_ms = [0, *(1000 * off_s for off_s in self.clocks_off_s)]
+        lags = [replace(lag, at_ms=lag.at_ms + off) for off in off_ms for lag in self.lags]
+        history = _settled(history_of(self.site, lags, []))
         for workload in self.workloads:
             history = workload.added_to(history)
         for use in self.uses:
             history = use.added_to(history)
         return list(map(str, violations(history)))
+
+    def clock_off_by(self, off_s: int, name: str) -> FakedTime:
+        """Return a clock that is wrong by so many seconds, for programs of the site."""
+        self.clocks_off_s.append(off_s)
+        clock = FakedTime(self.site.directory / name)
+        clock.set(f"{off_s:+}s")
+        return clock
 
     async def _spread(self) -> None:
         """Have nodes at two relays at least: each chooses by its id alone."""
@@ -278,3 +288,17 @@ class FleetStory:
                 return
             async with self.links_cut(relay):
                 await self.until_all_called(RELAYS, self.nodes)
+
+
+def _settled(history: History) -> History:
+    """Return ``history`` without the latest calls of each relay, which have not ended yet.
+
+    The relays go on, and call nodes by themselves. Each audit has the time of its own relay.
+    """
+    latest_ms = {decision.relay: decision.at_ms for decision in history.decisions}
+
+    def has_ended(decision: Decision) -> bool:
+        return abs(latest_ms[decision.relay] - decision.at_ms) > DEADLINE_MS + TOLERANCE_MS
+
+    settled = [each for each in history.decisions if not each.allowed or has_ended(each)]
+    return replace(history, decisions=settled)

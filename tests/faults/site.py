@@ -169,10 +169,14 @@ class Site:
         await self.processes.stop(program)
         return with_status[0]
 
-    def address_space(self, program: str) -> int:
-        """Return the bytes of address space that a process has taken."""
-        pages = Path(f"/proc/{self.processes.pid(program)}/statm").read_text("ascii").split()[0]
-        return int(pages) * resource.getpagesize()
+    def leave_address_space(self, program: str, room: int) -> None:
+        """Limit a process to the address space that it has taken and ``room`` bytes; raise no limit."""
+        pid = self.processes.pid(program)
+        pages = Path(f"/proc/{pid}/statm").read_text("ascii").split()[0]
+        left = int(pages) * resource.getpagesize() + room
+        limit = resource.prlimit(pid, resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY or left < limit:
+            self.limit(program, resource.RLIMIT_AS, left)
 
     def limit(self, program: str, what: int, soft: int) -> None:
         """Set a limit of the process that runs."""

@@ -7,7 +7,11 @@ nothing was sent to it.
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.faults.site import BROKER, RELAY, Answer, Site
+
+pytestmark = pytest.mark.long
 
 
 async def answers_until_ok(site: Site) -> list[Answer]:

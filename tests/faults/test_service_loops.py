@@ -13,7 +13,7 @@ import pytest
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.config import DaemonPlan, NodeConfig
-from kubelet.daemon.agent import run_agent
+from kubelet.daemon.composition import run_daemon
 from kubelet.handlers.disks import Disks
 from kubelet.handlers.sampler import CpuSampler
 from kubelet.loopback.server import LoopbackServer
@@ -116,4 +116,4 @@ async def test_a_loop_of_the_node_that_returns_ends_it(  # noqa: PLR0913, PLR091
     (node_id,) = ca.issue_mock(1, tmp_path / "nodes", "acme")
     lines = LogLines()
     plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path / "nodes" / node_id, 0, None)
-    await ends(run_agent(plan, lines), lines, named)
+    await ends(run_daemon(plan, lines), lines, named)

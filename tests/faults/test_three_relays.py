@@ -4,15 +4,24 @@ Every relay goes on with its own nodes, and the others' are called again once th
 two outcomes, also of those that agents repeat by way of other relays meanwhile.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
+import httpx2
 import pytest
 import pytest_asyncio
 
-from tests.chaos.topology import End, Program
-from tests.faults.faked_time import FakedTime
+from tests.chaos import once_kind
+from tests.chaos.agents import agent_of
+from tests.chaos.callers import Callers, new_id
+from tests.chaos.history import Call
+from tests.chaos.topology import THREE_RELAYS, End, Program
+from tests.fakes.polling import until
 from tests.faults.fleet_story import CALLED_AGAIN_S, NODES, RELAYS, FleetStory
 
 pytestmark = [
@@ -39,6 +48,87 @@ async def healed(story: FleetStory) -> AsyncIterator[None]:
     for relay in RELAYS:
         await story.until_cluster(relay, ready=True)
     assert story.violations() == []
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """An agent of its own, whose records are told from those of others by its name ``sub``."""
+
+    story: FleetStory
+    sub: str
+    ways: Mapping[Program, tuple[Callers, httpx2.AsyncClient]]
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, story: FleetStory, sub: str) -> AsyncIterator[Self]:
+        """Hold one that is connected to every relay."""
+        site, agent = story.site, await agent_of(story.site, sub)
+        journal = site.directory / "calls.jsonl"
+        callers = [Callers(agent.at(site.agent_url(relay)), journal, relay) for relay in THREE_RELAYS.relays]
+        story.workloads.append(replace(story.workloads[0], callers=tuple(callers), repeaters=()))
+        async with AsyncExitStack() as stack:
+            https = [await stack.enter_async_context(one.agent.connected()) for one in callers]
+            ways = {one.relay.program: (one, http) for one, http in zip(callers, https, strict=True)}
+            yield cls(story, sub, ways)
+
+    async def call(self, relay: Program, node_id: str, key: str) -> Call:
+        """Call the tool of a node that is not idempotent, under ``key``."""
+        callers, http = self.ways[relay]
+        return await callers.call_keyed(http, node_id, new_id(self.story.chance), key)
+
+    async def node_that_stayed(self) -> str:
+        """Return a node that runs what has a new key: one that has moved lately does not."""
+        for node_id in self.story.nodes:
+            call = await self.call(RELAYS[0], node_id, new_id(self.story.chance))
+            if [answer.code for answer in call.answers] == ["ok"]:
+                return node_id
+        pytest.skip("all nodes were at one relay, and had to be moved")
+
+    async def call_that_hangs(self, relay: Program, node_id: str) -> tuple[str, Path, "asyncio.Task[Call]"]:
+        """Return the key of a call that hangs at its node, the file of its runs, and the call."""
+        while True:
+            key = new_id(self.story.chance)
+            runs = once_kind.held_file(self.story.site.packages, key)
+            runs.touch()
+            call = asyncio.create_task(self.call(relay, node_id, key))
+            await until(lambda: runs.read_text() or call.done())  # noqa: B023 - called within the turn
+            if runs.read_text():
+                return key, runs, call
+
+    def recorded(self, relay: Program, node_id: str) -> list[dict[str, Any]]:
+        """Return what the audit of a relay has of calls of the tool of a node."""
+        lines = map(json.loads, self.story.site.plans[relay].state.audit.read_text("ascii").splitlines())
+        named = (self.sub, once_kind.tool(node_id))
+        return [line for line in lines if (line.get("sub"), line.get("tool")) == named]
+
+    def outcomes(self, relay: Program, node_id: str, correlation_id: str) -> list[dict[str, Any]]:
+        """Return the ends of one of these calls."""
+        ended = [line for line in self.recorded(relay, node_id) if "outcome" in line]
+        return [line for line in ended if line["correlation_id"] == correlation_id]
+
+
+async def test_what_hangs_at_a_node_when_its_relay_is_killed_is_unknown_and_does_not_run_again(
+    story: FleetStory,
+) -> None:
+    async with healed(story), Guest.of(story, "guest-of-a-killed-relay") as guest:
+        node_id = await guest.node_that_stayed()
+        victim = story.holders()[node_id]
+        asked, another = (relay for relay in RELAYS if relay is not victim)
+        key, runs, calling = await guest.call_that_hangs(asked, node_id)
+        begun = [line for line in guest.recorded(asked, node_id) if "decision" in line][-1]
+        assert begun["decision"] == "allow"
+        async with story.without(victim):
+            assert [answer.code for answer in (await calling).answers] == ["E_DEADLINE_EXCEEDED"]
+            (outcome,) = guest.outcomes(asked, node_id, begun["correlation_id"])
+            assert (outcome["outcome"], outcome["code"]) == ("error", "E_DEADLINE_EXCEEDED")
+            await story.until_called(another, node_id, "ok")
+            for relay in (another, asked):
+                retry = await guest.call(relay, node_id, key)
+                assert [answer.code for answer in retry.answers] == ["E_DEADLINE_EXCEEDED"]
+            assert runs.read_text() == "run\n"
+        ends = [len(guest.outcomes(relay, node_id, begun["correlation_id"])) for relay in (asked, another)]
+        assert ends == [1, 0]
+        runs.unlink()
 
 
 async def test_the_nodes_of_a_relay_that_is_killed_are_called_again_over_another(story: FleetStory) -> None:
@@ -69,7 +159,7 @@ async def test_without_any_server_each_relay_serves_its_own_nodes_and_says_so(st
         async with story.without(Program.SERVER, Program.SERVER_2, Program.SERVER_3):
             for relay in RELAYS:
                 state = await story.until_cluster(relay, ready=False)
-                assert state.startswith("not connected, its own nodes alone"), state
+                assert state.startswith("not connected; only this relay's own nodes can be called"), state
                 for node_id, holder in holders.items():
                     await story.until_called(relay, node_id, "ok" if holder is relay else "E_NODE_OFFLINE")
         assert story.holders() == holders
@@ -106,14 +196,13 @@ async def test_what_follows_a_node_and_lends_to_it_goes_on_when_the_node_moves(s
 
 
 # At five minutes behind, manifests begin to be of the future: the next story.
-@pytest.mark.parametrize("step", ["+5m", "-4m"])
+@pytest.mark.parametrize("off_s", [300, -240])
 async def test_a_relay_whose_clock_is_minutes_off_serves_and_harms_no_other(
-    story: FleetStory, step: str
+    story: FleetStory, off_s: int
 ) -> None:
     wrong = story.holders()[story.nodes[0]]
     others = [relay for relay in RELAYS if relay is not wrong]
-    clock = FakedTime(story.site.directory / f"time{step}")
-    clock.set(step)
+    clock = story.clock_off_by(off_s, f"time{off_s:+}")
     async with healed(story):
         async with story.without(wrong):
             story.site.prefixes[wrong] = clock.prefix
@@ -145,9 +234,8 @@ async def test_a_relay_that_is_behind_the_clocks_of_all_others_is_not_ready_and_
 ) -> None:
     behind = story.holders()[story.nodes[0]]
     others = [relay for relay in RELAYS if relay is not behind]
-    ahead = FakedTime(story.site.directory / "time-ahead")
     # Just beyond what is accepted: what they sign now must be accepted again when their clocks are right.
-    ahead.set("+305s")
+    ahead = story.clock_off_by(305, "time-ahead")
     moved = [*others, *NODES]
     async with healed(story):
         async with story.without(*moved, end=End.SIGTERM):

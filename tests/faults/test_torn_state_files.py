@@ -14,7 +14,7 @@ import pytest
 from kubelet.announce.last_issued import LastIssued
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.config import NodeConfig, read_stored, store, stored_file
-from kubelet.daemon.agent import caller_ids_file, last_issued_file
+from kubelet.daemon.composition import caller_ids_file, last_issued_file
 from kubelet.session.tls import NodeTls
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.auth.issued_tokens import IssuedToken, IssuedTokens

@@ -7,7 +7,11 @@ say so.
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.faults.site import NODE, RELAY, Site
+
+pytestmark = pytest.mark.long
 
 TWIN = "twin"
 

@@ -6,14 +6,14 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from schemas.canonical import is_canonical, jcs
-from schemas.errors import CODES, ToolError
+from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, FrameError, FrameReader, known_announce
 from schemas.kinds import MANIFEST_REF, KindRegistry
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.manifest_tail import BEHIND_CAPABILITIES, read_tail
 from schemas.registry import SchemaRegistry
-from schemas.session import ProtocolError, SessionMachine, State
+from schemas.session import ProtocolError, SessionMachine, SessionState
 from schemas.strict_json import JsonReason, StrictJsonError, loads
 from schemas.text import inert, printable_values
 from schemas.trust import TrustRules
@@ -121,11 +121,13 @@ def frame(data: bytes) -> None:
 def session(data: bytes) -> None:
     """Either end, in any state, ends the session or goes on; nothing brings one back that is closed."""
     for role in Role:
-        for state in State:
+        for state in SessionState:
             end = SessionMachine(role, _READER, Seconds())
             end.state = state
             read = tried(partial(end.receive, data), ProtocolError)
-            assert state is not State.CLOSED or (read in {None, REFUSED} and end.state is State.CLOSED)
+            assert state is not SessionState.CLOSED or (
+                read in {None, REFUSED} and end.state is SessionState.CLOSED
+            )
             assert read is not REFUSED or end.state is state
 
 
@@ -143,7 +145,7 @@ def error_envelope(data: bytes) -> None:
     if envelope is not REFUSED and _ERROR.is_valid(envelope):
         ours = ToolError.from_node(envelope).envelope("0" * 26)
         assert _ERROR.is_valid(ours)
-        assert ours["code"] in CODES
+        assert ours["code"] in {failure.value.code for failure in Failure}
         assert ours["message"] != envelope["message"] or envelope["message"] == ""
         assert ours.get("retry_after_ms", 0) <= 60_000
 

@@ -23,7 +23,7 @@ from relay.pki.certificate_builder import issue_leaf
 from schemas.canonical import jcs
 from schemas.certificates import read_csr
 from schemas.enrolment import RELAY, JoinToken, proven
-from schemas.identity import certificates_in
+from schemas.identity import certificates_in, first_certificate_in
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
@@ -40,7 +40,7 @@ _URL: Final = f"http://{HERE}:8701"
 _NONCE: Final = b"n" * 32
 _BOUND_S: Final = 30
 _TOKEN: Final = JoinToken(
-    "0" * 26, samples.JOIN_KEY, sha256(certificates_in(samples.CA.root_pem)[0]).digest()
+    "0" * 26, samples.JOIN_KEY, sha256(first_certificate_in(samples.CA.root_pem)).digest()
 )
 
 
@@ -147,7 +147,7 @@ def _proven(message: bytes) -> bytes:
 
 
 def renewal(data: bytes) -> None:
-    """A renewed leaf is the node's own, of a root that it trusts or one vouches for, or not installed."""
+    """A renewed leaf is the node's own, of a root that it trusts or one endorses, or not installed."""
     files = _node()
     files.install(_issued()["certificate"], samples.CA.root_pem)
     before = files.read()

@@ -25,7 +25,7 @@ from relay.fleet.name_ledger import NameLedger
 from relay.kept_settings import KeptSettingsError, read_kept, write_kept
 from relay.ledger import Ledger, LedgerError
 from relay.pki.join_tokens import JoinTokens
-from relay.pki.records import Records
+from relay.pki.records import CaRecords
 from relay.remote_tools.pins import Pins, PinsError
 from relay.settings import RELAY
 from schemas.error_roots import ConfigError
@@ -61,7 +61,7 @@ def ledgers(data: bytes) -> None:
 
 @cache
 def _ledgers() -> Mapping[str, tuple[Callable[[], object], tuple[type[Exception], ...]]]:
-    records = Ledger(directory() / "records", Records())
+    records = Ledger(directory() / "records", CaRecords())
     tokens = JoinTokens(directory() / "joins", lambda: NOW_MS, bytes)
     revoked = RevokedTokens(directory() / "revoked")
     names = NameLedger(directory() / "names", lambda: NOW_MS)

@@ -13,7 +13,14 @@ from relay.pki.server_keys import read_server_key
 from schemas.certificates import IdentityError, read_csr, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
 from schemas.enrolment import MAX_REQUEST_BYTES, NODE, REQUEST_REF, JoinToken, JoinTokenError, is_proven
-from schemas.identity import certificates_in, has_positive_serial, serial_of, to_pem, validity_of
+from schemas.identity import (
+    CertificateFormatError,
+    certificates_in,
+    has_positive_serial,
+    serial_of,
+    to_pem,
+    validity_of,
+)
 from schemas.keys import KeyFormatError, base64url, from_base64url, is_sound_public_key, private_key_from_pem
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
@@ -135,8 +142,8 @@ def certificate_request_der(data: bytes) -> None:
 def der(data: bytes) -> None:
     """What is read of a certificate without the X.509 library is what the library reads."""
     validity, serial = (
-        tried(lambda: validity_of(data), ValueError),
-        tried(lambda: serial_of(data), ValueError),
+        tried(lambda: validity_of(data), CertificateFormatError),
+        tried(lambda: serial_of(data), CertificateFormatError),
     )
     if not has_positive_serial(data):
         return  # the library warns of it, and is not given it
@@ -165,9 +172,9 @@ def server_key(data: bytes) -> None:
 def pem(data: bytes) -> None:
     """Text around certificates is ignored; what is left is written and read the same."""
     text = text_of(data)
-    found = tried(lambda: certificates_in(text), ValueError)
+    found = tried(lambda: certificates_in(text), CertificateFormatError)
     if found is not REFUSED and all(found):
-        assert tried(lambda: certificates_in(to_pem(found)), ValueError) in (found, REFUSED)
+        assert tried(lambda: certificates_in(to_pem(found)), CertificateFormatError) in (found, REFUSED)
 
 
 def endorsement(data: bytes) -> None:

@@ -27,7 +27,7 @@ from relay.shared_ledger import SharedLedger
 from schemas.canonical import jcs
 from schemas.endorsement import endorse_token_key
 from schemas.files import PRIVATE
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import first_certificate_in, kid_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 class _Ca(SimulatedCa):
-    """A CA that vouches for keys of tokens."""
+    """A CA that endorses keys of tokens."""
 
     def roots(self) -> Sequence[str]:
         return [self.root_pem]
 
     def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
-        return {kid_of(certificates_in(self.root_pem)[0]): endorse_token_key(self.key, statement)}
+        return {kid_of(first_certificate_in(self.root_pem)): endorse_token_key(self.key, statement)}
 
     def can_issue(self) -> bool:
         return True
@@ -70,7 +70,7 @@ def ledger_entry(data: bytes) -> None:
     (path / "ledger.jsonl").touch(PRIVATE)
     join = _join_tokens().create(TENANT, 3600, _USES, _CA.root_pem)
     assert join.id == _JOIN_ID
-    stream = LedgerStream("f", _ledgers(lines), _registry())
+    stream = LedgerStream("f", _ledgers(lines), _registry(), _now_ms)
     message = Msg(cast("Client", None), f"{_FIRST}{text_of(subject)}", _METADATA, value)
     try:
         read = stream.read(message)
@@ -99,12 +99,12 @@ def _ledgers(lines: LogLines) -> tuple[SharedLedger, ...]:
     log = make_logger("relay", lines)
     issued = CaLedger(path, lambda: None)
     return (
-        SharedRevocations(issued),
+        SharedRevocations(issued, _now_ms),
         SharedTokenRevocations(RevokedTokens(path / "revoked")),
         SharedTokenKeys(TokenKeys(path / "keys", _CA, _now_ms), lambda: None, log),
-        SharedJoinTokenRevocations(_join_tokens()),
+        SharedJoinTokenRevocations(_join_tokens(), _now_ms),
         SharedJoinTokenUses(_join_tokens(), _now_ms, issues=True),
-        SharedLeaves(issued, issues=False),
+        SharedLeaves(issued, _now_ms, issues=False),
         SharedNames(NameLedger(path / "names", lambda: NOW_MS), log),
     )
 
@@ -137,12 +137,16 @@ _KEY: Final = TokenKey(bytes(key_named("the key of tokens").verify_key), 0, 0)
 _TOKEN_KEY: Final = _KEY.members() | {"root": _ROOT, "signature": _SIGNATURE}
 _JOIN_ID: Final = UlidSource(_now_ms, bytes).new()
 _JOIN_DIGEST: Final = digest_of(_JOIN_ID)
-_JOIN_USE: Final = {"token": _JOIN_DIGEST, "use": 1, "node_id": NODE_ID}
+_JOIN_USE: Final = {"token": _JOIN_DIGEST, "use": 1, "node_id": NODE_ID, "expires_at_ms": NOW_MS + 3_600_000}
 TARGETS: Final = {
     "ledger_entry": Target(
         ledger_entry,
         (
-            _entry("revocation", _KID, {"kid": _KID, "revoked_ms": NOW_MS, "serial": "1f"}),
+            _entry(
+                "revocation",
+                _KID,
+                {"kid": _KID, "revoked_ms": NOW_MS, "serial": "1f", "not_after_ms": NOW_MS + 1},
+            ),
             _entry("token_revocation", sha256(b"a").hexdigest(), {"jti": "a", "revoked_ms": NOW_MS}),
             _entry(
                 "leaf",

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kubelet.backoff import Backoff
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.caller_tools.client import Client, ClientParts
-from kubelet.caller_tools.methods import Methods
+from kubelet.caller_tools.methods import LocalMethods
 from kubelet.caller_tools.requests import CallerRequests
 from kubelet.caller_tools.sessions import Sessions
 from kubelet.cli import status as kubelet_status
@@ -25,7 +25,7 @@ from kubelet.local_agent.daemon_client import DaemonClient
 from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
 from relay.cli import status as relay_status
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.process.status_socket import NAME, StalledError, read_status
@@ -62,11 +62,11 @@ class LocalAgents:
         opened = {"session_id": ANT, "caller_id": "ant", "owner": OWNER, "tools": [dict(MEMORY)]}
         sessions.open(opened)  # type: ignore[arg-type]  # a payload as it was read
         self._requests = CallerRequests(self._take, os.urandom)
-        methods = Methods(NODE_ID, sessions, self._requests, self._take)
+        methods = LocalMethods(NODE_ID, sessions, self._requests, self._take)
         self._parts = ClientParts(sessions, methods, log, Counter())
 
-    def _take(self, type_: FrameType, payload: Mapping[str, Any]) -> bool:
-        if type_ is FrameType.CALLER_TOOL:
+    def _take(self, type_: OneWayType, payload: Mapping[str, Any]) -> bool:
+        if type_ is OneWayType.CALLER_TOOL:
             ids = {name: payload[name] for name in ("session_id", "request_id")}
             answer: Any = {**ids, "result": payload["arguments"]}
             asyncio.get_running_loop().call_soon(self._requests.answer, answer)

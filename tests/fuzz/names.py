@@ -3,7 +3,7 @@
 from functools import cache, partial
 from typing import Final
 
-from relay.calls.envelope import META_TRACEPARENT, Call
+from relay.calls.envelope import Call
 from relay.fleet.fleet import Fleet
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.name_rules import (
@@ -16,7 +16,7 @@ from relay.fleet.name_rules import (
     node_id_of,
 )
 from relay.fleet.node_names import UnknownNodeError
-from relay.fleet.tools import Place
+from relay.fleet.tools import Position
 from relay.mcp_api.fleet_resources import FleetResources, ResourceQueryError
 from relay.mcp_api.paging import CursorError, ToolEntry, page_of
 from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader
@@ -35,6 +35,7 @@ from schemas.addresses import (
 from schemas.durations import DurationError, duration_text, parse_duration_ms, parse_duration_s
 from schemas.keys import base64url
 from schemas.kinds import KindRegistry
+from schemas.meta_names import META_TRACEPARENT
 from schemas.registry import SchemaRegistry
 from tests.fakes.hostile_texts import is_clean
 from tests.fakes.hub import Hub
@@ -140,9 +141,9 @@ def url_query(data: bytes) -> None:
 
 def cursor(data: bytes) -> None:
     """A cursor is a place behind which a page can begin, or refused."""
-    given: list[Place] = []
+    given: list[Position] = []
 
-    def listed(after: Place, _count: int) -> list[ToolEntry]:
+    def listed(after: Position, _count: int) -> list[ToolEntry]:
         given.append(after)
         return []
 

@@ -9,8 +9,9 @@ import httpx2
 from nats.js.kv import KeyValue
 
 from relay.cluster.peer_messages import FRAME, PeerMessages
-from relay.cluster.presence import Effects, Presence
+from relay.cluster.presence import Presence
 from relay.cluster.presence_bucket import PresenceBucket
+from relay.cluster.presence_effects import Effects
 from relay.cluster.relay_leases import LEASE_INTERVAL_S
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.routing.authority_messages import AuthorityMessages
@@ -105,13 +106,16 @@ def presence_entry(data: bytes) -> None:
         return True
 
     lines, seconds = LogLines(), Seconds()
-    presence = Presence(_RELAY, Effects(released.append, show, _ignore, _ignore), seconds)
+    presence = Presence(
+        _RELAY, Effects(lambda node, _relay: released.append(node), show, _ignore, _ignore), seconds
+    )
     bucket = PresenceBucket(
         presence,
         fleet="f",
         relay=_RELAY,
         url="https://relay.example",
         registry=_registry(),
+        count=lambda _kind, _outcome: None,
         log=make_logger("relay", lines),
     )
     for number, entry in enumerate(data.split(b"\n")[:8], 1):
@@ -126,7 +130,7 @@ def presence_entry(data: bytes) -> None:
     check_log(lines)
 
 
-def _ignore(_node_id: str, _is_unsure: bool = False) -> None:  # noqa: FBT001, FBT002 - as presence calls it
+def _ignore(_node_id: str, _is_unknown: bool = False) -> None:  # noqa: FBT001, FBT002 - as presence calls it
     """Do nothing."""
 
 

@@ -16,7 +16,7 @@ from relay.backup.encryption import EncryptionError, decrypt_for, encrypt_for, i
 from relay.broker.leftover import end_leftover
 from relay.fleet.kept_leaves import KeptLeaf, KeptLeaves
 from relay.fleet.replay_marks import MarkStore, snapshot
-from relay.pki.own_certificate import RELAY_NAME, Wanted, reason_to_renew
+from relay.pki.own_certificate import RELAY_NAME, WantedCertificate, reason_to_renew
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import private_key_to_pem
 from schemas.process.logs import make_logger
@@ -70,7 +70,7 @@ def served_certificate(data: bytes) -> None:
     # As the file is read.
     held = data.decode("utf-8", "replace")
     reason = reason_to_renew(
-        held, Wanted(RELAY_NAME, frozenset({NODE_ID}), key), [samples.CA.root_pem], NOW_MS
+        held, WantedCertificate(RELAY_NAME, frozenset({NODE_ID}), key), [samples.CA.root_pem], NOW_MS
     )
     assert reason in {"none", "another", "names", "age", "root"}
 

@@ -12,10 +12,10 @@ from schemas.enrolment import NODE as SPEAKER
 from schemas.enrolment import JoinToken, proven
 from schemas.frame_types import Role
 from schemas.frames import FRAME_TYPES, SUBPROTOCOL
-from schemas.identity import certificates_in, to_pem
+from schemas.identity import certificates_in, first_certificate_in, to_pem
 from schemas.keys import base64url, private_key_to_pem
 from schemas.manifest import etag_of
-from schemas.session import SENDS, State
+from schemas.session import SENDS, SessionState
 from schemas.tokens import sign_token
 from tests.fakes.documents import HOSTILE
 from tests.fakes.frames import ERROR, SESSION_ID, frame_text
@@ -106,7 +106,7 @@ LEAVES: Final = (NODE.leaf_pem.encode(), CA.root_pem.encode(), (NODE.leaf_pem + 
 LEAVES_DER: Final = tuple(der for pem in LEAVES for der in certificates_in(pem.decode()))
 REQUESTS: Final = (make_csr(NODE.key, NODE_ID).encode(),)
 REQUESTS_DER: Final = tuple(base64.b64decode(b"".join(pem.splitlines()[1:-1])) for pem in REQUESTS)
-NEW_ROOT: Final = certificates_in(SimulatedCa("next").root_pem)[0]
+NEW_ROOT: Final = first_certificate_in(SimulatedCa("next").root_pem)
 ENDORSEMENT: Final = endorse(CA.key, to_pem([NEW_ROOT]))
 KEYS: Final = (private_key_to_pem(key_named("a key")).encode(),)
 SERVER_KEYS: Final = (server_key_to_pem(make_server_key(bytes)).encode(), *KEYS)
@@ -230,7 +230,7 @@ def _in_state(state: str, *frames: str) -> bytes:
 
 def _sent_by(role: Role) -> list[str]:
     """Return a good frame of every type that an end sends in an open session."""
-    return [frame_text(type_, number) for number, type_ in enumerate(SENDS[role][State.OPEN], 1)]
+    return [frame_text(type_, number) for number, type_ in enumerate(SENDS[role][SessionState.OPEN], 1)]
 
 
 _ANNOUNCED: Final = FRAMES[len(FRAME_TYPES)].decode()

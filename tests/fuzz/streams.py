@@ -15,8 +15,8 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MESSAGE_IN_SCOPE, BodyParser
 from relay.http.masks import unmasked
 from relay.stdio_bridge.http_client import EventReader
-from relay.stdio_bridge.messages import LineSplitter as StdioLines
 from relay.stdio_bridge.messages import Message as StdioMessage
+from relay.stdio_bridge.messages import MessageSplitter
 from relay.stdio_bridge.messages import read as read_message
 from schemas.strict_json import StrictJsonError, loads
 from schemas.websocket_frames import FrameHead, FrameSlicer
@@ -103,7 +103,7 @@ def stdio_message(data: bytes) -> None:
 
 def lines(data: bytes) -> None:
     """However bytes arrive, they make the same lines: those of a plain split, without those too long."""
-    for splitter, end in ((SocketLines, b"\r"), (StdioLines, b"")):
+    for splitter, end in ((SocketLines, b"\r"), (MessageSplitter, b"")):
         wanted = [
             None if len(line) > _MOST_BYTES else line.removesuffix(end) if end else line
             for line in data.split(b"\n")[:-1]

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kubelet.identity.http_exchange import NoAnswerError, Request, exchange
+from kubelet.identity.http_exchange import HttpRequest, NoAnswerError, exchange
 from kubelet.session.channel import NOT_REACHED, opened
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.frames import FrameReader
@@ -46,7 +46,7 @@ async def served() -> AsyncIterator[tuple[str, int]]:
 async def test_an_enrolment_elsewhere_goes_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asyncio.timeout(BOUND_S), served() as target, HttpProxy.running(target) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        answer = await exchange(Request("http://relay.example", "/x"), client_context())
+        answer = await exchange(HttpRequest("http://relay.example", "/x"), client_context())
     assert answer.body == b"pong"
     [head] = proxy.asked
     assert head.startswith(b"CONNECT relay.example:80 HTTP/1.1\r\n")
@@ -56,7 +56,7 @@ async def test_an_enrolment_elsewhere_goes_through_the_proxy(monkeypatch: pytest
 async def test_an_enrolment_on_this_machine_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asyncio.timeout(BOUND_S), served() as target, HttpProxy.running(None) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        answer = await exchange(Request(f"http://127.0.0.1:{target[1]}", "/x"), client_context())
+        answer = await exchange(HttpRequest(f"http://127.0.0.1:{target[1]}", "/x"), client_context())
     assert answer.body == b"pong"
     assert proxy.asked == []
 
@@ -65,7 +65,7 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: p
     async with asyncio.timeout(BOUND_S), HttpProxy.running(None) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         with pytest.raises(NoAnswerError) as caught:
-            await exchange(Request("http://relay.example", "/x"), client_context())
+            await exchange(HttpRequest("http://relay.example", "/x"), client_context())
     assert str(caught.value) == "the proxy 127.0.0.1 does not connect to relay.example:80"
 
 

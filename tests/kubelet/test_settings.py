@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.config import NodeConfig, store
-from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, LoadedSettings, load_settings
+from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, LoadedNodeSettings, load_settings
 from schemas.addresses import BrokerAddress
 from schemas.error_roots import ConfigError
 from schemas.settings_sources import read_sources
@@ -15,7 +15,7 @@ ENROLLED = NodeConfig(
 
 def load(
     state: Path, toml: str = "", flags: dict[str, str] | None = None, **variables: str
-) -> LoadedSettings:
+) -> LoadedNodeSettings:
     file = state / "kubelet.toml"
     file.write_text(toml)
     file.chmod(0o600)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from relay.clock import SessionClock
+from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command
-from relay.sessions.session import Answer, NodeSession, cmd_payload, expire, unanswered
+from relay.sessions.commands import cmd_payload
+from relay.sessions.session import NodeSession
 from schemas.delivery import PendingCommands
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
@@ -23,7 +25,7 @@ from tests.fakes.signer import NODE_ID
 from tests.model.history import Call, History, Outcome, Recipient
 from tests.model.wire import End, Wire
 
-CommandsFactory = Callable[[], PendingCommands[Answer]]
+CommandsFactory = Callable[[], PendingCommands[CommandAnswer]]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +48,7 @@ class Waiting:
 
     call: Call
     session: NodeSession
-    answer: Answer
+    answer: CommandAnswer
 
 
 class RelayEnd:
@@ -91,7 +93,7 @@ class RelayEnd:
         now, msg_id = session.now_ms(), self._new_id()
         deadline_ms = call.expires_at_ms - self._now_ms()
         command = Command(NODE_ID, COMMAND["tool"], {}, deadline_ms, call.correlation_id)
-        answer = unanswered(self._loop)
+        answer = CommandAnswer(self._loop)
         payload = cmd_payload(command, now)
         session.pending.add(msg_id, payload, now + deadline_ms, answer)
         self.waiting[msg_id] = Waiting(call, session, answer)
@@ -108,7 +110,7 @@ class RelayEnd:
 
     def expire(self, msg_id: str) -> None:
         """Let the deadline of a call pass."""
-        expire(self.waiting[msg_id].answer)
+        self.waiting[msg_id].answer.expire()
         self._conclude()
 
     def send_again(self, connection: RelayConnection) -> None:
@@ -216,12 +218,13 @@ class RelayEnd:
         answer, outcome, reason = None, Outcome.CANCELLED, "caller_gone"
         if waiting.answer.cancelled():
             pass
-        elif waiting.answer.exception() is not None:
-            outcome = Outcome.SHUT_OUT
-        elif (answer := waiting.answer.result()) is None:
+        elif (error := waiting.answer.exception()) is None:
+            answer = waiting.answer.result()
+            outcome = Outcome.ANSWERED if answer["ok"] else Outcome.REFUSED
+        elif isinstance(error, ToolError) and error.failure is Failure.DEADLINE_EXCEEDED:
             outcome, reason = Outcome.DEADLINE, "deadline"
         else:
-            outcome = Outcome.ANSWERED if answer["ok"] else Outcome.REFUSED
+            outcome = Outcome.SHUT_OUT
         self._history.ended(waiting.call, outcome, self._now_ms(), answer)
         connection = connection_of(waiting.session)
         if outcome in {Outcome.CANCELLED, Outcome.DEADLINE} and connection is not None and connection.is_open:

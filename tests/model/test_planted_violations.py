@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from relay.sessions.session import Answer, NodeSession
+from relay.routing.answer import CommandAnswer
+from relay.sessions.session import NodeSession
 from schemas.delivery import AnswerCache, CommandStatus, PendingCommands, TransitGauge
 from schemas.frames import FrameReader
 from schemas.payloads import Cmd
@@ -79,15 +80,15 @@ class ConfusedCache(AnswerCache):
         return next((super(ConfusedCache, self).recall(other) for other in self._seen), None)
 
 
-class NeverRemoved(PendingCommands[Answer]):
+class NeverRemoved(PendingCommands[CommandAnswer]):
     """Keeps what is answered, as if it still waited."""
 
-    def pop(self, msg_id: str) -> Answer | None:
+    def pop(self, msg_id: str) -> CommandAnswer | None:
         sent = self._sent.get(msg_id)
         return None if sent is None else sent.waiter
 
 
-class DeadlineIgnored(PendingCommands[Answer]):
+class DeadlineIgnored(PendingCommands[CommandAnswer]):
     """Sends again what is over, with a budget that it does not have."""
 
     def renewed(self, msg_id: str, now_ms: int) -> Cmd | None:
@@ -95,7 +96,7 @@ class DeadlineIgnored(PendingCommands[Answer]):
         return None if sent is None else {**sent.payload, "sent_at_ms": now_ms}
 
 
-class NeverSentAgain(PendingCommands[Answer]):
+class NeverSentAgain(PendingCommands[CommandAnswer]):
     """Sends nothing again."""
 
     def renewed(self, msg_id: str, now_ms: int) -> Cmd | None:  # noqa: ARG002 - as above

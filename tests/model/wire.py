@@ -11,7 +11,7 @@ from typing import Any
 
 from schemas.frame_types import Role
 from schemas.frames import Frame, FrameReader
-from schemas.session import SENDS, PeerProtocolError, SessionMachine, State
+from schemas.session import SENDS, PeerProtocolError, SessionMachine, SessionState
 from tests.model.history import ViolationError
 
 
@@ -59,7 +59,7 @@ class End:
     @property
     def is_open(self) -> bool:
         """Whether the handshake is done, and this end knows of no close."""
-        return self.machine.state is State.OPEN
+        return self.machine.state is SessionState.OPEN
 
     @property
     def dropped(self) -> int:
@@ -78,7 +78,7 @@ class End:
     def receive(self, text: str) -> Frame | None:
         """Return the frame; None if it is dropped, or this end has closed. Two honest ends never disagree."""
         before = self.machine.state
-        if before is State.CLOSED:
+        if before is SessionState.CLOSED:
             return None
         try:
             frame = self.machine.receive(text)
@@ -90,14 +90,14 @@ class End:
 
     def close(self, *, says: str | None = None, msg_id: str = "") -> None:
         """Close, after a ``bye`` with the reason ``says``."""
-        if self.machine.state is State.CLOSED:
+        if self.machine.state is SessionState.CLOSED:
             return
         if says is not None:
             self.send("bye", msg_id, {"reason": says})
         self.machine.close()
         self.wire.put(self._other, Text(None))
 
-    def _moved(self, sender: Role, type_: str, before: State) -> None:
-        legal = State.CLOSED if type_ == "bye" else SENDS[sender].get(before, {}).get(type_)
+    def _moved(self, sender: Role, type_: str, before: SessionState) -> None:
+        legal = SessionState.CLOSED if type_ == "bye" else SENDS[sender].get(before, {}).get(type_)
         if self.machine.state is not legal:
             raise ViolationError(f"{type_} moved an end from {before} to {self.machine.state}")

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from relay.sessions.session import Answer, NodeSession
+from relay.routing.answer import CommandAnswer
+from relay.sessions.session import NodeSession
 from schemas.delivery import ENTRY_BYTES, AnswerCache, PendingCommands, TransitGauge
 from schemas.frame_types import Role
 from schemas.frames import FrameReader
@@ -40,7 +41,7 @@ class Parts:
 
     relay: type[RelayEnd] = RelayEnd
     session: Callable[..., NodeSession] = NodeSession
-    pending: Callable[[], PendingCommands[Answer]] = PendingCommands
+    pending: Callable[[], PendingCommands[CommandAnswer]] = PendingCommands
     memory: Callable[[int], AnswerCache] = AnswerCache
     gauge: Callable[[], TransitGauge] = TransitGauge
 

@@ -18,7 +18,7 @@ from schemas.certificates import (
     self_signed_leaf,
     verify_leaf,
 )
-from schemas.identity import MAX_PEM_BYTES, certificates_in, kid_of, san_uri
+from schemas.identity import MAX_PEM_BYTES, certificates_in, first_certificate_in, kid_of, san_uri
 from tests.fakes.signer import (
     DAY_MS,
     LOW_ORDER_KEYS,
@@ -34,7 +34,7 @@ CA = SimulatedCa()
 NODE = CA.issue()
 KEY = NODE.key
 SKEW_MS = 5 * 60_000
-DER = certificates_in(NODE.leaf_pem)[0]
+DER = first_certificate_in(NODE.leaf_pem)
 
 ED25519_OID = bytes.fromhex("06032b6570")
 UNKNOWN_OID = bytes.fromhex("06032b6577")
@@ -223,7 +223,7 @@ def test_a_leaf_with_a_key_of_low_order_is_not_believed(low: bytes) -> None:
 def duplicated_extension() -> bytes:
     first, second = (x509.ObjectIdentifier(f"1.3.6.1.4.1.55555.{number}") for number in (1, 2))
     leaf = leaf_with(more=[x509.UnrecognizedExtension(first, b""), x509.UnrecognizedExtension(second, b"")])
-    der = certificates_in(leaf)[0]
+    der = first_certificate_in(leaf)
     stem = bytes.fromhex("2b0601040183b203")
     assert der.count(stem) == 2
     return der.replace(stem + b"\x02", stem + b"\x01")

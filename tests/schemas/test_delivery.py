@@ -131,7 +131,7 @@ def test_a_command_that_ran_is_answered_from_memory_and_never_runs_again() -> No
     assert not cache.runs("a")
 
 
-def test_answers_make_room_for_newer_ones_the_oldest_first_and_stay_known() -> None:
+def test_the_oldest_answers_are_evicted_for_newer_ones_and_stay_known() -> None:
     cache = cache_of(3, answers=2)
     ran(cache, "a", "b", "c")
     assert [cache.recall(msg_id) for msg_id in "abc"] == [None, PONG, PONG]

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from schemas.endorsement import endorse, is_endorsed
-from schemas.identity import certificates_in
+from schemas.identity import first_certificate_in
 from schemas.x509_forms import moment, name_of
 from tests.fakes.signer import DAY_MS, NOW_MS, SimulatedCa
 
@@ -15,7 +15,7 @@ OLD, NEW, OTHER = SimulatedCa("old"), SimulatedCa("new"), SimulatedCa("other")
 
 
 def der(ca: SimulatedCa) -> bytes:
-    return certificates_in(ca.root_pem)[0]
+    return first_certificate_in(ca.root_pem)
 
 
 def test_an_endorsement_is_a_signature_of_the_old_key_over_the_new_root() -> None:

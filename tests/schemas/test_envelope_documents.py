@@ -17,7 +17,7 @@ from tests.fakes.signer import NODE_ID
 REGISTRY = SchemaRegistry()
 ENVELOPE = REGISTRY.load_envelope()
 TOOL_IO = REGISTRY.load("tool_io@1.0.0")
-MANY = examples(50, 200)
+MANY = examples(20, 200)
 
 CALL: dict[str, Any] = {
     "id": 1,

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.certificates import self_signed_leaf
-from schemas.identity import certificates_in, is_for_key, kid_of, san_uri, validity_of
+from schemas.identity import (
+    CertificateFormatError,
+    certificates_in,
+    first_certificate_in,
+    is_for_key,
+    kid_of,
+    san_uri,
+    validity_of,
+)
 from tests.fakes.examples import examples
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa, key_named
 
@@ -55,20 +63,20 @@ def test_a_text_without_certificates_has_none(text: str) -> None:
 
 
 def test_a_certificate_that_is_not_base64_is_an_error() -> None:
-    with pytest.raises(ValueError, match="a certificate is not base64"):
+    with pytest.raises(CertificateFormatError, match="a certificate is not base64"):
         certificates_in("-----BEGIN CERTIFICATE-----\nAAAAA\n-----END CERTIFICATE-----\n")
 
 
 def test_a_text_over_the_limit_is_an_error() -> None:
     fitting = pem(b"one").ljust(16 * 1024)
     assert certificates_in(fitting) == [b"one"]
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(CertificateFormatError, match="too large"):
         certificates_in(fitting + " ")
 
 
 def test_the_kid_is_the_sha_256_thumbprint_of_the_leaf() -> None:
     leaf = x509.load_pem_x509_certificate(NODE.leaf_pem.encode())
-    assert kid_of(certificates_in(NODE.leaf_pem)[0]) == leaf.fingerprint(SHA256()).hex() == NODE.kid
+    assert kid_of(first_certificate_in(NODE.leaf_pem)) == leaf.fingerprint(SHA256()).hex() == NODE.kid
 
 
 def test_the_kid_of_known_bytes() -> None:
@@ -76,7 +84,7 @@ def test_the_kid_of_known_bytes() -> None:
     assert kid_of(b"") == sha256().hexdigest()
 
 
-LEAF_DER = certificates_in(NODE.leaf_pem)[0]
+LEAF_DER = first_certificate_in(NODE.leaf_pem)
 CA_KEY = bytes(CA.key.verify_key)
 
 
@@ -168,9 +176,9 @@ def certificate(not_before: datetime, not_after: datetime, serial: int = 1) -> b
     "der",
     [
         pytest.param(LEAF_DER, id="a-leaf"),
-        pytest.param(certificates_in(CA.root_pem)[0], id="a-root"),
+        pytest.param(first_certificate_in(CA.root_pem), id="a-root"),
         pytest.param(
-            certificates_in(self_signed_leaf(NODE.key, NODE_ID, NOW_MS, 3650, 5))[0], id="self-signed"
+            first_certificate_in(self_signed_leaf(NODE.key, NODE_ID, NOW_MS, 3650, 5)), id="self-signed"
         ),
     ],
 )
@@ -229,13 +237,13 @@ def test_utc_time_ends_with_2049_and_generalized_time_goes_on() -> None:
         ),
     ],
 )
-def test_of_what_is_no_certificate_the_validity_is_a_value_error(der: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+def test_of_what_is_no_certificate_the_validity_is_not_told(der: bytes) -> None:
+    with pytest.raises(CertificateFormatError):
         validity_of(der)
 
 
 def only_value_errors(der: bytes) -> None:
-    with suppress(ValueError):
+    with suppress(CertificateFormatError):
         start, end = validity_of(der)
         assert isinstance(start, int)
         assert isinstance(end, int)

@@ -16,7 +16,7 @@ from schemas.kind_packages import read_named_kinds
 from schemas.kinds import MANIFEST_REF
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
-from schemas.verdicts import Known, Outcome, Reason
+from schemas.verdicts import Known, ManifestReason, Outcome
 from schemas.violations import ViolationError
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, imported
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, SimulatedCa
@@ -130,7 +130,7 @@ def test_a_manifest_with_the_kind_is_accepted_where_it_is_named_and_only_there(s
         rules = TrustRules(contract.registry, contract.kinds)
         outcomes.append(rules.accept(wire, node.node_id, NOW_MS, known))
     assert outcomes[0].outcome is Outcome.ACCEPTED
-    assert (outcomes[1].outcome, outcomes[1].reason) == (Outcome.REJECTED, Reason.KIND_UNSUPPORTED)
+    assert (outcomes[1].outcome, outcomes[1].reason) == (Outcome.REJECTED, ManifestReason.KIND_UNSUPPORTED)
 
 
 def test_a_result_is_held_to_the_document_of_the_package(site: Path) -> None:

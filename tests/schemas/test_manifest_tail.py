@@ -11,7 +11,7 @@ from schemas.manifest_tail import read_tail
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
 from schemas.trust import TrustRules
-from schemas.verdicts import Known, Mark, Outcome, Reason, Verdict
+from schemas.verdicts import Known, ManifestReason, Mark, Outcome, Verdict
 from tests.fakes.signer import (
     ABSENT,
     DAY_MS,
@@ -98,10 +98,10 @@ def test_equal_capabilities_are_one_object_in_memory(rules: TrustRules) -> None:
 def test_what_was_rejected_is_not_remembered() -> None:
     rules = fresh()
     unknown = NODE.manifest(capabilities=[METRICS, {**ECHO, "kind": "system.gpio"}])
-    assert rules.accept(unknown, NODE_ID, NOW_MS, KNOWN).reason is Reason.KIND_UNSUPPORTED
+    assert rules.accept(unknown, NODE_ID, NOW_MS, KNOWN).reason is ManifestReason.KIND_UNSUPPORTED
     assert not rules.is_readable(unknown)
     forged = NODE.manifest(signer=key_named("another"))
-    assert rules.accept(forged, NODE_ID, NOW_MS, KNOWN).reason is Reason.SIGNATURE
+    assert rules.accept(forged, NODE_ID, NOW_MS, KNOWN).reason is ManifestReason.SIGNATURE
     assert not rules.is_readable(forged)
 
 
@@ -123,48 +123,53 @@ def test_every_source_of_a_fingerprint_is_admitted(rules: TrustRules, source: st
     print_of = {"algo": "blake3-256", "value": "ab" * 32, "sources": [source]}
     assert rules.is_readable(NODE.manifest(hw_fingerprint=print_of))
     twice = NODE.manifest(issued_at_ms=LATER_MS, hw_fingerprint={**print_of, "sources": [source, source]})
-    assert judged_twice(rules, fresh(), twice).reason is Reason.SCHEMA
+    assert judged_twice(rules, fresh(), twice).reason is ManifestReason.SCHEMA
 
 
-BAD_RENEWALS: dict[str, tuple[bytes, Reason]] = {
+BAD_RENEWALS: dict[str, tuple[bytes, ManifestReason]] = {
     "too long": (
         NODE.manifest(issued_at_ms=LATER_MS, expires_at_ms=LATER_MS + DAY_MS + 1),
-        Reason.LIFETIME,
+        ManifestReason.LIFETIME,
     ),
-    "no lifetime": (NODE.manifest(issued_at_ms=LATER_MS, expires_at_ms=LATER_MS), Reason.LIFETIME),
-    "an older one": (NODE.manifest(issued_at_ms=NOW_MS - 1), Reason.ROLLBACK),
-    "an equal time": (NODE.manifest(expires_at_ms=NOW_MS + TTL_MS + 1), Reason.CONFLICT),
-    "the far future": (NODE.manifest(issued_at_ms=LATER_MS + 300_001), Reason.FUTURE),
-    "expired": (NODE.manifest(issued_at_ms=LATER_MS - 2, expires_at_ms=LATER_MS - 1), Reason.EXPIRED),
+    "no lifetime": (NODE.manifest(issued_at_ms=LATER_MS, expires_at_ms=LATER_MS), ManifestReason.LIFETIME),
+    "an older one": (NODE.manifest(issued_at_ms=NOW_MS - 1), ManifestReason.ROLLBACK),
+    "an equal time": (NODE.manifest(expires_at_ms=NOW_MS + TTL_MS + 1), ManifestReason.CONFLICT),
+    "the far future": (NODE.manifest(issued_at_ms=LATER_MS + 300_001), ManifestReason.FUTURE),
+    "expired": (NODE.manifest(issued_at_ms=LATER_MS - 2, expires_at_ms=LATER_MS - 1), ManifestReason.EXPIRED),
     "another signer": (
         NODE.manifest(issued_at_ms=LATER_MS, signer=key_named("another")),
-        Reason.SIGNATURE,
+        ManifestReason.SIGNATURE,
     ),
     "another hash": (
         NODE.manifest(issued_at_ms=LATER_MS, attestation={"payload_hash": "00" * 32}),
-        Reason.SIGNATURE,
+        ManifestReason.SIGNATURE,
     ),
-    "before this system": (NODE.manifest(issued_at_ms=10**12, expires_at_ms=10**12 + 1), Reason.SCHEMA),
+    "before this system": (
+        NODE.manifest(issued_at_ms=10**12, expires_at_ms=10**12 + 1),
+        ManifestReason.SCHEMA,
+    ),
     "the greatest numbers": (
         NODE.manifest(issued_at_ms=MAX_SAFE_INTEGER - 1, expires_at_ms=MAX_SAFE_INTEGER),
-        Reason.FUTURE,
+        ManifestReason.FUTURE,
     ),
-    "a leading zero": (RENEWED.replace(b'"issued_at_ms":', b'"issued_at_ms":0'), Reason.NOT_JSON),
-    "a line feed at the end": (RENEWED + b"\n", Reason.NOT_CANONICAL),
+    "a leading zero": (RENEWED.replace(b'"issued_at_ms":', b'"issued_at_ms":0'), ManifestReason.NOT_JSON),
+    "a line feed at the end": (RENEWED + b"\n", ManifestReason.NOT_CANONICAL),
 }
 
 
 @pytest.mark.parametrize(("wire", "reason"), BAD_RENEWALS.values(), ids=BAD_RENEWALS)
-def test_what_is_wrong_with_it_is_found_all_the_same(rules: TrustRules, wire: bytes, reason: Reason) -> None:
+def test_what_is_wrong_with_it_is_found_all_the_same(
+    rules: TrustRules, wire: bytes, reason: ManifestReason
+) -> None:
     assert judged_twice(rules, fresh(), wire).reason is reason
 
 
 def test_a_leaf_that_was_revoked_or_dropped_attests_no_renewal(rules: TrustRules) -> None:
     revoked = rules.accept(RENEWED, NODE_ID, LATER_MS, replace(IN_FORCE, revoked={NODE.kid}))
-    assert revoked.reason is Reason.REVOKED
+    assert revoked.reason is ManifestReason.REVOKED
     unknown = rules.accept(RENEWED, NODE_ID, LATER_MS, replace(IN_FORCE, identities={}))
     assert unknown.outcome is Outcome.PENDING
-    assert rules.accept(RENEWED, OTHER_NODE_ID, LATER_MS, IN_FORCE).reason is Reason.ID_MISMATCH
+    assert rules.accept(RENEWED, OTHER_NODE_ID, LATER_MS, IN_FORCE).reason is ManifestReason.ID_MISMATCH
 
 
 @pytest.mark.parametrize(

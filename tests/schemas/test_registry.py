@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from schemas.document_store import SCHEME
-from schemas.errors import CODES
+from schemas.errors import Failure
 from schemas.kinds import SYSTEM_ECHO, KindRegistry
 from schemas.registry import TOOL_PREFIX, SchemaRegistry
 from schemas.violations import ViolationError
@@ -141,9 +141,19 @@ EXAMPLES: dict[str, Any] = {
         "signature": "x" * 86,
     },
     "cluster.join_token_revocation@1.0.0": {"token": "ab" * 32, "revoked_ms": NOW_MS},
-    "cluster.join_token_use@1.0.0": {"token": "ab" * 32, "use": 1, "node_id": NODE_ID},
+    "cluster.join_token_use@1.0.0": {
+        "token": "ab" * 32,
+        "use": 1,
+        "node_id": NODE_ID,
+        "expires_at_ms": NOW_MS + 1,
+    },
     "cluster.token_revocation@1.0.0": {"jti": "a token of another issuer", "revoked_ms": NOW_MS},
-    "cluster.revocation@1.0.0": {"kid": "ab" * 32, "serial": "1f", "revoked_ms": NOW_MS},
+    "cluster.revocation@1.0.0": {
+        "kid": "ab" * 32,
+        "serial": "1f",
+        "not_after_ms": NOW_MS + 1,
+        "revoked_ms": NOW_MS,
+    },
     "enrol.response@1.0.0": {
         "certificate": "PEM",
         "roots": "PEM",
@@ -274,7 +284,9 @@ EXAMPLES: dict[str, Any] = {
     "token.header_external@1.0.0": {"alg": "Ed25519", "kid": "a:b/1=", "typ": "at+jwt"},
     "token.key_external@1.0.0": {"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": "x" * 43, "use": "sig"},
     **{f"session.{type_}@1.0.0": message(type_) for type_ in PAYLOADS},
-    "session.heartbeat_ack@1.1.0": message("heartbeat_ack", broker_etag="ab" * 32),
+    "session.heartbeat_ack@1.1.0": message(
+        "heartbeat_ack", broker_etag="ab" * 32, heartbeat_interval_ms=300_000
+    ),
 }
 
 
@@ -398,7 +410,9 @@ def test_the_short_names_are_those_of_rfc_0001_section_3_2(kinds: KindRegistry) 
 
 
 def test_the_error_document_admits_exactly_the_codes_of_the_table(registry: SchemaRegistry) -> None:
-    assert set(registry.document("error@1.0.0")["properties"]["code"]["enum"]) == CODES
+    assert set(registry.document("error@1.0.0")["properties"]["code"]["enum"]) == {
+        failure.value.code for failure in Failure
+    }
 
 
 @pytest.mark.parametrize(

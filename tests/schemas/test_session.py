@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.frame_types import FrameType, Role
+from schemas.frame_types import OneWayType, Role
 from schemas.frames import FRAME_TYPES, MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.session import (
@@ -18,7 +18,7 @@ from schemas.session import (
     PeerProtocolError,
     ProtocolError,
     SessionMachine,
-    State,
+    SessionState,
 )
 from tests.fakes.frames import PAYLOADS, REPLIES, frame_text, message_id
 from tests.fakes.seconds import Seconds
@@ -27,43 +27,46 @@ CHALLENGE, AUTH, WELCOME = 1, 2, 3
 
 # What each end may send in each state, and where that leads; written out once more, from the design.
 MAY_SEND: Final = {
-    (Role.RELAY, State.CHALLENGING): {"challenge": State.CHALLENGING, "bye": State.CLOSED},
-    (Role.RELAY, State.AUTHENTICATING): {"welcome": State.OPEN, "bye": State.CLOSED},
-    (Role.RELAY, State.OPEN): {
-        "announce_ack": State.OPEN,
-        "heartbeat_ack": State.OPEN,
-        "cmd": State.OPEN,
-        "cmd_cancel": State.OPEN,
-        "renew_ack": State.OPEN,
-        "retire_ack": State.OPEN,
-        "telemetry_lease": State.OPEN,
-        "session_open": State.OPEN,
-        "session_message": State.OPEN,
-        "session_end": State.OPEN,
-        "caller_tool_result": State.OPEN,
-        "bye": State.CLOSED,
+    (Role.RELAY, SessionState.CHALLENGING): {
+        "challenge": SessionState.CHALLENGING,
+        "bye": SessionState.CLOSED,
     },
-    (Role.RELAY, State.CLOSED): {},
-    (Role.NODE, State.CHALLENGING): {"auth": State.AUTHENTICATING, "bye": State.CLOSED},
-    (Role.NODE, State.AUTHENTICATING): {"bye": State.CLOSED},
-    (Role.NODE, State.OPEN): {
-        "announce": State.OPEN,
-        "heartbeat": State.OPEN,
-        "cmd_ack": State.OPEN,
-        "renew": State.OPEN,
-        "retire": State.OPEN,
-        "telemetry": State.OPEN,
-        "session_event": State.OPEN,
-        "caller_tool": State.OPEN,
-        "caller_tool_cancel": State.OPEN,
-        "bye": State.CLOSED,
+    (Role.RELAY, SessionState.AUTHENTICATING): {"welcome": SessionState.OPEN, "bye": SessionState.CLOSED},
+    (Role.RELAY, SessionState.OPEN): {
+        "announce_ack": SessionState.OPEN,
+        "heartbeat_ack": SessionState.OPEN,
+        "cmd": SessionState.OPEN,
+        "cmd_cancel": SessionState.OPEN,
+        "renew_ack": SessionState.OPEN,
+        "retire_ack": SessionState.OPEN,
+        "telemetry_lease": SessionState.OPEN,
+        "session_open": SessionState.OPEN,
+        "session_message": SessionState.OPEN,
+        "session_end": SessionState.OPEN,
+        "caller_tool_result": SessionState.OPEN,
+        "bye": SessionState.CLOSED,
     },
-    (Role.NODE, State.CLOSED): {},
+    (Role.RELAY, SessionState.CLOSED): {},
+    (Role.NODE, SessionState.CHALLENGING): {"auth": SessionState.AUTHENTICATING, "bye": SessionState.CLOSED},
+    (Role.NODE, SessionState.AUTHENTICATING): {"bye": SessionState.CLOSED},
+    (Role.NODE, SessionState.OPEN): {
+        "announce": SessionState.OPEN,
+        "heartbeat": SessionState.OPEN,
+        "cmd_ack": SessionState.OPEN,
+        "renew": SessionState.OPEN,
+        "retire": SessionState.OPEN,
+        "telemetry": SessionState.OPEN,
+        "session_event": SessionState.OPEN,
+        "caller_tool": SessionState.OPEN,
+        "caller_tool_cancel": SessionState.OPEN,
+        "bye": SessionState.CLOSED,
+    },
+    (Role.NODE, SessionState.CLOSED): {},
 }
 OTHER_END: Final = {Role.RELAY: Role.NODE, Role.NODE: Role.RELAY}
 EVERYTHING = [
     pytest.param(role, state, type_, id=f"{role.value}-{state.value}-{type_}")
-    for role, state, type_ in product(Role, State, FRAME_TYPES)
+    for role, state, type_ in product(Role, SessionState, FRAME_TYPES)
 ]
 
 
@@ -90,17 +93,17 @@ def pair(reader: FrameReader) -> tuple[SessionMachine, SessionMachine]:
     return relay, node
 
 
-def at(reader: FrameReader, role: Role, state: State) -> SessionMachine:
+def at(reader: FrameReader, role: Role, state: SessionState) -> SessionMachine:
     """Return one end in ``state``, with the requests of that state sent."""
     relay, node = machine(Role.RELAY, reader), machine(Role.NODE, reader)
     challenge = send(relay, "challenge", CHALLENGE)
-    if state is State.AUTHENTICATING:
+    if state is SessionState.AUTHENTICATING:
         node.receive(challenge)
         relay.receive(send(node, "auth", AUTH, answers=CHALLENGE))
-    elif state is State.OPEN:
+    elif state is SessionState.OPEN:
         relay, node = pair(reader)
     session = relay if role is Role.RELAY else node
-    if state is State.CLOSED:
+    if state is SessionState.CLOSED:
         session.close()
     assert session.state is state
     return session
@@ -123,7 +126,7 @@ def test_every_answer_has_its_question_and_says_so() -> None:
 
 @pytest.mark.parametrize(("role", "state", "type_"), EVERYTHING)
 def test_an_end_may_send_what_the_table_says_and_nothing_else(
-    reader: FrameReader, role: Role, state: State, type_: str
+    reader: FrameReader, role: Role, state: SessionState, type_: str
 ) -> None:
     session = at(reader, role, state)
     following = MAY_SEND[role, state].get(type_)
@@ -138,7 +141,7 @@ def test_an_end_may_send_what_the_table_says_and_nothing_else(
 
 @pytest.mark.parametrize(("role", "state", "type_"), EVERYTHING)
 def test_an_end_may_receive_what_the_other_end_may_send_and_nothing_else(
-    reader: FrameReader, role: Role, state: State, type_: str
+    reader: FrameReader, role: Role, state: SessionState, type_: str
 ) -> None:
     session = at(reader, role, state)
     answers = None
@@ -206,13 +209,13 @@ def test_a_late_answer_is_dropped_and_counted(reader: FrameReader) -> None:
     relay.forget(message_id(10))
     assert relay.receive(send(node, "cmd_ack", 11, answers=10)) is None
     assert relay.dropped == {"unasked": 1}
-    assert relay.state is State.OPEN
+    assert relay.state is SessionState.OPEN
 
 
 def test_forgetting_what_was_never_asked_does_nothing(reader: FrameReader) -> None:
     relay, _node = pair(reader)
     relay.forget(message_id(99))
-    assert relay.state is State.OPEN
+    assert relay.state is SessionState.OPEN
 
 
 def test_an_answer_from_another_session_is_dropped_and_counted(reader: FrameReader) -> None:
@@ -239,7 +242,7 @@ def test_an_answer_to_nothing_never_closes_an_open_session(reader: FrameReader, 
     for number in range(3):
         assert session.receive(frame_text(type_, 20 + number, answers=99)) is None
     assert session.dropped == {"unasked": 3}
-    assert session.state is State.OPEN
+    assert session.state is SessionState.OPEN
 
 
 def test_a_malformed_answer_to_a_command_is_dropped_and_the_command_still_waits(reader: FrameReader) -> None:
@@ -260,12 +263,12 @@ def test_a_malformed_frame_of_any_other_type_breaks_the_protocol(reader: FrameRe
     ("role", "state"),
     [
         pytest.param(role, state, id=f"{role.value}-{state.value}")
-        for role, state in product(Role, State)
+        for role, state in product(Role, SessionState)
         if "cmd_ack" not in MAY_SEND[OTHER_END[role], state]
     ],
 )
 def test_a_malformed_answer_to_an_end_that_may_not_receive_one_breaks_the_protocol(
-    reader: FrameReader, role: Role, state: State
+    reader: FrameReader, role: Role, state: SessionState
 ) -> None:
     session = at(reader, role, state)
     with pytest.raises(ProtocolError, match="does not fit the schema of its type") as caught:
@@ -276,10 +279,10 @@ def test_a_malformed_answer_to_an_end_that_may_not_receive_one_breaks_the_protoc
 
 
 def test_an_auth_that_answers_another_challenge_breaks_the_protocol(reader: FrameReader) -> None:
-    relay = at(reader, Role.RELAY, State.CHALLENGING)
+    relay = at(reader, Role.RELAY, SessionState.CHALLENGING)
     with pytest.raises(ProtocolError, match="an answer to nothing that was asked"):
         relay.receive(frame_text("auth", AUTH, answers=99))
-    assert relay.state is State.CHALLENGING
+    assert relay.state is SessionState.CHALLENGING
 
 
 def test_an_auth_before_any_challenge_breaks_the_protocol(reader: FrameReader) -> None:
@@ -293,7 +296,7 @@ def test_a_welcome_to_another_auth_breaks_the_protocol(reader: FrameReader) -> N
     send(node, "auth", AUTH, answers=CHALLENGE)
     with pytest.raises(ProtocolError, match="an answer to nothing that was asked"):
         node.receive(frame_text("welcome", WELCOME, answers=99))
-    assert node.state is State.AUTHENTICATING
+    assert node.state is SessionState.AUTHENTICATING
 
 
 # --- the end ------------------------------------------------------------------------------------------
@@ -312,19 +315,19 @@ def test_the_close_codes_are_those_of_the_design() -> None:
     }
 
 
-@pytest.mark.parametrize("state", [State.CHALLENGING, State.AUTHENTICATING, State.OPEN])
+@pytest.mark.parametrize("state", [SessionState.CHALLENGING, SessionState.AUTHENTICATING, SessionState.OPEN])
 @pytest.mark.parametrize("role", Role)
-def test_a_bye_closes_at_any_time(reader: FrameReader, role: Role, state: State) -> None:
+def test_a_bye_closes_at_any_time(reader: FrameReader, role: Role, state: SessionState) -> None:
     sender, receiver = at(reader, role, state), at(reader, OTHER_END[role], state)
     frame = receiver.receive(send(sender, "bye", 50))
     assert frame is not None
     assert frame.payload == PAYLOADS["bye"]
-    assert sender.state is receiver.state is State.CLOSED
+    assert sender.state is receiver.state is SessionState.CLOSED
 
 
 @pytest.mark.parametrize("role", Role)
 def test_after_the_end_nothing_is_sent_or_received(reader: FrameReader, role: Role) -> None:
-    session = at(reader, role, State.OPEN)
+    session = at(reader, role, SessionState.OPEN)
     session.close()
     session.close()
     with pytest.raises(ProtocolError):
@@ -340,8 +343,8 @@ def padded(text: str, size: int) -> str:
     return text[:-1] + " " * (size - len(text)) + "}"
 
 
-@pytest.mark.parametrize("state", [State.CHALLENGING, State.AUTHENTICATING])
-def test_before_the_welcome_a_frame_has_at_most_8_kib(reader: FrameReader, state: State) -> None:
+@pytest.mark.parametrize("state", [SessionState.CHALLENGING, SessionState.AUTHENTICATING])
+def test_before_the_welcome_a_frame_has_at_most_8_kib(reader: FrameReader, state: SessionState) -> None:
     bye = frame_text("bye", 50)
     too_large = padded(bye, MAX_FRAME_BYTES_BEFORE_WELCOME + 1)
     with pytest.raises(ProtocolError, match="larger than the limit"):
@@ -352,7 +355,7 @@ def test_before_the_welcome_a_frame_has_at_most_8_kib(reader: FrameReader, state
 
 def test_after_the_welcome_a_frame_has_at_most_256_kib(reader: FrameReader) -> None:
     heartbeat = frame_text("heartbeat", 50)
-    relay = at(reader, Role.RELAY, State.OPEN)
+    relay = at(reader, Role.RELAY, SessionState.OPEN)
     assert relay.receive(padded(heartbeat, MAX_FRAME_BYTES)) is not None
     with pytest.raises(ProtocolError, match="larger than the limit"):
         relay.receive(padded(heartbeat, MAX_FRAME_BYTES + 1))
@@ -363,7 +366,7 @@ def test_a_frame_that_the_other_end_would_refuse_for_its_size_is_not_sent(reader
     payload = {**PAYLOADS["cmd"], "arguments": {"message": "x" * MAX_FRAME_BYTES}}
     with pytest.raises(ProtocolError, match="a frame over the limit"):
         relay.send("cmd", message_id(10), payload)
-    assert relay.state is State.OPEN
+    assert relay.state is SessionState.OPEN
     # It was never sent, so an answer to it is an answer to nothing.
     assert relay.receive(send(node, "cmd_ack", 11, answers=10)) is None
 
@@ -374,7 +377,7 @@ def test_an_auth_over_8_kib_is_not_sent_and_leaves_the_session_where_it_was(read
     payload = {**PAYLOADS["auth"], "certificate": "\n" * 6000}
     with pytest.raises(ProtocolError, match="a frame over the limit"):
         node.send("auth", message_id(AUTH), payload, message_id(CHALLENGE))
-    assert node.state is State.CHALLENGING
+    assert node.state is SessionState.CHALLENGING
 
 
 def test_the_limit_of_an_open_session_can_be_agreed_upon(reader: FrameReader) -> None:
@@ -412,12 +415,12 @@ STEPS = (
 )
 
 
-@given(role=st.sampled_from(Role), state=st.sampled_from(State), steps=st.lists(STEPS, max_size=12))
+@given(role=st.sampled_from(Role), state=st.sampled_from(SessionState), steps=st.lists(STEPS, max_size=12))
 def test_nothing_that_is_done_to_a_session_raises_anything_but_a_protocol_error(
-    reader: FrameReader, role: Role, state: State, steps: list[tuple[str, object]]
+    reader: FrameReader, role: Role, state: SessionState, steps: list[tuple[str, object]]
 ) -> None:
     session = at(reader, role, state)
-    closed = state is State.CLOSED
+    closed = state is SessionState.CLOSED
     for step in steps:
         before = session.state
         try:
@@ -432,8 +435,8 @@ def test_nothing_that_is_done_to_a_session_raises_anything_but_a_protocol_error(
                     session.close()
         except ProtocolError:
             assert session.state is before
-        closed = closed or session.state is State.CLOSED
-        assert closed is (session.state is State.CLOSED)
+        closed = closed or session.state is SessionState.CLOSED
+        assert closed is (session.state is SessionState.CLOSED)
 
 
 @given(st.data())
@@ -476,7 +479,7 @@ def sample(size: int = 1) -> str:
 
 def test_a_one_way_frame_over_its_size_is_dropped_and_the_session_goes_on(reader: FrameReader) -> None:
     relay, _ = pair(reader)
-    assert relay.receive(sample(FrameType.TELEMETRY.max_bytes)) is None
+    assert relay.receive(sample(OneWayType.TELEMETRY.max_bytes)) is None
     assert relay.dropped == {DropReason.OVERSIZED: 1}
     assert relay.receive(frame_text("heartbeat", 51)) is not None
 
@@ -484,12 +487,12 @@ def test_a_one_way_frame_over_its_size_is_dropped_and_the_session_goes_on(reader
 def test_one_way_frames_over_their_rate_are_dropped_until_time_has_passed(reader: FrameReader) -> None:
     clock = Seconds()
     relay = SessionMachine(Role.RELAY, reader, clock)
-    relay.state = State.OPEN
-    accepted = [relay.receive(sample()) is not None for _ in range(int(FrameType.TELEMETRY.burst) + 3)]
-    assert accepted == [True] * int(FrameType.TELEMETRY.burst) + [False] * 3
+    relay.state = SessionState.OPEN
+    accepted = [relay.receive(sample()) is not None for _ in range(int(OneWayType.TELEMETRY.burst) + 3)]
+    assert accepted == [True] * int(OneWayType.TELEMETRY.burst) + [False] * 3
     assert relay.dropped == {DropReason.OVER_RATE: 3}
     assert relay.receive(frame_text("heartbeat", 51)) is not None
-    clock.now += 1 / FrameType.TELEMETRY.per_s
+    clock.now += 1 / OneWayType.TELEMETRY.per_s
     assert relay.receive(sample()) is not None
 
 
@@ -501,7 +504,7 @@ def test_a_malformed_one_way_frame_counts_and_is_dropped(reader: FrameReader) ->
 
 def test_what_is_over_the_rate_is_not_validated(reader: FrameReader) -> None:
     relay, _ = pair(reader)
-    for _ in range(int(FrameType.TELEMETRY.burst)):
+    for _ in range(int(OneWayType.TELEMETRY.burst)):
         relay.receive(sample())
     assert relay.receive(frame_text("telemetry", 50, cap_id="NOT ONE")) is None
     assert relay.dropped == {DropReason.OVER_RATE: 1}
@@ -510,16 +513,16 @@ def test_what_is_over_the_rate_is_not_validated(reader: FrameReader) -> None:
 def test_a_one_way_frame_before_the_welcome_ends_the_session(reader: FrameReader) -> None:
     for text in (sample(), frame_text("telemetry", 50, cap_id="NOT ONE")):
         with pytest.raises(PeerProtocolError):
-            at(reader, Role.RELAY, State.AUTHENTICATING).receive(text)
+            at(reader, Role.RELAY, SessionState.AUTHENTICATING).receive(text)
 
 
 def test_an_end_does_not_send_one_way_frames_beyond_their_limits(reader: FrameReader) -> None:
     _, node = pair(reader)
     with pytest.raises(ProtocolError, match="over the limit"):
-        node.send("telemetry", message_id(50), {"sample": "x" * FrameType.TELEMETRY.max_bytes})
-    for _ in range(int(FrameType.TELEMETRY.burst) // 2):
+        node.send("telemetry", message_id(50), {"sample": "x" * OneWayType.TELEMETRY.max_bytes})
+    for _ in range(int(OneWayType.TELEMETRY.burst) // 2):
         send(node, "telemetry", 50)
     with pytest.raises(OverRateError) as caught:
         send(node, "telemetry", 50)
-    assert caught.value.wait_s == pytest.approx(1 / FrameType.TELEMETRY.per_s)
+    assert caught.value.wait_s == pytest.approx(1 / OneWayType.TELEMETRY.per_s)
     assert send(node, "heartbeat", 51)

@@ -85,7 +85,7 @@ def test_a_setting_that_reloads_returns_to_its_default() -> None:
 
 def test_settings_are_made_again_of_what_is_told_of_them() -> None:
     settings = Settings(TABLE, [{"log_mode": Given("on", "file")}])
-    again = settings_of(TABLE, json.loads(json.dumps(settings.told())))
+    again = settings_of(TABLE, json.loads(json.dumps(settings.serialized())))
     assert again.given == settings.given
     assert again.reloaded(settings).applied == {}
 
@@ -96,7 +96,7 @@ def test_a_path_that_is_told_is_one_in_every_working_directory(
     monkeypatch.chdir(tmp_path)
     key = Setting("key", parse_path, "A key.", "FILE")
     settings = Settings((key,), [{"key": Given("tls.key", "--key")}])
-    assert settings.told() == {"key": {"text": str(tmp_path / "tls.key"), "source": "--key"}}
+    assert settings.serialized() == {"key": {"text": str(tmp_path / "tls.key"), "source": "--key"}}
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "65536", "1.0", "1_0", " 1", "٣", "1e3", "9" * 30, "nan"])

@@ -46,10 +46,28 @@ def test_a_later_ulid_sorts_after_an_earlier_one() -> None:
     assert earlier < ulids.new()
 
 
-def test_time_and_randomness_are_asked_for_each_time() -> None:
-    fills = iter([b"\x01", b"\x02"])
-    ulids = UlidSource(FakeClock(NOW_MS), lambda count: next(fills) * count)
-    assert ulids.new() != ulids.new()
+def test_each_random_byte_is_used_for_one_digit_of_one_ulid() -> None:
+    taken: list[int] = []
+
+    def random_bytes(count: int) -> bytes:
+        taken.append(count)
+        return bytes((sum(taken[:-1]) + number) // 16 % 32 for number in range(count))
+
+    ulids = UlidSource(FakeClock(NOW_MS), random_bytes)
+    made = [ulids.new()[10:] for _ in range(96)]
+    assert sum(taken) == 96 * 16
+    # The bytes are 0 sixteen times, then 1, and so on: a digit from another ULID's would differ.
+    assert sorted(made) == sorted(
+        digit * 16 for digit in "0123456789ABCDEFGHJKMNPQRSTVWXYZ" for _ in range(3)
+    )
+
+
+def test_the_time_is_asked_for_each_time() -> None:
+    clock = FakeClock(NOW_MS)
+    ulids = UlidSource(clock, bytes)
+    before = ulids.new()
+    clock.advance(1)
+    assert ulids.new() != before
 
 
 @pytest.mark.parametrize("now_ms", [-1, 2**48])

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schemas.frame_types import Role
 from schemas.frames import FRAME_TYPES, FrameReader
 from schemas.registry import SchemaRegistry
-from schemas.session import ANSWERED_BY, SENDS, ProtocolError, SessionMachine, State
+from schemas.session import ANSWERED_BY, SENDS, ProtocolError, SessionMachine, SessionState
 from tests.fakes.examples import examples
 from tests.fakes.frames import PAYLOADS, frame_text, message_id
 from tests.fakes.seconds import Seconds
@@ -23,7 +23,7 @@ OTHER = {Role.RELAY: Role.NODE, Role.NODE: Role.RELAY}
 QUESTIONS = {answer: question for question, answer in ANSWERED_BY.items()}
 ROLES = st.sampled_from(Role)
 TYPES = st.sampled_from(FRAME_TYPES)
-ORDER = list(State)
+ORDER = list(SessionState)
 HANDSHAKE = ("challenge", "auth", "welcome")
 # Weighed by hand: a wire that mostly closes, or says what answers nothing, shows little.
 UP_TO = st.sampled_from((0, 1, 2, 3, 3, 3, 3, 3, 3))
@@ -40,7 +40,7 @@ class TwoEnds(RuleBasedStateMachine):
         super().__init__()
         self.ends = {role: SessionMachine(role, READER, Seconds()) for role in Role}
         self.wire: dict[Role, list[str]] = {role: [] for role in Role}
-        self.seen: dict[Role, State] = dict.fromkeys(Role, State.CHALLENGING)
+        self.seen: dict[Role, SessionState] = dict.fromkeys(Role, SessionState.CHALLENGING)
         self.asked: dict[Role, dict[str, str]] = {role: {} for role in Role}
         self.ever: dict[Role, list[str]] = {role: [] for role in Role}
         self.heard: dict[Role, list[tuple[str, str]]] = {role: [] for role in Role}
@@ -55,7 +55,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.send(role, type_, self.numbers)
             self.deliver(OTHER[role], 0, keep=False)
         if up_to == len(HANDSHAKE):
-            assert all(end.state is State.OPEN for end in self.ends.values())
+            assert all(end.state is SessionState.OPEN for end in self.ends.values())
 
     @rule(role=ROLES, type_=TALK, answers=st.integers(0, 12))
     def send(self, role: Role, type_: str, answers: int) -> None:
@@ -64,7 +64,9 @@ class TwoEnds(RuleBasedStateMachine):
         self.numbers += 1
         msg_id = message_id(self.numbers)
         reply_to = None if type_ not in QUESTIONS and type_ != "cmd_cancel" else message_id(answers)
-        allowed = type_ in SENDS[role].get(before, {}) or (type_ == "bye" and before is not State.CLOSED)
+        allowed = type_ in SENDS[role].get(before, {}) or (
+            type_ == "bye" and before is not SessionState.CLOSED
+        )
         try:
             text = end.send(type_, msg_id, PAYLOADS[type_], reply_to)
         except ProtocolError:
@@ -72,7 +74,7 @@ class TwoEnds(RuleBasedStateMachine):
             assert end.state is before
             return
         assert allowed
-        self.moved(role, SENDS[role].get(before, {}).get(type_, State.CLOSED))
+        self.moved(role, SENDS[role].get(before, {}).get(type_, SessionState.CLOSED))
         if type_ in ANSWERED_BY:
             self.asked[role][msg_id] = type_
             self.ever[role].append(msg_id)
@@ -153,7 +155,7 @@ class TwoEnds(RuleBasedStateMachine):
     def close(self, role: Role) -> None:
         """Let the connection end."""
         self.ends[role].close()
-        self.moved(role, State.CLOSED)
+        self.moved(role, SessionState.CLOSED)
 
     def forget(self, role: Role, msg_id: str) -> None:
         self.ends[role].forget(msg_id)
@@ -175,12 +177,12 @@ class TwoEnds(RuleBasedStateMachine):
             assert end.state is before
             return
         if frame is None:
-            assert before is State.OPEN
+            assert before is SessionState.OPEN
             assert sum(end.dropped.values()) == dropped + 1
             self.moved(role, before)
             return
         expected: Any = SENDS[OTHER[role]].get(before, {}).get(frame.type)
-        self.moved(role, State.CLOSED if frame.type == "bye" else expected)
+        self.moved(role, SessionState.CLOSED if frame.type == "bye" else expected)
         if frame.type in ANSWERED_BY:
             self.heard[role].append((frame.type, frame.msg_id))
         question = QUESTIONS.get(frame.type)
@@ -191,7 +193,7 @@ class TwoEnds(RuleBasedStateMachine):
             assert frame.in_reply_to not in self.answered[role]
             self.answered[role].append(frame.in_reply_to)
 
-    def moved(self, role: Role, to: State) -> None:
+    def moved(self, role: Role, to: SessionState) -> None:
         assert self.ends[role].state is to
         assert ORDER.index(to) >= ORDER.index(self.seen[role])
         self.seen[role] = to
@@ -205,7 +207,7 @@ class TwoEnds(RuleBasedStateMachine):
     def who_has_closed_says_nothing(self) -> None:
         """No frame of any type leaves a closed end."""
         for end in self.ends.values():
-            if end.state is State.CLOSED:
+            if end.state is SessionState.CLOSED:
                 for type_ in FRAME_TYPES:
                     try:
                         end.send(type_, message_id(0), PAYLOADS[type_], message_id(0))

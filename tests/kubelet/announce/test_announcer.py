@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kubelet.announce.announcer import LONGEST_INTERVAL_S, Announcer, Carrier
+from kubelet.announce.announcer import LONGEST_INTERVAL_S, Announcer, Sender
 from kubelet.announce.signer import ManifestSigner, SignedManifest
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_TTL_MS
@@ -26,17 +26,17 @@ INTERVAL_S = 60.0
 
 @dataclass
 class Road:
-    """A carrier that hands over to the test what it carries, and takes it or not."""
+    """A sender that hands over to the test what it sends, and takes it or not."""
 
     takes: bool = True
-    carried: asyncio.Queue[SignedManifest] = field(default_factory=asyncio.Queue)
+    sent: asyncio.Queue[SignedManifest] = field(default_factory=asyncio.Queue)
 
-    async def carry(self, manifest: SignedManifest) -> bool:
-        await self.carried.put(manifest)
+    async def send(self, manifest: SignedManifest) -> bool:
+        await self.sent.put(manifest)
         return self.takes
 
     async def next(self) -> SignedManifest:
-        return await asyncio.wait_for(self.carried.get(), BOUND_S)
+        return await asyncio.wait_for(self.sent.get(), BOUND_S)
 
 
 @dataclass
@@ -87,7 +87,7 @@ def make_rig(signer: ManifestSigner, log: LogLines, *, share: float = 0.5) -> Ri
         signer, INTERVAL_S, FixedChance(share), make_logger("kubelet", log), sleep=pauses.sleep
     )
     road = Road()
-    announcer.add_carrier(road.carry)
+    announcer.add_sender(road.send)
     return Rig(announcer, pauses, road)
 
 
@@ -96,9 +96,9 @@ def rig(signer: ManifestSigner, log: LogLines) -> Rig:
     return make_rig(signer, log)
 
 
-async def test_the_first_manifest_is_announced_at_once_to_every_carrier(rig: Rig) -> None:
+async def test_the_first_manifest_is_announced_at_once_to_every_sender(rig: Rig) -> None:
     other = Road()
-    rig.announcer.add_carrier(other.carry)
+    rig.announcer.add_sender(other.send)
     assert (rig.announcer.current, rig.announcer.published) == (None, None)
     async with rig.running():
         manifest = await rig.road.next()
@@ -163,7 +163,7 @@ async def test_overtaking_announces_at_once_and_newer(rig: Rig) -> None:
     async with rig.running():
         await rig.road.next()
         await rig.pauses.next()
-        rig.announcer.overtake(NOW_MS + 5_000)
+        rig.announcer.advance_past(NOW_MS + 5_000)
         assert (await rig.road.next()).issued_at_ms == NOW_MS + 5_001
 
 
@@ -174,16 +174,16 @@ async def test_a_relay_that_always_asks_for_a_newer_one_gets_one_a_second(
     rig = make_rig(make_signer(node, clock, registry, log, ticks), log)
 
     async def rejecting(manifest: SignedManifest) -> bool:
-        rig.announcer.overtake(manifest.issued_at_ms)
+        rig.announcer.advance_past(manifest.issued_at_ms)
         return True
 
-    rig.announcer.add_carrier(rejecting)
+    rig.announcer.add_sender(rejecting)
     async with rig.running():
         for count in range(1, 4):
             await rig.road.next()
             heartbeat, turn = await rig.pauses.next(), await rig.pauses.next()
             assert (heartbeat.seconds, turn.seconds) == (INTERVAL_S, 1.0)
-            assert rig.road.carried.empty()
+            assert rig.road.sent.empty()
             ticks.advance(1_000)
             turn.end()
             assert ticks() == 1_000 * count
@@ -193,34 +193,34 @@ async def test_a_mark_that_is_too_far_ahead_announces_nothing(rig: Rig) -> None:
     async with rig.running():
         await rig.road.next()
         pause = await rig.pauses.next()
-        rig.announcer.overtake(NOW_MS + 30 * DAY_MS)
+        rig.announcer.advance_past(NOW_MS + 30 * DAY_MS)
         for _ in range(10):  # more turns of the loop than announcing at once would take
             await asyncio.sleep(0)
-        assert rig.road.carried.empty()
+        assert rig.road.sent.empty()
         pause.end()
         assert (await rig.road.next()).issued_at_ms == NOW_MS + 1
         await rig.pauses.next()
-        assert rig.road.carried.empty()
+        assert rig.road.sent.empty()
 
 
 async def test_after_overtaking_the_heart_beats_on_as_before(rig: Rig) -> None:
     async with rig.running():
         await rig.pauses.next()
-        rig.announcer.overtake(NOW_MS + 5_000)
+        rig.announcer.advance_past(NOW_MS + 5_000)
         assert (await rig.pauses.next()).seconds == INTERVAL_S
-        assert rig.road.carried.qsize() == 2
+        assert rig.road.sent.qsize() == 2
 
 
-async def test_a_mark_that_comes_while_a_manifest_is_carried_is_not_lost(rig: Rig) -> None:
+async def test_a_mark_that_comes_while_a_manifest_is_sent_is_not_lost(rig: Rig) -> None:
     seen: list[int] = []
 
     async def rejected_once(manifest: SignedManifest) -> bool:
         seen.append(manifest.issued_at_ms)
         if len(seen) == 1:
-            rig.announcer.overtake(NOW_MS + 5_000)
+            rig.announcer.advance_past(NOW_MS + 5_000)
         return True
 
-    rig.announcer.add_carrier(rejected_once)
+    rig.announcer.add_sender(rejected_once)
     async with rig.running():
         await rig.road.next()
         assert (await rig.road.next()).issued_at_ms == NOW_MS + 5_001
@@ -284,14 +284,14 @@ async def breaks(_manifest: SignedManifest) -> bool:
 
 @pytest.mark.parametrize("broken", [refuses, breaks])
 async def test_a_road_that_is_closed_or_broken_does_not_close_the_others(
-    signer: ManifestSigner, log: LogLines, broken: Carrier
+    signer: ManifestSigner, log: LogLines, broken: Sender
 ) -> None:
     pauses, road = Pauses(), Road()
     announcer = Announcer(
         signer, INTERVAL_S, FixedChance(0.5), make_logger("kubelet", log), sleep=pauses.sleep
     )
-    announcer.add_carrier(broken)
-    announcer.add_carrier(road.carry)
+    announcer.add_sender(broken)
+    announcer.add_sender(road.send)
     async with Rig(announcer, pauses, road).running():
         first = await road.next()
         (await pauses.next()).end()
@@ -301,9 +301,9 @@ async def test_a_road_that_is_closed_or_broken_does_not_close_the_others(
 
 
 async def test_a_broken_road_is_logged_without_raw_text(rig: Rig, log: LogLines) -> None:
-    rig.announcer.add_carrier(breaks)
+    rig.announcer.add_sender(breaks)
     async with rig.running():
-        line = await log.until("manifest not carried")
+        line = await log.until("manifest not sent")
     assert line["error"] == r"RuntimeError: a bug\n\x1b[31mof \xf6urs"
 
 
@@ -326,13 +326,13 @@ async def test_a_node_without_any_road_signs_all_the_same(signer: ManifestSigner
     assert announcer.published is None
 
 
-async def test_a_new_connection_carries_what_is_current(rig: Rig) -> None:
+async def test_a_new_connection_is_sent_what_is_current(rig: Rig) -> None:
     late = Road()
-    await rig.announcer.carry(late.carry)
-    assert late.carried.empty()
+    await rig.announcer.send_current(late.send)
+    assert late.sent.empty()
     async with rig.running():
         manifest = await rig.road.next()
-        await rig.announcer.carry(late.carry)
+        await rig.announcer.send_current(late.send)
         assert await late.next() == manifest
 
 
@@ -340,7 +340,7 @@ async def test_nothing_is_announced_until_the_clock_is_set(rig: Rig, clock: Fake
     clock.now_ms = 0
     async with rig.running():
         pause = await rig.pauses.next()
-        assert (rig.road.carried.empty(), rig.announcer.current) == (True, None)
+        assert (rig.road.sent.empty(), rig.announcer.current) == (True, None)
         assert pause.seconds < INTERVAL_S
         assert log.entries("nothing announced")[0]["level"] == "warning"
         assert rig.announcer.obstacle.startswith("the clock is not set")

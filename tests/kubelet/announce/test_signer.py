@@ -132,7 +132,7 @@ def test_after_a_restart_too(make: MakeSigner, clock: FakeClock, passed_ms: int)
 )
 def test_overtaking_signs_after_the_mark(make: MakeSigner, mark_ms: int, issued_at_ms: int) -> None:
     signer = make()
-    signer.overtake(mark_ms)
+    signer.advance_past(mark_ms)
     assert signer.sign().issued_at_ms == issued_at_ms
 
 
@@ -144,22 +144,22 @@ def test_a_clock_that_was_once_far_ahead_does_not_silence_the_node(
     assert signer.sign().issued_at_ms == NOW_MS + DAY_MS
     clock.advance(-DAY_MS)
     assert signer.sign().issued_at_ms == NOW_MS + DAY_MS + 1
-    signer.overtake(NOW_MS - 1)
+    signer.advance_past(NOW_MS - 1)
     assert signer.sign().issued_at_ms == NOW_MS
 
 
-def test_what_was_overtaken_is_not_forgotten_by_a_restart(make: MakeSigner) -> None:
+def test_what_was_advanced_past_is_not_forgotten_by_a_restart(make: MakeSigner) -> None:
     signer = make()
-    signer.overtake(NOW_MS + MAX_FUTURE_MS)
+    signer.advance_past(NOW_MS + MAX_FUTURE_MS)
     signer.sign()
     assert make().sign().issued_at_ms == NOW_MS + MAX_FUTURE_MS + 2
 
 
 def test_a_mark_that_is_refused_is_told(make: MakeSigner, log: LogLines) -> None:
     signer = make()
-    assert signer.overtake(NOW_MS + MAX_FUTURE_MS) is True
+    assert signer.advance_past(NOW_MS + MAX_FUTURE_MS) is True
     assert log.entries("the relay's mark is too far ahead of this clock") == []
-    assert signer.overtake(NOW_MS + DAY_MS) is False
+    assert signer.advance_past(NOW_MS + DAY_MS) is False
     assert log.entries("the relay's mark is too far ahead of this clock")[0]["level"] == "error"
 
 
@@ -183,7 +183,7 @@ def test_a_relay_that_moves_its_mark_gets_one_write_in_ten_seconds(
         if signer.wait_s() <= 0:
             issued = signer.sign().issued_at_ms
             assert int(file.read_text()) >= issued
-            signer.overtake(clock() + MAX_FUTURE_MS)
+            signer.advance_past(clock() + MAX_FUTURE_MS)
             written.append(file.stat().st_mtime_ns)
         clock.advance(1_000)
         ticks.advance(1_000)
@@ -196,7 +196,7 @@ def test_a_clock_that_is_not_set_signs_nothing(
 ) -> None:
     clock.now_ms = now_ms
     signer = make()
-    signer.overtake(NOW_MS)
+    signer.advance_past(NOW_MS)
     with pytest.raises(ClockNotSetError, match="the clock is not set"):
         signer.sign()
     assert not file.exists()

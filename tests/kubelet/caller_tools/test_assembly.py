@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.caller_tools.assembly import Timeouts
+from kubelet.caller_tools.assembly import LocalTimeouts
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import (
     ANT,
@@ -48,7 +48,7 @@ async def test_the_relays_error_is_the_local_clients(relay: FakeRelay, client: S
 
 async def test_no_answer_in_time_is_a_timeout(path: Path, registry: SchemaRegistry, log: LogLines) -> None:
     async with (
-        served(path, registry, log, timeouts=Timeouts(margin_s=0.01)) as relay,
+        served(path, registry, log, timeouts=LocalTimeouts(margin_s=0.01)) as relay,
         connected(path) as client,
     ):
         relay.open(timeout_ms=1)
@@ -108,7 +108,7 @@ async def test_a_session_that_a_resumed_relay_does_not_name_has_ended(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
     async with (
-        served(path, registry, log, timeouts=Timeouts(no_road_s=0.01)) as relay,
+        served(path, registry, log, timeouts=LocalTimeouts(no_road_s=0.01)) as relay,
         connected(path) as client,
     ):
         relay.open()
@@ -127,7 +127,7 @@ async def test_requests_wait_for_the_relay_only_so_long(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
     async with (
-        served(path, registry, log, timeouts=Timeouts(no_road_s=0.01)) as relay,
+        served(path, registry, log, timeouts=LocalTimeouts(no_road_s=0.01)) as relay,
         connected(path) as client,
     ):
         relay.open()
@@ -158,7 +158,7 @@ async def test_sessions_do_not_outlive_a_relay_that_stays_away(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
     async with (
-        served(path, registry, log, timeouts=Timeouts(outlive_s=0.01)) as relay,
+        served(path, registry, log, timeouts=LocalTimeouts(outlive_s=0.01)) as relay,
         connected(path) as client,
     ):
         relay.open()

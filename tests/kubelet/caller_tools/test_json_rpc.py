@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kubelet.caller_tools import json_rpc
-from kubelet.caller_tools.json_rpc import Request, RpcError, parse
+from kubelet.caller_tools.json_rpc import JsonRpcRequest, RpcError, parse
 from schemas.errors import Failure, ToolError
 
 
@@ -14,7 +14,7 @@ def line(**members: Any) -> bytes:
 
 @pytest.mark.parametrize("id_", [1, 0, -5, "a", "x" * 128])
 def test_a_request_is_read(id_: int | str) -> None:
-    assert parse(line(id=id_, params={"a": 1})) == Request("m", {"a": 1}, id_)
+    assert parse(line(id=id_, params={"a": 1})) == JsonRpcRequest("m", {"a": 1}, id_)
 
 
 def test_without_params_they_are_empty() -> None:

@@ -11,7 +11,7 @@ from kubelet.caller_tools.requests import CallerFailedError, CallerRequests
 from kubelet.caller_tools.sessions import Session
 from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from tests.fakes.caller_tools import ANT, BEE, OWNER
 from tests.fakes.polling import until
 
@@ -21,7 +21,7 @@ class Relay:
         self.sent: list[tuple[str, Mapping[str, Any]]] = []
         self.takes = True
 
-    def send(self, type_: FrameType, payload: Mapping[str, Any]) -> bool:
+    def send(self, type_: OneWayType, payload: Mapping[str, Any]) -> bool:
         if self.takes:
             self.sent.append((type_.value, payload))
         return self.takes

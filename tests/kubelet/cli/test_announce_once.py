@@ -6,7 +6,7 @@ import pytest
 
 from kubelet.cli.announce_once import publish_once, sign_once
 from kubelet.clock import now_ms
-from kubelet.daemon.agent import last_issued_file, make_handlers
+from kubelet.daemon.composition import last_issued_file, make_handlers
 from kubelet.identity.verification import verify_manifest
 from schemas.addresses import BrokerAddress
 from schemas.manifest import etag_of

@@ -103,7 +103,7 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
     rules = TrustRules(registry, kinds)
     listener = MqttListener(broker, "$devices/+/announce")
     async with PlayedRelay(reader).running() as relay, listener.listening():
-        around = NodeEnvironment(
+        environment = NodeEnvironment(
             config=NodeConfig(broker, relay.url),
             publisher=MqttPublisher(broker, "edge-fleet-test", make_logger("kubelet", log), short_waits()),
             registry=registry,
@@ -114,7 +114,7 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
             rng=FixedChance(0.5),
             log=make_logger("kubelet", log),
         )
-        fleet = MockFleet([identity_of(node) for node in nodes], around)
+        fleet = MockFleet([identity_of(node) for node in nodes], environment)
         assert fleet.counts() == Counts(0, 0, 0)
         task = asyncio.create_task(fleet.run())
         seen, ends = set(), []
@@ -140,4 +140,4 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
         assert topics == {f"$devices/{node_id}/announce" for node_id in by_id}
         for end in ends:
             assert (await end.receive("bye")).payload == {"reason": "shutting_down"}
-    assert around.publisher.publish("$devices/x/announce", b"", retain=False) is False
+    assert environment.publisher.publish("$devices/x/announce", b"", retain=False) is False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.daemon.agent import make_handlers
+from kubelet.daemon.composition import make_handlers
 from schemas.contract import read_contract
 from schemas.error_roots import ConfigError
 from schemas.process.logs import make_logger

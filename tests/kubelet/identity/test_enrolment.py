@@ -21,7 +21,7 @@ from schemas.certificates import verify_leaf
 from schemas.endorsement import endorse_servers
 from schemas.enrolment import JoinToken, shown_roots
 from schemas.files import PRIVATE, write_atomic
-from schemas.identity import certificates_in
+from schemas.identity import first_certificate_in
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
 from schemas.strict_json import loads
@@ -183,7 +183,7 @@ async def test_a_directory_that_another_kubelet_holds_is_left_alone(plain_bench:
 
 
 async def test_to_another_relay_than_the_token_s_nothing_is_said(plain_bench: Bench) -> None:
-    fingerprint = sha256(certificates_in(OTHER_CA.root_pem)[0]).digest()
+    fingerprint = sha256(first_certificate_in(OTHER_CA.root_pem)).digest()
     token = JoinToken(plain_bench.server.token.id, plain_bench.server.token.key, fingerprint)
     with pytest.raises(EnrolmentError, match="is another relay than the one that made this join token"):
         await plain_bench.enrol(token)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.clock import now_ms
-from kubelet.identity.http_exchange import NoAnswerError, Request, exchange
+from kubelet.identity.http_exchange import HttpRequest, NoAnswerError, exchange
 from schemas.tls import client_context
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
 from tests.fakes.signer import SimulatedCa
@@ -38,8 +38,8 @@ def ca() -> SimulatedCa:
 
 async def test_a_question_without_a_body_is_a_get_and_one_with_a_body_a_post_of_json() -> None:
     async with RawServer.running(Saying(http_answer(200, b"here"))) as server:
-        got = await exchange(Request(server.url, "/path"), client_context())
-        posted = await exchange(Request(server.url, "/path", b'{"a":1}'), client_context())
+        got = await exchange(HttpRequest(server.url, "/path"), client_context())
+        posted = await exchange(HttpRequest(server.url, "/path", b'{"a":1}'), client_context())
     assert (got.status, got.body) == (posted.status, posted.body) == (200, b"here")
     get, post = server.asked
     assert get.head.startswith("GET /path HTTP/1.1\r\n")
@@ -67,7 +67,7 @@ async def test_an_answer_is_returned_as_it_is_in_whatever_form_it_came(
     answer: bytes, status: int, body: bytes
 ) -> None:
     async with RawServer.running(Saying(answer)) as server:
-        got = await exchange(Request(server.url, "/"), client_context())
+        got = await exchange(HttpRequest(server.url, "/"), client_context())
     assert (got.status, got.body) == (status, body)
     assert len(server.asked) == 1
 
@@ -86,7 +86,7 @@ async def test_an_answer_is_returned_as_it_is_in_whatever_form_it_came(
 )
 async def test_a_retry_time_is_a_number_of_seconds_within_a_day(text: str, seconds: int | None) -> None:
     async with RawServer.running(Saying(http_answer(503, b"", **{"Retry-After": text}))) as server:
-        got = await exchange(Request(server.url, "/"), client_context())
+        got = await exchange(HttpRequest(server.url, "/"), client_context())
     assert got.retry_after_s == seconds
 
 
@@ -112,7 +112,7 @@ async def test_a_retry_time_is_a_number_of_seconds_within_a_day(text: str, secon
 async def test_what_is_no_answer_is_said_to_be_none(answer: bytes, text: str) -> None:
     async with RawServer.running(Saying(answer)) as server:
         with pytest.raises(NoAnswerError, match=text):
-            await exchange(Request(server.url, "/"), client_context())
+            await exchange(HttpRequest(server.url, "/"), client_context())
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ async def test_a_server_that_does_not_come_to_an_end_is_given_up_on(pieces: list
     saying = Saying(*pieces, stays=True)
     async with RawServer.running(saying) as server:
         with pytest.raises(NoAnswerError, match=r"does not answer within 0\.2 s"):
-            await exchange(Request(server.url, "/"), client_context(), timeout_s=0.2)
+            await exchange(HttpRequest(server.url, "/"), client_context(), timeout_s=0.2)
         saying.left.set()
 
 
@@ -135,14 +135,14 @@ async def test_a_server_that_is_not_there_is_said_not_to_be() -> None:
     async with RawServer.running(Saying()) as server:
         pass
     with pytest.raises(NoAnswerError, match="cannot be reached"):
-        await exchange(Request(server.url, "/"), client_context())
+        await exchange(HttpRequest(server.url, "/"), client_context())
 
 
 async def test_a_server_that_is_believed_is_asked_over_tls(ca: SimulatedCa, tmp_path: Path) -> None:
     context = server_context(ca, tmp_path, now_ms())
     async with RawServer.running(Saying(http_answer(200, b"here")), context) as server:
         assert server.url.startswith("https://")
-        got = await exchange(Request(server.url, "/"), client_context(ca.root_pem))
+        got = await exchange(HttpRequest(server.url, "/"), client_context(ca.root_pem))
     assert got.body == b"here"
 
 
@@ -154,7 +154,7 @@ async def test_to_a_server_that_is_not_believed_nothing_is_said(
     believed = ca if host == "other.example" else SimulatedCa("another root", now_ms())
     async with RawServer.running(Saying(http_answer(200, b"here")), context) as server:
         with pytest.raises(ssl.SSLCertVerificationError):
-            await exchange(Request(server.url, "/", b"a secret"), client_context(believed.root_pem))
+            await exchange(HttpRequest(server.url, "/", b"a secret"), client_context(believed.root_pem))
     assert server.asked == []
 
 
@@ -162,5 +162,5 @@ async def test_a_server_that_speaks_no_tls_is_not_spoken_to_without() -> None:
     async with RawServer.running(Saying(b"plain")) as server:
         url = server.url.replace("http:", "https:")
         with pytest.raises(NoAnswerError):
-            await exchange(Request(url, "/"), client_context(), timeout_s=0.5)
+            await exchange(HttpRequest(url, "/"), client_context(), timeout_s=0.5)
     assert server.asked == []

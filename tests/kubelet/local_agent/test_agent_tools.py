@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kubelet.daemon.agent import make_handlers
+from kubelet.daemon.composition import make_handlers
 from kubelet.local_agent.agent_tools import AgentTools
 from kubelet.local_agent.daemon_client import ResponseError
 from kubelet.local_agent.own_tools import OwnTools

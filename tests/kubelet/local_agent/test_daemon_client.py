@@ -183,8 +183,13 @@ async def test_a_daemon_that_breaks_the_protocol_is_survived(path: Path, log: Lo
         nonlocal connections
         connections += 1
         writer.write(said)
-        await reader.readline()
-        writer.close()
+        try:
+            await reader.readline()
+        finally:
+            writer.close()
 
-    async with await asyncio.start_unix_server(misbehave, path), followed(path, log):
-        await until(lambda: connections >= 3)
+    async with await asyncio.start_unix_server(misbehave, path):
+        async with followed(path, log):
+            await until(lambda: connections >= 3)
+        # Each connection has been closed; a server that ends first leaves the one that it has just accepted.
+        await until(lambda: len(asyncio.all_tasks()) == 1)

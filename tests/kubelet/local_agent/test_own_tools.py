@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from kubelet.daemon.agent import make_handlers
+from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.base import Handler
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from kubelet.local_agent.own_tools import OwnTools

@@ -6,7 +6,7 @@ import pytest
 
 from kubelet.session.channel import Channel
 from kubelet.session.relay_frames import MAX_QUEUED_BYTES, LinkEvent, RelayFrames
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.frames import Frame
 from schemas.process.logs import make_logger
 from schemas.session import DropReason, OverRateError, ProtocolError
@@ -72,18 +72,18 @@ async def drained(held: Held, count: int) -> None:
 async def test_frames_are_sent_in_order_by_the_connection_that_there_is(
     frames: RelayFrames, held: Held
 ) -> None:
-    assert all(frames.send(FrameType.TELEMETRY, {"n": n}) for n in range(3))
+    assert all(frames.send(OneWayType.TELEMETRY, {"n": n}) for n in range(3))
     await drained(held, 3)
     assert held.sent == [f"telemetry {{'n': {n}}}" for n in range(3)]
 
 
 async def test_without_a_connection_nothing_is_sent_or_kept(frames: RelayFrames, held: Held) -> None:
-    frames.send(FrameType.TELEMETRY, SAMPLE)
+    frames.send(OneWayType.TELEMETRY, SAMPLE)
     frames.detach()
-    assert not frames.send(FrameType.TELEMETRY, SAMPLE)
+    assert not frames.send(OneWayType.TELEMETRY, SAMPLE)
     newer = Held()
     frames.attach(channel_of(newer), resumed=True)
-    frames.send(FrameType.TELEMETRY, {"n": 1})
+    frames.send(OneWayType.TELEMETRY, {"n": 1})
     held.takes.set()
     await drained(newer, 1)
     assert (held.sent, newer.sent) == ([], ["telemetry {'n': 1}"])
@@ -91,14 +91,14 @@ async def test_without_a_connection_nothing_is_sent_or_kept(frames: RelayFrames,
 
 async def test_what_waits_for_a_relay_that_does_not_read_is_bounded(frames: RelayFrames, held: Held) -> None:
     large = {"n": "x" * 60_000}
-    sent = sum(frames.send(FrameType.TELEMETRY, large) for _ in range(100))
+    sent = sum(frames.send(OneWayType.TELEMETRY, large) for _ in range(100))
     assert sent == -(-MAX_QUEUED_BYTES // len(held.encoded("telemetry", large)))
     assert frames.refused == 100 - sent
 
 
 async def test_a_frame_over_its_rate_is_not_sent(frames: RelayFrames, held: Held) -> None:
     held.error = OverRateError(1.0)
-    assert not frames.send(FrameType.TELEMETRY, SAMPLE)
+    assert not frames.send(OneWayType.TELEMETRY, SAMPLE)
     assert frames.refused == 1
 
 
@@ -106,16 +106,16 @@ async def test_a_frame_that_does_not_fit_its_type_is_a_fault_of_ours(
     frames: RelayFrames, held: Held, lines: LogLines
 ) -> None:
     held.error = ProtocolError("a frame over the limit")
-    assert not frames.send(FrameType.TELEMETRY, SAMPLE)
+    assert not frames.send(OneWayType.TELEMETRY, SAMPLE)
     assert lines.entries("frame does not fit its type")
 
 
 async def test_a_frame_goes_to_the_one_handler_of_its_type(frames: RelayFrames, lines: LogLines) -> None:
     frames.received(LEASE)  # no handler: not an error
     received: list[Mapping[str, Any]] = []
-    frames.on_frame(FrameType.TELEMETRY_LEASE, received.append)
+    frames.on_frame(OneWayType.TELEMETRY_LEASE, received.append)
     with pytest.raises(ValueError, match="has a handler"):
-        frames.on_frame(FrameType.TELEMETRY_LEASE, received.append)
+        frames.on_frame(OneWayType.TELEMETRY_LEASE, received.append)
     frames.received(LEASE)
     assert received == [LEASE.payload]
     assert lines.entries("frame not handled") == []
@@ -128,7 +128,7 @@ async def test_a_handler_with_a_bug_is_logged_and_ends_nothing(frames: RelayFram
     def fails_too(_: object) -> None:
         raise KeyError
 
-    frames.on_frame(FrameType.TELEMETRY_LEASE, fails)
+    frames.on_frame(OneWayType.TELEMETRY_LEASE, fails)
     frames.on_link(fails_too)
     frames.attach(channel_of(Held()), resumed=False)
     frames.received(LEASE)

@@ -10,12 +10,13 @@ import pytest
 from schemas.files import ExposedFileError
 from schemas.process import common_checks
 from schemas.process.asked_process import AskedProcess
-from schemas.process.common_checks import DAY_MS, HealthAnswer, UnreachedError, ask_health
+from schemas.process.common_checks import HealthAnswer, UnreachedError, ask_health
 from schemas.process.doctor import Finding, Severity
 from schemas.process.status_socket import NotRunningError
 from schemas.settings import Form, Given, Setting, Settings, parse_path, whole_number
 from schemas.settings_sources import Program
 
+DAY_MS = 86_400_000
 UP = {"started": True, "live": True, "ready": True}
 LIVE: dict[str, Any] = {
     "open_files": 10,
@@ -125,8 +126,8 @@ PROGRAM = Program("relay", (Setting("state_dir", parse_path, "A directory."), NA
 def judged(running: dict[str, Given], expected: dict[str, Given], watchdog_s: float | None) -> Finding:
     """Return what is found of a process that runs with ``running`` where a start would give ``expected``."""
     here = {"state_dir": Given("/state", "default")}
-    told = Settings(PROGRAM.table, [here, running]).told()
-    asked = AskedProcess(PROGRAM, Path("/state"), {"settings": told, "watchdog_s": watchdog_s})
+    serialized = Settings(PROGRAM.table, [here, running]).serialized()
+    asked = AskedProcess(PROGRAM, Path("/state"), {"settings": serialized, "watchdog_s": watchdog_s})
     return common_checks.process(asked, Settings(PROGRAM.table, [here, expected]))
 
 

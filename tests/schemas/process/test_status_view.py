@@ -7,7 +7,7 @@ import pytest
 
 from schemas.process.status_view import (
     AnotherVersionError,
-    Lines,
+    StatusLines,
     days_text,
     outcomes_text,
     process_text,
@@ -29,7 +29,7 @@ PROCESS = {
 }
 
 
-def lines_of(status: Mapping[str, Any]) -> Lines:
+def lines_of(status: Mapping[str, Any]) -> StatusLines:
     return (("a", "text"), ("longer", f"{status['count']}\x1b[2J"))
 
 

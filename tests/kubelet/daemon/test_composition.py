@@ -5,15 +5,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.config import DaemonPlan, NodeConfig
-from kubelet.daemon.agent import last_issued_file, make_handlers, run_agent
+from kubelet.daemon.composition import last_issued_file, make_handlers, run_daemon
 from kubelet.handlers.echo import EchoHandler
 from kubelet.identity.provisioning import create_identity
 from kubelet.loopback.server import LoopbackServer
@@ -26,11 +27,11 @@ from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.session import CloseCode
-from tests.fakes.caller_tools import ANT, connected
+from tests.fakes.caller_tools import ANT, SocketClient, connected
 from tests.fakes.daemon import BOUND_S, NO_BROKER, NO_RELAY, daemon
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
-from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.played_relay import PlayedRelay, RelayEnd
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
 
@@ -160,7 +161,7 @@ async def test_a_service_loop_that_ends_ends_the_daemon(
     monkeypatch.setattr(LoopbackServer, "_serve", lambda server, _inner: server._on_end())  # noqa: SLF001 - a fault
     plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, None)
     with pytest.raises(FailedError, match="'loopback' has ended"):
-        await asyncio.wait_for(run_agent(plan, log), BOUND_S)
+        await asyncio.wait_for(run_daemon(plan, log), BOUND_S)
 
 
 async def test_a_node_that_was_revoked_stays_to_be_looked_at(
@@ -183,52 +184,59 @@ SESSION: dict[str, Any] = {
 }
 
 
-@pytest.mark.integration
-async def test_a_local_agent_uses_a_tool_that_a_caller_lends_over_the_relay(
-    state_dir: Path, log: LogLines, reader: FrameReader
-) -> None:
+class InSession(NamedTuple):
+    """A daemon in the session of a caller, by the relay's end and by that of its local agent."""
+
+    relay: PlayedRelay
+    end: RelayEnd
+    agent: SocketClient
+
+
+@asynccontextmanager
+async def in_session(state_dir: Path, log: LogLines, reader: FrameReader) -> AsyncIterator[InSession]:
     path = state_dir / "relay.sock"
     async with (
         PlayedRelay(reader).running() as relay,
         daemon(state_dir, log, relay_url=relay.url, socket=path),
-        connected(path) as client,
+        connected(path) as agent,
     ):
         end = await relay.next()
         await end.admit()
         await end.send_payload("session_open", SESSION)
-        assert (await client.notification())["params"]["caller_id"] == "ant"
-        id_ = client.send("caller_tool", {"tool": "get_memory", "arguments": {"about": "bees"}})
+        assert (await agent.notification())["params"]["caller_id"] == "ant"
+        yield InSession(relay, end, agent)
+
+
+def answer_to(request: Mapping[str, Any], result: object) -> dict[str, Any]:
+    return {"session_id": request["session_id"], "request_id": request["request_id"], "result": result}
+
+
+@pytest.mark.integration
+async def test_a_local_agent_uses_a_tool_that_a_caller_lends_over_the_relay(
+    state_dir: Path, log: LogLines, reader: FrameReader
+) -> None:
+    async with in_session(state_dir, log, reader) as (_, end, agent):
+        id_ = agent.send("caller_tool", {"tool": "get_memory", "arguments": {"about": "bees"}})
         request = (await end.receive("caller_tool")).payload
         assert request["arguments"] == {"about": "bees"}
-        ids = {name: request[name] for name in ("session_id", "request_id")}
-        await end.send_payload("caller_tool_result", {**ids, "result": {"memory": "none"}})
-        assert (await client.response(id_))["result"] == {"memory": "none"}
+        await end.send_payload("caller_tool_result", answer_to(request, {"memory": "none"}))
+        assert (await agent.response(id_))["result"] == {"memory": "none"}
 
 
 @pytest.mark.integration
 async def test_a_request_survives_a_dropped_connection_that_resumes(
     state_dir: Path, log: LogLines, reader: FrameReader
 ) -> None:
-    path = state_dir / "relay.sock"
-    async with (
-        PlayedRelay(reader).running() as relay,
-        daemon(state_dir, log, relay_url=relay.url, socket=path),
-        connected(path) as client,
-    ):
-        end = await relay.next()
-        await end.admit()
-        await end.send_payload("session_open", SESSION)
-        await client.notification()
-        id_ = client.send("caller_tool", {"tool": "get_memory"})
+    async with in_session(state_dir, log, reader) as (relay, end, agent):
+        id_ = agent.send("caller_tool", {"tool": "get_memory"})
         request = (await end.receive("caller_tool")).payload
         end.drop()
-        end = await relay.next()
-        await end.admit(resumed=True)
-        await end.send_payload("session_open", SESSION)
-        assert (await end.receive("caller_tool")).payload == request
-        ids = {name: request[name] for name in ("session_id", "request_id")}
-        await end.send_payload("caller_tool_result", {**ids, "result": "there"})
-        assert (await client.response(id_))["result"] == "there"
+        again = await relay.next()
+        await again.admit(resumed=True)
+        await again.send_payload("session_open", SESSION)
+        assert (await again.receive("caller_tool")).payload == request
+        await again.send_payload("caller_tool_result", answer_to(request, "there"))
+        assert (await agent.response(id_))["result"] == "there"
 
 
 @pytest.mark.integration
@@ -236,10 +244,10 @@ async def test_a_socket_that_cannot_be_made_ends_the_start(state_dir: Path, log:
     (state_dir / "relay.sock").write_text("no socket")
     plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, state_dir / "relay.sock")
     with pytest.raises(SocketFileError, match="is no socket"):
-        await run_agent(plan, log)
+        await run_daemon(plan, log)
 
 
-async def test_a_node_that_no_ca_has_vouched_for_says_so(
+async def test_a_node_without_a_certificate_of_a_ca_says_so(
     tmp_path: Path, log: LogLines, broker: BrokerAddress
 ) -> None:
     files = IdentityFiles(tmp_path / "state")
@@ -255,25 +263,25 @@ async def test_a_key_that_others_can_read_is_refused_before_anything_starts(
     key = IdentityFiles(state_dir).key
     key.chmod(0o644)
     with pytest.raises((IdentityFilesError, ExposedFileError), match=f"chmod 600 {key}"):
-        await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0), log)
+        await run_daemon(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0), log)
     assert log.getvalue() == ""
 
 
 async def test_a_node_without_identity_is_sent_to_init(tmp_path: Path, log: LogLines) -> None:
     with pytest.raises(IdentityFilesError, match="run `kubelet init`"):
-        await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0), log)
+        await run_daemon(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0), log)
 
 
 @pytest.mark.integration
 async def test_a_loopback_port_that_is_taken_is_refused(state_dir: Path, log: LogLines) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, taken.getsockname()[1]), log)
+        await run_daemon(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, taken.getsockname()[1]), log)
     assert log.getvalue() == ""
 
 
 @pytest.mark.integration
 def test_a_daemon_loads_neither_the_certificate_library_nor_what_needs_it() -> None:
-    listing = "import sys, kubelet.daemon.agent; print(*sys.modules)"
+    listing = "import sys, kubelet.daemon.composition; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-P", "-c", listing], capture_output=True, text=True, check=True)
     loaded = set(ran.stdout.split())
     assert "kubelet.session.link" in loaded
