@@ -31,14 +31,12 @@ demo: $(READY) ## watch an MCP client call real tools on this machine, end to en
 
 PROFILE ?= daily
 
-# These compute, and wait for nothing: two processes keep two cores busy, each with half of them. A coordinator of
-# workers, to which each test is reported, would take as long for most of them as they do themselves.
+# These compute, and wait for nothing: two processes keep two cores busy, each with about half of them. A coordinator
+# of workers, to which each test is reported, would take as long for most of them as they do themselves.
 SINGLE_PARTS := $(BIN)/pytest --quiet --hypothesis-profile=$(PROFILE) -m "not integration"
+HALVES := single-parts-of-relay single-parts-of-others
 
-.PHONY: single-parts single-parts-of-relay single-parts-of-others
-single-parts: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target PROFILE=$(PROFILE) single-parts-of-relay single-parts-of-others
-
+.PHONY: $(HALVES)
 single-parts-of-relay:
 	@$(SINGLE_PARTS) tests/relay
 
@@ -48,13 +46,17 @@ single-parts-of-others:
 # In parallel, for most of these wait longer than they compute; a worker that is done takes over tests of another.
 INTEGRATION := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-check: $(READY) lint types single-parts ## style, layering, types, and the tests of single parts: the daily loop
+CHECKS ?= lint types
 
-test: $(READY) lint types single-parts ## all that check does, and all tests but the long runs
+# mypy uses one core: whatever can run beside it does.
+check: $(READY) ## style, layering, types, and the tests of single parts: the daily loop
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target PROFILE=$(PROFILE) $(CHECKS) $(HALVES)
+
+test: check ## all that check does, and all tests but the long ones
 	@$(INTEGRATION) -m "integration and not long" $(TEST_ARGS)
 
 test-all: PROFILE := thorough
-test-all: $(READY) lint types single-parts ## everything CI checks: also storms, the official suite, other clients, more examples
+test-all: check ## everything CI checks: also storms, the official suite, other clients, more examples
 	@$(INTEGRATION) --hypothesis-profile=$(PROFILE) -m integration $(TEST_ARGS)
 
 lint: $(READY) ## style and layering
