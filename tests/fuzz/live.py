@@ -10,8 +10,8 @@ The connections and the time of these sessions are those of ``memory_loop``; all
 import asyncio
 import atexit
 import logging
-from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -160,19 +160,30 @@ class LoopKept:
         self.stack = AsyncExitStack()
         self._faults: list[dict[str, Any]] = []
         self.loop.set_exception_handler(lambda _, context: self._faults.append(context))
-        # Where the server logs what an application has raised.
-        logging.getLogger("uvicorn.error").addHandler(_Faults(self._faults))
+        self._logged = _Faults(self._faults)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` to its end."""
-        self.loop.run_until_complete(work)
+        with self._server_log():
+            self.loop.run_until_complete(work)
         assert not self._faults, self._faults.pop()
 
     def close(self) -> None:
         """Close what is on the stack, and the loop."""
-        self.loop.run_until_complete(self.stack.aclose())
+        with self._server_log():
+            self.loop.run_until_complete(self.stack.aclose())
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
+
+    @contextmanager
+    def _server_log(self) -> Iterator[None]:
+        """Take in what the server logs of an application, as the servers of other tests do at other times."""
+        log = logging.getLogger("uvicorn.error")
+        log.addHandler(self._logged)
+        try:
+            yield
+        finally:
+            log.removeHandler(self._logged)
 
 
 @cache
