@@ -6,6 +6,7 @@ spent in transit. Pure; times are milliseconds. Must not send anything.
 """
 
 import json
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -17,8 +18,9 @@ WaiterT = TypeVar("WaiterT")
 
 LONGEST_DEADLINE_MS = 30_000
 """Of a command, as its document has it."""
-ENTRY_BYTES = 256
-"""What a command takes in the memory besides its answer: 220 bytes measured with CPython 3.11."""
+ENTRY_BYTES = 264
+"""What a command takes in the memory besides its answer: 261 bytes measured with CPython 3.11, when many were
+forgotten."""
 
 MAX_CACHE_BYTES = 1 << 20
 """What the memory of one node's commands takes."""
@@ -80,21 +82,30 @@ class CommandStatus(Enum):
 class _Seen:
     """A command that the node knows; ``answer`` is None while it runs, and empty when it is not kept."""
 
+    msg_id: str
     expires_at_ms: int
     answer: bytes | None = None
+
+
+def _by_expiry(seen: _Seen) -> tuple[int, str]:
+    return seen.expires_at_ms, seen.msg_id
 
 
 class AnswerCache:
     """The node's memory of the commands that it has seen, in at most ``max_bytes``.
 
     A command is known while it runs and until its deadline: after that the relay does not send it again. Only
-    answers are evicted before that, the oldest first; a repeat of such a command must be refused.
+    answers are evicted before that, the one with the nearest deadline first; a repeat of such a command must
+    be refused. To make room reads what makes room and a search in a sorted list, however many are known.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._used_bytes = 0
         self._seen: dict[str, _Seen] = {}
+        # Those that have ended, by expiry: each in one of the two. One that runs cannot make room.
+        self._answered: list[_Seen] = []
+        self._answer_evicted: list[_Seen] = []
 
     def admit(self, msg_id: str, expires_at_ms: int, now_ms: int) -> CommandStatus:
         """Remember ``msg_id`` as running if it is new and fits, and return which."""
@@ -102,7 +113,7 @@ class AnswerCache:
             return CommandStatus.FORGOTTEN if seen.answer == _NOT_KEPT else CommandStatus.SEEN
         if not self._make_room(ENTRY_BYTES, now_ms):
             return CommandStatus.FULL
-        self._seen[msg_id] = _Seen(expires_at_ms)
+        self._seen[msg_id] = _Seen(msg_id, expires_at_ms)
         self._used_bytes += ENTRY_BYTES
         return CommandStatus.NEW
 
@@ -114,13 +125,16 @@ class AnswerCache:
         """
         if (seen := self._seen.get(msg_id)) is None:
             return
-        self._used_bytes -= len(seen.answer or b"")
-        # Until it is set, this entry must not be evicted as an answer.
-        seen.answer = None
         # As text: a small dictionary takes several times as much memory.
         text = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode("ascii")
+        if seen.answer is not None:
+            # Out of the list until the new answer is set: it must not make room for itself.
+            ended = self._list_of(seen)
+            del ended[bisect_left(ended, _by_expiry(seen), key=_by_expiry)]
+            self._used_bytes -= len(seen.answer)
         seen.answer = text if self._make_room(len(text), now_ms) else _NOT_KEPT
         self._used_bytes += len(seen.answer)
+        insort(self._list_of(seen), seen, key=_by_expiry)
 
     def recall(self, msg_id: str) -> Mapping[str, Any] | None:
         """Return the answer to ``msg_id``; None while there is none, or if it is not kept any more."""
@@ -136,23 +150,37 @@ class AnswerCache:
 
     def _make_room(self, wanted_bytes: int, now_ms: int) -> bool:
         """Forget what is over, then the answers to what is not, until ``wanted_bytes`` are free."""
-        if self._used_bytes + wanted_bytes <= self._max_bytes:
-            return True
-        over = [
-            msg_id
-            for msg_id, seen in self._seen.items()
-            if seen.expires_at_ms <= now_ms and seen.answer is not None
-        ]
-        for msg_id in over:
-            self._used_bytes -= ENTRY_BYTES + len(self._seen.pop(msg_id).answer or b"")
-        for seen in self._seen.values():
-            if not seen.answer:
-                continue
-            if self._used_bytes + wanted_bytes <= self._max_bytes:
-                break
-            self._used_bytes -= len(seen.answer)
-            seen.answer = _NOT_KEPT
-        return self._used_bytes + wanted_bytes <= self._max_bytes
+        while self._used_bytes + wanted_bytes > self._max_bytes:
+            if not (
+                self._forget_first(self._answer_evicted, now_ms)
+                or self._forget_first(self._answered, now_ms)
+                or self._evict_first()
+            ):
+                return False
+        return True
+
+    def _forget_first(self, ended: list[_Seen], now_ms: int) -> bool:
+        """Forget the first of ``ended`` if it is over; return whether it was."""
+        if not ended or ended[0].expires_at_ms > now_ms:
+            return False
+        over = ended.pop(0)
+        del self._seen[over.msg_id]
+        self._used_bytes -= ENTRY_BYTES + len(over.answer or b"")
+        return True
+
+    def _evict_first(self) -> bool:
+        """Evict the first answer that is kept; return whether there was one."""
+        if not self._answered:
+            return False
+        seen = self._answered.pop(0)
+        self._used_bytes -= len(seen.answer or b"")
+        seen.answer = _NOT_KEPT
+        insort(self._answer_evicted, seen, key=_by_expiry)
+        return True
+
+    def _list_of(self, seen: _Seen) -> list[_Seen]:
+        """Return the list in which a command that has ended is."""
+        return self._answered if seen.answer else self._answer_evicted
 
 
 class TransitGauge:

@@ -131,12 +131,20 @@ def test_a_command_that_ran_is_answered_from_memory_and_never_runs_again() -> No
     assert not cache.runs("a")
 
 
-def test_the_oldest_answers_are_evicted_for_newer_ones_and_stay_known() -> None:
+def test_answers_are_evicted_for_newer_ones_and_their_commands_stay_known() -> None:
     cache = cache_of(3, answers=2)
     ran(cache, "a", "b", "c")
     assert [cache.recall(msg_id) for msg_id in "abc"] == [None, PONG, PONG]
     assert admitted(cache, *"abc") == [CommandStatus.FORGOTTEN, CommandStatus.SEEN, CommandStatus.SEEN]
     assert not cache.runs("a")
+
+
+def test_the_answer_with_the_nearest_deadline_is_evicted_first() -> None:
+    cache = cache_of(3, answers=2)
+    for msg_id, expires_at_ms in (("a", OVER_MS + 1), ("b", OVER_MS), ("c", OVER_MS + 2)):
+        cache.admit(msg_id, expires_at_ms, NOW_MS)
+        cache.remember(msg_id, PONG, NOW_MS)
+    assert [cache.recall(msg_id) for msg_id in "abc"] == [PONG, None, PONG]
 
 
 def test_what_is_over_is_forgotten_before_any_answer_that_may_be_asked_for_again() -> None:
@@ -189,6 +197,54 @@ def test_a_cache_takes_a_mebibyte_with_the_longest_answers_too() -> None:
     assert cache.recall(f"{1023:026}") == answer
 
 
+def test_a_full_cache_of_short_answers_takes_no_more_than_its_bytes() -> None:
+    capacity = 1 << 17
+    cache = AnswerCache(capacity)
+    tracemalloc.start()
+    try:
+        for number in range(3 * capacity // ENTRY_BYTES):
+            msg_id, now_ms = f"{number:026}", NOW_MS + 10 * number
+            assert cache.admit(msg_id, now_ms + 2000, now_ms) is CommandStatus.NEW
+            cache.remember(msg_id, {"ok": True}, now_ms)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken <= capacity
+
+
+@pytest.mark.parametrize("full_of", ["what runs", "what is not over", "what is over", "answers"])
+def test_how_full_a_cache_is_does_not_change_how_many_commands_are_read_for_one(
+    monkeypatch: pytest.MonkeyPatch, full_of: str
+) -> None:
+    read = [read_for_one(monkeypatch, full_of, commands) for commands in (16, 4096)]
+    # A binary search reads one more each time that the list is twice as long: twice, for the two lists.
+    assert read[1] <= read[0] + 2 * 8
+
+
+def read_for_one(monkeypatch: pytest.MonkeyPatch, full_of: str, commands: int) -> int:
+    """Return how many commands a full cache reads to take in one more, and its answer."""
+    cache = cache_of(commands, answers=commands if full_of == "answers" else 0)
+    for number in range(commands):
+        msg_id = f"{number:026}"
+        cache.admit(msg_id, OVER_MS + number, NOW_MS)
+        if full_of != "what runs":
+            cache.remember(msg_id, PONG, NOW_MS)
+    read: set[int] = set()
+
+    def reading(seen: object, name: str) -> object:
+        read.add(id(seen))
+        return object.__getattribute__(seen, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("schemas.delivery._Seen.__getattribute__", reading)
+        now_ms = OVER_MS if full_of == "what is over" else NOW_MS
+        status = cache.admit("one more", OVER_MS * 2, now_ms)
+        cache.remember("one more", PONG, now_ms)
+    is_new = full_of in {"what is over", "answers"}
+    assert status is (CommandStatus.NEW if is_new else CommandStatus.FULL)
+    return len(read)
+
+
 def test_a_command_that_was_refused_for_want_of_room_is_not_remembered() -> None:
     cache = cache_of(1)
     assert admitted(cache, "running", "refused") == [CommandStatus.NEW, CommandStatus.FULL]
@@ -210,6 +266,8 @@ def test_an_answer_that_takes_the_place_of_another_gives_its_room_back() -> None
     for _ in range(5):
         cache.remember("a", PONG, NOW_MS)
     assert cache.recall("a") == PONG
+    assert admitted(cache, "c", now_ms=OVER_MS) == [CommandStatus.NEW]
+    assert admitted(cache, "d", now_ms=OVER_MS) == [CommandStatus.FULL]
 
 
 @pytest.mark.parametrize("answer", [{"ok": object()}, {"ok": float("nan")}])
