@@ -8,7 +8,7 @@ repeated command.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,13 +20,13 @@ from schemas.delivery import AnswerCache, CommandStatus
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
-from schemas.payloads import CmdAck
+from schemas.payloads import Cmd, CmdAck
 from schemas.process.spans import Span, SpanSink, no_spans
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
 from schemas.session import ProtocolError
 
-Reply = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+Reply = Callable[[str, CmdAck], Awaitable[None]]
 """Sends the payload of a ``cmd_ack`` in answer to a ``msg_id``, if there is a connection."""
 
 _BUSY_RETRY_MS = 100
@@ -181,10 +181,10 @@ class Dispatcher:
             refusal = _refusal(ToolError(Failure.DEADLINE_EXCEEDED), frame.payload["correlation_id"])
             self._remember(frame, refusal)
 
-    def _remember(self, frame: Frame, answer: Mapping[str, Any]) -> None:
+    def _remember(self, frame: Frame, answer: CmdAck) -> None:
         self._memory.remember(frame.msg_id, answer, self._ticks_ms())
 
-    async def _invoke(self, command: Mapping[str, Any], budget_ms: int) -> dict[str, Any]:
+    async def _invoke(self, command: Cmd, budget_ms: int) -> dict[str, Any]:
         tool = self._tools.get(command["tool"])
         if tool is None:
             raise ToolError(Failure.NAME_UNKNOWN)
@@ -224,7 +224,7 @@ class Dispatcher:
             slots.running -= 1
 
 
-def _span_of(command: Mapping[str, Any], duration_ms: int, failed: str | None) -> Span:
+def _span_of(command: Cmd, duration_ms: int, failed: str | None) -> Span:
     """Return the span of a traced command, below the relay's."""
     _version, trace_id, parent_id, _flags = command["traceparent"].split("-")
     attributes = {"edge.tool": command["tool"], "edge.correlation_id": command["correlation_id"]}

@@ -7,12 +7,12 @@ spent in transit. Pure; times are milliseconds. Must not send anything.
 
 import json
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from schemas.payloads import Cmd
+from schemas.payloads import Cmd, CmdAck
 
 WaiterT = TypeVar("WaiterT")
 
@@ -117,7 +117,7 @@ class AnswerCache:
         self._used_bytes += ENTRY_BYTES
         return CommandStatus.NEW
 
-    def remember(self, msg_id: str, answer: Mapping[str, Any], now_ms: int) -> None:
+    def remember(self, msg_id: str, answer: CmdAck, now_ms: int) -> None:
         """Keep ``answer``, the payload of the ack to an admitted command, for when it comes again.
 
         Raises:
@@ -136,12 +136,12 @@ class AnswerCache:
         self._used_bytes += len(seen.answer)
         insort(self._list_of(seen), seen, key=_by_expiry)
 
-    def recall(self, msg_id: str) -> Mapping[str, Any] | None:
+    def recall(self, msg_id: str) -> CmdAck | None:
         """Return the answer to ``msg_id``; None while there is none, or if it is not kept any more."""
         seen = self._seen.get(msg_id)
         if seen is None or not seen.answer:
             return None
-        answer: Mapping[str, Any] = json.loads(seen.answer)
+        answer: CmdAck = json.loads(seen.answer)
         return answer
 
     def runs(self, msg_id: str) -> bool:

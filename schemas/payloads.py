@@ -5,7 +5,7 @@ documents in ``documents/`` do not have.
 """
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 
 class ErrorEnvelope(TypedDict):
@@ -131,7 +131,7 @@ class Renew(TypedDict):
     """The node's request for a new leaf."""
 
     csr: str
-    server_roots: NotRequired[bool]
+    server_roots: NotRequired[Literal[True]]
 
 
 class Bye(TypedDict):
@@ -157,34 +157,69 @@ class Telemetry(TypedDict):
     sample: Mapping[str, Any]
 
 
-class Ack(TypedDict):
-    """What every answer with an outcome has; ``error`` if, and only if, ``ok`` is false."""
+class Refused(TypedDict):
+    """Of an answer with an outcome: why what was requested has not been done."""
 
-    ok: bool
-    error: NotRequired[ErrorEnvelope]
+    ok: Literal[False]
+    error: ErrorEnvelope
 
 
-class AnnounceAck(Ack):
-    """The relay's verdict on a manifest."""
+class AnnounceDone(TypedDict):
+    """The relay has accepted a manifest."""
 
-    manifest_etag: NotRequired[str]
+    ok: Literal[True]
+    manifest_etag: str
+
+
+class AnnounceRefused(Refused):
+    """It rejects one; ``mark_issued_at_ms`` is the time of the newest that it has accepted."""
+
     mark_issued_at_ms: NotRequired[int]
 
 
-class CmdAck(Ack):
-    """The node's answer to a command."""
-
-    result: NotRequired[Mapping[str, Any]]
+AnnounceAck = AnnounceDone | AnnounceRefused
+"""The relay's verdict on a manifest. ``ok`` tells which, as in every union of this kind."""
 
 
-class RenewAck(Ack):
-    """The relay's answer to a request for a new leaf."""
+class CmdDone(TypedDict):
+    """The node has run a command."""
 
-    certificate: NotRequired[str]
-    roots: NotRequired[str]
+    ok: Literal[True]
+    result: Mapping[str, Any]
+
+
+CmdAck = CmdDone | Refused
+"""The node's answer to a command."""
+
+
+class Renewed(TypedDict):
+    """What the node installs, beside its key."""
+
+    certificate: str
+    roots: str
     endorsement: NotRequired[str]
     server_roots: NotRequired[str]
     server_endorsements: NotRequired[list[str]]
+
+
+class RenewDone(Renewed):
+    """The certificate authority has issued a new leaf."""
+
+    ok: Literal[True]
+
+
+RenewAck = RenewDone | Refused
+"""The relay's answer to a request for a new leaf."""
+
+
+class RetireDone(TypedDict):
+    """Every leaf of the node is revoked."""
+
+    ok: Literal[True]
+
+
+RetireAck = RetireDone | Refused
+"""The relay's answer to a node that leaves for good."""
 
 
 class CallerTool(TypedDict):

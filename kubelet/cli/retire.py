@@ -24,6 +24,7 @@ from schemas.connection_faults import connection_reason
 from schemas.error_roots import PeerError
 from schemas.frames import Frame
 from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.payloads import RetireAck
 from schemas.process.logs import make_logger
 from schemas.session import PeerProtocolError
 from schemas.ulids import UlidSource
@@ -96,7 +97,7 @@ async def _revoke_leaf(environment: NodeEnvironment, identity: NodeIdentity, add
         await channel.send("auth", auth, challenge.msg_id)
         await _receive(channel)
         await channel.send("retire", {})
-        answer = (await _receive(channel)).payload
+        answer: RetireAck = (await _receive(channel)).payload
         if not answer["ok"]:
             code = answer["error"]["code"]
             raise RetirementError(f"the relay does not revoke the leaf ({code}): ask its operator")

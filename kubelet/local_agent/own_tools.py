@@ -14,6 +14,7 @@ from kubelet.handlers.base import Handler
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry, Verb
 from schemas.listed_schemas import listed_schema
+from schemas.payloads import CmdAck
 from schemas.projection import ToolName, parse
 from schemas.registry import SchemaRegistry
 from schemas.text import changed_at, printable_values
@@ -83,13 +84,11 @@ class OwnTools:
         parsed = parse(name)
         return parsed.canonical if parsed and parsed.canonical in self._tools else None
 
-    async def call(
-        self, canonical: str, arguments: Mapping[str, Any], correlation_id: str
-    ) -> Mapping[str, Any]:
+    async def call(self, canonical: str, arguments: Mapping[str, Any], correlation_id: str) -> CmdAck:
         """Return the payload of a ``cmd_ack``: a result, or an error envelope."""
-        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[CmdAck] = asyncio.get_running_loop().create_future()
 
-        async def reply(_msg_id: str, payload: Mapping[str, Any]) -> None:
+        async def reply(_msg_id: str, payload: CmdAck) -> None:
             if not answer.done():
                 answer.set_result(payload)
 
@@ -110,7 +109,7 @@ class OwnTools:
             raise
 
 
-def _shown(verb: Verb, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _shown(verb: Verb, answer: CmdAck) -> CmdAck:
     """Return ``answer`` with the texts in it that a third party may have chosen as a relay shows them too."""
     if not answer["ok"]:
         return answer

@@ -5,8 +5,7 @@ the dispatcher does.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from websockets.exceptions import ConnectionClosed
 
@@ -22,7 +21,7 @@ from schemas.connection_faults import connection_reason
 from schemas.delivery import TransitGauge
 from schemas.frames import Frame
 from schemas.health import Loop
-from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, RenewAck, Welcome
+from schemas.payloads import AnnounceAck, Bye, Cmd, CmdAck, Heartbeat, HeartbeatAck, RenewAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
 from schemas.text import printable
 
@@ -249,7 +248,7 @@ class RelayLink:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, msg_id: str, payload: Mapping[str, Any]) -> None:
+    async def _answer(self, msg_id: str, payload: CmdAck) -> None:
         channel = self._channel
         if channel is None or not channel.is_open:
             return

@@ -8,22 +8,21 @@ certificates, which the daemon does without.
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from structlog.typing import FilteringBoundLogger
 
 from schemas.files import read_state
 from schemas.identity import first_certificate_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
-from schemas.payloads import Renew
+from schemas.payloads import Renew, RenewAck, Renewed
 from schemas.text import printable
 
 AGAIN_AFTER_MS = 3_600_000
 _INSTALL_TIMEOUT_S = 30
-_INSTALLED = ("certificate", "roots", "endorsement", "server_roots", "server_endorsements")
+_INSTALLED = Renewed.__annotations__.keys()
 
-Install = Callable[[Mapping[str, Any]], Awaitable[str | None]]
+Install = Callable[[Renewed], Awaitable[str | None]]
 """Verifies and installs what ``renew_ack`` holds; returns why not, or None when it is done."""
 
 
@@ -64,7 +63,7 @@ class Renewal:
             return None
         return {"csr": csr, "server_roots": True} if server_roots else {"csr": csr}
 
-    async def answered(self, payload: Mapping[str, Any]) -> None:
+    async def answered(self, payload: RenewAck) -> None:
         """Act on the payload of ``renew_ack``. Never raises: the old leaf serves until it ends."""
         if not payload["ok"]:
             self._log.error("relay does not renew the leaf", code=payload["error"]["code"])
@@ -86,7 +85,7 @@ class Renewal:
 def installer(files: IdentityFiles) -> Install:
     """Return a function that installs into ``files``, in a process of its own."""
 
-    async def install(payload: Mapping[str, Any]) -> str | None:
+    async def install(payload: Renewed) -> str | None:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "kubelet.identity.install", str(files.root)),
@@ -96,7 +95,7 @@ def installer(files: IdentityFiles) -> Install:
             )
         except (OSError, RuntimeError) as error:  # a small board may have no memory or thread left for it
             return str(error)
-        issued = json.dumps({name: payload[name] for name in _INSTALLED if name in payload})
+        issued = json.dumps({name: value for name, value in payload.items() if name in _INSTALLED})
         try:
             async with asyncio.timeout(_INSTALL_TIMEOUT_S):
                 _, errors = await process.communicate(issued.encode("ascii"))

@@ -22,6 +22,7 @@ from relay.calls.sample_streams import SampleStreams, StreamCall
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 
 GATEWAY_BUDGET_MS = 5000
 """RFC-0005 section 7: end to end, as the caller sees it."""
@@ -101,7 +102,7 @@ class CallExecutor:
             call = StreamCall(record.principal, tool, record.call.arguments, record.following())
             return await self._streamed(call, first, record)
 
-    async def _dispatched(self, tool: Tool, record: CallRecord) -> Mapping[str, Any]:
+    async def _dispatched(self, tool: Tool, record: CallRecord) -> CmdAck:
         """Return the node's answer, and note in ``record`` how far the call came."""
         try:
             answer = await self._router.run(self._command(tool, record))

@@ -18,9 +18,10 @@ from relay.calls.idempotency_store import (
     IdempotencyStore,
     KeyedCall,
 )
-from relay.routing.answer import AckPayload, CommandAnswer, answer_of
+from relay.routing.answer import CommandAnswer, answer_of
 from relay.routing.port import Command, Idempotency, LocalRouter
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 
 
 class KeyedCommands(LocalRouter):
@@ -59,7 +60,7 @@ class KeyedCommands(LocalRouter):
             return self._router.start(command)
         return answer_of(self._run_keyed(command, command.idempotency))
 
-    async def _run_keyed(self, command: Command, idempotency: Idempotency) -> AckPayload:
+    async def _run_keyed(self, command: Command, idempotency: Idempotency) -> CmdAck:
         key: CallKey = (idempotency.caller, command.tool, idempotency.key)
         keyed = self._store.open(key, idempotency.arguments, command.correlation_id)
         if keyed.running is not None:
@@ -111,7 +112,7 @@ class KeyedCommands(LocalRouter):
             self._store.forget(key)
 
 
-async def _outcome_of(running: "asyncio.Task[str]", command: Command) -> AckPayload:
+async def _outcome_of(running: "asyncio.Task[str]", command: Command) -> CmdAck:
     """Return the answer that ``running`` gets within the budget of ``command``, without ending it."""
     await asyncio.wait({running}, timeout=command.deadline_ms / 1000)
     if not running.done():
@@ -121,10 +122,10 @@ async def _outcome_of(running: "asyncio.Task[str]", command: Command) -> AckPayl
     return _read(running.result())
 
 
-def _read(outcome: str | ToolError) -> AckPayload:
+def _read(outcome: str | ToolError) -> CmdAck:
     if isinstance(outcome, ToolError):
         raise outcome
-    answer: AckPayload = json.loads(outcome)
+    answer: CmdAck = json.loads(outcome)
     return answer
 
 

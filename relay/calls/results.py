@@ -10,11 +10,12 @@ from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer
 from relay.fleet.tools import Tool
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 from schemas.registry import Validator
 from schemas.text import changed_at, printable_values
 
 
-def checked(answer: Mapping[str, Any], tool: Tool, arguments: Any) -> CallAnswer:
+def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
     """Return the node's ``answer`` to a call of ``tool`` as its caller gets it (RFC-0005 sections 4 and 6.8).
 
     Raises:
@@ -22,7 +23,7 @@ def checked(answer: Mapping[str, Any], tool: Tool, arguments: Any) -> CallAnswer
     """
     if not answer["ok"]:
         raise ToolError.from_node(answer["error"])
-    result: Mapping[str, Any] = answer["result"]
+    result = answer["result"]
     if not tool.surface.result.is_valid(result):
         raise ToolError(Failure.RESULT_INVALID)
     if result.get("node_id") != tool.node_id:

@@ -17,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.cluster.connection import respond
 from relay.cluster.direct_client import respond_now
 from relay.cluster.direct_subscription import subscribe
-from relay.routing.answer import AckPayload, CommandAnswer
+from relay.routing.answer import CommandAnswer
 from relay.routing.cluster_messages import (
     MAX_MESSAGE_BYTES,
     AskedCommand,
@@ -30,6 +30,7 @@ from relay.routing.nats import CountCommand
 from relay.routing.port import Command, LocalRouter, NodeRef
 from schemas.delivery import TransitGauge
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -175,7 +176,7 @@ class CommandOwner:
         else:
             self._refuse(message, self._failed(correlation_id, error))
 
-    def _pass_on(self, message: Msg, correlation_id: str, ack: AckPayload) -> None:
+    def _pass_on(self, message: Msg, correlation_id: str, ack: CmdAck) -> None:
         """Send the node's answer, unless it is longer in ASCII than a message may be."""
         data = self._messages.ack(ack)
         if len(data) > MAX_MESSAGE_BYTES:

@@ -5,7 +5,7 @@ Must not judge whether a renewal is due, and must not record anything: ``renewal
 
 import asyncio
 from collections.abc import Sequence
-from typing import NotRequired, Protocol, TypedDict
+from typing import Protocol
 
 from relay.pki.errors import AuthorityStateError, CertificateRefusedError
 from relay.pki.server_authority import EndorsedRoots
@@ -16,6 +16,7 @@ from relay.routing.authority_port import (
     RemoteAuthority,
 )
 from schemas.errors import Failure, ToolError
+from schemas.payloads import Renewed
 
 
 class HeldLeaf(Protocol):
@@ -45,16 +46,6 @@ class HeldLeaf(Protocol):
     def not_after_ms(self) -> int:
         """When it ends."""
         ...
-
-
-class Renewed(TypedDict):
-    """What a node installs: members of ``renew_ack``."""
-
-    certificate: str
-    roots: str
-    endorsement: NotRequired[str]
-    server_roots: NotRequired[str]
-    server_endorsements: NotRequired[list[str]]
 
 
 class LeafIssuer(Protocol):

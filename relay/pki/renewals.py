@@ -11,10 +11,11 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.pki.errors import AuthorityError, CertificateRefusedError, UnknownTargetError
-from relay.pki.leaf_issuer import HeldLeaf, LeafIssuer, Renewed
+from relay.pki.leaf_issuer import HeldLeaf, LeafIssuer
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
 from schemas.identity import first_certificate_in, kid_of
+from schemas.payloads import Renewed
 from schemas.text import printable
 
 _AT_ONCE = 4

@@ -6,13 +6,12 @@ Must not know how a command is sent.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 
-AckPayload = Mapping[str, Any]
-"""The payload of a ``cmd_ack``: ``{ok, result}`` or ``{ok, error}``."""
 OnAnswer = Callable[["CommandAnswer"], object]
 
 
@@ -25,10 +24,10 @@ class CommandAnswer:
     __slots__ = ("_followers", "_future")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._future: asyncio.Future[AckPayload] = loop.create_future()
+        self._future: asyncio.Future[CmdAck] = loop.create_future()
         self._followers: list[OnAnswer] = []
 
-    def __await__(self) -> Generator[Any, None, AckPayload]:
+    def __await__(self) -> Generator[Any, None, CmdAck]:
         try:
             return (yield from self._future)
         except asyncio.CancelledError:
@@ -49,7 +48,7 @@ class CommandAnswer:
         """Return whether it was cancelled."""
         return self._future.cancelled()
 
-    def result(self) -> AckPayload:
+    def result(self) -> CmdAck:
         """Return the node's answer, or raise why there is none."""
         return self._future.result()
 
@@ -57,7 +56,7 @@ class CommandAnswer:
         """Return why there is no answer; None if there is one."""
         return self._future.exception()
 
-    def set_result(self, ack: AckPayload) -> None:
+    def set_result(self, ack: CmdAck) -> None:
         """Give the node's answer."""
         self._future.set_result(ack)
         self._end()
@@ -88,13 +87,13 @@ class CommandAnswer:
                 self._future.get_loop().call_exception_handler({"message": text, "exception": error})
 
 
-def answer_of(work: Coroutine[Any, Any, AckPayload]) -> CommandAnswer:
+def answer_of(work: Coroutine[Any, Any, CmdAck]) -> CommandAnswer:
     """Return the answer that ``work`` returns, which runs in a task and is cancelled with the answer."""
     loop = asyncio.get_running_loop()
     answer, task = CommandAnswer(loop), loop.create_task(work)
     answer.at_end(lambda _: task.cancel())
 
-    def take(_: "asyncio.Task[AckPayload]") -> None:
+    def take(_: "asyncio.Task[CmdAck]") -> None:
         if answer.done():
             return
         if task.cancelled():

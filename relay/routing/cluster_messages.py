@@ -4,7 +4,7 @@ Must not send anything, and must not trust what it reads beyond its document: an
 version.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from relay.routing.port import Command, Idempotency
 from schemas.error_roots import PeerError
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES
+from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 
@@ -136,7 +137,7 @@ class ClusterMessages:
         correlation_id: str = read_document(data, self._cancel.is_valid)["correlation_id"]
         return correlation_id
 
-    def ack(self, ack: Mapping[str, Any]) -> bytes:
+    def ack(self, ack: CmdAck) -> bytes:
         """Return the message with the node's answer to a command."""
         return encoded({"ack": ack}).encode("ascii")
 
@@ -148,7 +149,7 @@ class ClusterMessages:
             failure["retry_after_ms"] = known.retry_after_ms
         return encoded({"failure": failure}).encode("ascii")
 
-    def read_answer(self, data: bytes) -> Mapping[str, Any]:
+    def read_answer(self, data: bytes) -> CmdAck:
         """Return the node's answer to a command.
 
         Raises:
@@ -159,7 +160,7 @@ class ClusterMessages:
         if (failure := message.get("failure")) is not None:
             told = Failure[failure["name"]]
             raise ToolError(told, _DETAILS.get(told), retry_after_ms=failure.get("retry_after_ms"))
-        ack: Mapping[str, Any] = message["ack"]
+        ack: CmdAck = message["ack"]
         return ack
 
 

@@ -6,8 +6,8 @@ no list of nodes is read for it. Must not import the library of NATS: the connec
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
@@ -22,6 +22,7 @@ from relay.routing.cluster_messages import (
 from relay.routing.peers import NoResponderError
 from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 
 CountCommand = Callable[[str], None]
 """Counts a command by its outcome: ``ok``, the code of its failure, ``cancelled``, or ``dropped``."""
@@ -73,7 +74,7 @@ class NatsRouter:
         self._count = count
         self._log = log
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
+    async def run(self, command: Command) -> CmdAck:
         """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
         if self._holds(command.node_id):
             return await self._local.start(command)
@@ -88,7 +89,7 @@ class NatsRouter:
         self._count("ok")
         return answer
 
-    async def _asked(self, command: Command) -> Mapping[str, Any]:
+    async def _asked(self, command: Command) -> CmdAck:
         asked = AskedCommand(command, self._relay, self._ticks_ms())
         payload = self._messages.command(asked)
         if len(payload) > MAX_MESSAGE_BYTES:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from relay.routing.answer import CommandAnswer
 from schemas.frame_types import OneWayType
+from schemas.payloads import CmdAck
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Command(NamedTuple):
 class NodeRouter(Protocol):
     """Sends commands to nodes."""
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
-        """Return the payload of the node's ``cmd_ack``: ``{ok, result}`` or ``{ok, error}``.
+    async def run(self, command: Command) -> CmdAck:
+        """Return the payload of the node's ``cmd_ack``.
 
         Cancelling cancels the command on the node.
 
@@ -77,7 +78,7 @@ class LocalRouter(ABC):
             ToolError: it was not sent; other errors are the answer's.
         """
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
+    async def run(self, command: Command) -> CmdAck:
         """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
         return await self.start(command)
 

@@ -20,7 +20,16 @@ from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY
 from schemas.frames import Frame
 from schemas.manifest import etag_of
-from schemas.payloads import AnnounceAck, Heartbeat, HeartbeatAck, Renew
+from schemas.payloads import (
+    AnnounceAck,
+    AnnounceRefused,
+    Heartbeat,
+    HeartbeatAck,
+    Refused,
+    Renew,
+    RenewAck,
+    RetireAck,
+)
 from schemas.session import CloseCode, ProtocolError
 from schemas.verdicts import Outcome, Verdict
 
@@ -118,7 +127,7 @@ class FrameHandlers:
             etag = verdict.manifest.etag if verdict.manifest is not None else etag_of(frame.wire)
             return {"ok": True, "manifest_etag": etag}
         session.rejected_in_a_row += 1
-        return _refusal(verdict)
+        return _rejection(verdict)
 
     def _follow_renewal(self, session: NodeSession) -> None:
         """Make the leaf that signed the manifest the session's: the old one may be revoked from now on.
@@ -136,7 +145,7 @@ class FrameHandlers:
             early = ToolError(
                 Failure.RATE_LIMITED, "Such a request is already pending.", retry_after_ms=_RETRY_AFTER_MS
             )
-            await connection.send(f"{frame.type}_ack", {"ok": False, "error": early.envelope()}, frame.msg_id)
+            await connection.send(f"{frame.type}_ack", _refusal(early), frame.msg_id)
             return
         session.ca_requests.add(frame.type)
         self._run_later(self._run(session, connection, frame, act))
@@ -157,7 +166,7 @@ class FrameHandlers:
 
     async def _renew(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
         asked: Renew = frame.payload
-        answer: Mapping[str, Any]
+        answer: RenewAck
         try:
             issued = await self._renewals.renew(
                 session.identity, asked["csr"], server_roots=asked.get("server_roots", False)
@@ -166,29 +175,34 @@ class FrameHandlers:
             self._fleet.offer_identity(session.identity.node_id, issued["certificate"])
             answer = {"ok": True, **issued}
         except ToolError as error:
-            answer = {"ok": False, "error": error.envelope()}
+            answer = _refusal(error)
         await connection.send("renew_ack", answer, frame.msg_id)
 
     async def _retire(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
         # The revocation may take effect before it is acknowledged here.
         session.is_retiring = True
+        answer: RetireAck = {"ok": True}
         try:
             await self._renewals.retire(session.identity)
         except ToolError as error:
             session.is_retiring = False
-            await connection.send("retire_ack", {"ok": False, "error": error.envelope()}, frame.msg_id)
-            return
-        await connection.send("retire_ack", {"ok": True}, frame.msg_id)
-        await connection.close(CloseCode.REVOKED)
+            answer = _refusal(error)
+        await connection.send("retire_ack", answer, frame.msg_id)
+        if answer["ok"]:
+            await connection.close(CloseCode.REVOKED)
 
 
-def _refusal(verdict: Verdict) -> AnnounceAck:
+def _refusal(error: ToolError) -> Refused:
+    return {"ok": False, "error": error.envelope()}
+
+
+def _rejection(verdict: Verdict) -> AnnounceRefused:
     # Pending for a leaf: the node itself is connected, so no other leaf of it will follow.
     otherwise = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PENDING else Failure.MANIFEST_INVALID
     failure = verdict.reason.failure if verdict.reason else otherwise
     why = verdict.reason.value if verdict.reason else verdict.outcome.value
     detail = f"The manifest was not accepted: {why}."
-    refusal: AnnounceAck = {"ok": False, "error": ToolError(failure, detail).envelope()}
+    rejection: AnnounceRefused = {"ok": False, "error": ToolError(failure, detail).envelope()}
     if verdict.mark is not None:
-        refusal["mark_issued_at_ms"] = verdict.mark.issued_at_ms
-    return refusal
+        rejection["mark_issued_at_ms"] = verdict.mark.issued_at_ms
+    return rejection

@@ -6,11 +6,12 @@ Must not send or receive: ``connection`` does.
 from dataclasses import dataclass, field
 
 from relay.clock import SessionClock
-from relay.routing.answer import AckPayload, CommandAnswer
+from relay.routing.answer import CommandAnswer
 from relay.sessions.connection import NodeConnection
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.identity import Identity
+from schemas.payloads import CmdAck
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class NodeSession:
         """Return whether the process ``boot_id`` resumes this session: the same process, which names it."""
         return self.boot_id == boot_id and self.session_id == resume
 
-    def settle(self, msg_id: str, answer: AckPayload) -> None:
+    def settle(self, msg_id: str, answer: CmdAck) -> None:
         """Give ``answer`` to the command that waits for it, once."""
         waiter = self.pending.pop(msg_id)
         if waiter is not None and not waiter.done():

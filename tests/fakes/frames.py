@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from schemas.payloads import Cmd
+from schemas.payloads import Cmd, ErrorEnvelope
 from tests.fakes.signer import NODE_ID, NOW_MS
 
-ERROR: Final[Mapping[str, Any]] = {"code": "E_INTERNAL", "message": "It broke.", "suggested_fix": "Wait."}
+ERROR: Final[ErrorEnvelope] = {"code": "E_INTERNAL", "message": "It broke.", "suggested_fix": "Wait."}
 
 COMMAND: Final[Cmd] = {
     "tool": f"sysecho.{NODE_ID}.echo.invoke",

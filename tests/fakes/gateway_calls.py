@@ -9,6 +9,7 @@ from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.gateway import CallGateway
 from relay.routing.port import Command
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
 from tests.fakes.routers import HeldRouter, echoed
@@ -36,8 +37,8 @@ def audited(hub: Hub, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(line.get(name) for name in names) for line in hub.audited()]
 
 
-def refusing(failure: Failure, detail: str | None = None) -> Callable[[Command], dict[str, Any]]:
-    def answer(_command: Command) -> dict[str, Any]:
+def refusing(failure: Failure, detail: str | None = None) -> Callable[[Command], CmdAck]:
+    def answer(_command: Command) -> CmdAck:
         raise ToolError(failure, detail)
 
     return answer

@@ -1,18 +1,20 @@
 """Implementations of ``LocalRouter`` that answer as a test says."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
+from schemas.payloads import CmdAck, CmdDone
 
 _BOUND_S = 10
 
-Script = Callable[[Command], Mapping[str, Any]]
+Script = Callable[[Command], Any]
+"""Makes the payload of a ``cmd_ack``: what a node that a test plays sends need not fit its document."""
 
 
-def echoed(command: Command) -> dict[str, Any]:
+def echoed(command: Command) -> CmdDone:
     """Answer as a good node answers ``system.echo``."""
     result = {
         "message": command.arguments["message"],
@@ -22,7 +24,7 @@ def echoed(command: Command) -> dict[str, Any]:
     return {"ok": True, "result": result}
 
 
-def answered(ack: Mapping[str, Any]) -> CommandAnswer:
+def answered(ack: CmdAck) -> CommandAnswer:
     """Return the answer of a node that takes no time."""
     answer = CommandAnswer(asyncio.get_running_loop())
     answer.set_result(ack)

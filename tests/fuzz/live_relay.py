@@ -104,7 +104,7 @@ class RelayStage:
         calling = asyncio.create_task(self._relay.sessions.run(_command(OTHER_NODE_ID)))
         command = await self._other.receive("cmd")
         await self._other.acknowledge(command, {"message": "ping"})
-        assert (await calling)["result"] == {"message": "ping"}
+        assert await calling == {"ok": True, "result": {"message": "ping"}}
 
 
 def _command(node_id: str) -> Command:

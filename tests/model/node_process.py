@@ -9,6 +9,7 @@ from typing import Any
 from schemas.delivery import AnswerCache, CommandStatus, TransitGauge
 from schemas.frame_types import Role
 from schemas.frames import Frame, FrameReader
+from schemas.payloads import CmdAck
 from tests.fakes.frames import ERROR, PAYLOADS
 from tests.model.history import History
 from tests.model.wire import End, Text, Wire
@@ -136,15 +137,15 @@ class Process:
         if (run := self.running.pop(msg_id, None)) is not None:
             self._memory.remember(msg_id, _refusal("E_DEADLINE_EXCEEDED", run[1]), self._ticks_ms())
 
-    def _reply(self, msg_id: str, answer: Mapping[str, Any]) -> None:
+    def _reply(self, msg_id: str, answer: CmdAck) -> None:
         self._memory.remember(msg_id, answer, self._ticks_ms())
         self._send(msg_id, answer)
 
-    def _send(self, msg_id: str, answer: Mapping[str, Any]) -> None:
+    def _send(self, msg_id: str, answer: CmdAck) -> None:
         self.acknowledged = msg_id, answer
         if self.end is not None and self.end.is_open:
             self.end.send("cmd_ack", self._new_id(), answer, msg_id)
 
 
-def _refusal(code: str, correlation_id: str) -> dict[str, Any]:
+def _refusal(code: str, correlation_id: str) -> CmdAck:
     return {"ok": False, "error": {**ERROR, "code": code, "correlation_id": correlation_id}}

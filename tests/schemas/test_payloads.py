@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from typing import Any, NotRequired, get_type_hints, is_typeddict
+from typing import Any, NotRequired, get_args, get_type_hints, is_typeddict
 
 import pytest
 
@@ -7,7 +7,7 @@ from schemas import payloads
 from schemas.frames import document_of
 from schemas.registry import SchemaRegistry
 
-FRAMES = {
+FRAMES: dict[str, Any] = {
     "challenge": payloads.Challenge,
     "auth": payloads.Auth,
     "welcome": payloads.Welcome,
@@ -19,7 +19,7 @@ FRAMES = {
     "cmd_cancel": payloads.CmdCancel,
     "renew": payloads.Renew,
     "renew_ack": payloads.RenewAck,
-    "retire_ack": payloads.Ack,
+    "retire_ack": payloads.RetireAck,
     "bye": payloads.Bye,
     "session_open": payloads.SessionOpen,
     "session_message": payloads.SessionText,
@@ -51,10 +51,17 @@ def stated(schema: dict[str, Any]) -> tuple[set[str], set[str]]:
     return required, set().union(*(form["properties"] for form in forms))
 
 
+def alternatives(type_: Any, schema: dict[str, Any]) -> list[tuple[type, dict[str, Any]]]:
+    """Pair the types of a union with the alternatives of its document; one type is paired with all of it."""
+    types = get_args(type_)
+    return list(zip(types, schema["oneOf"], strict=True)) if types else [(type_, schema)]
+
+
 @pytest.mark.parametrize("frame", FRAMES)
 def test_the_type_of_a_payload_has_the_members_of_its_document(registry: SchemaRegistry, frame: str) -> None:
     document = registry.document(document_of(frame))["properties"]["payload"]
-    assert members(FRAMES[frame]) == stated(document)
+    for type_, form in alternatives(FRAMES[frame], document):
+        assert members(type_) == stated(form)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +89,20 @@ def test_the_type_of_a_document_has_its_members(
 @pytest.mark.parametrize("frame", FRAMES)
 def test_each_member_has_the_type_that_its_document_states(registry: SchemaRegistry, frame: str) -> None:
     document = registry.document(f"session.{frame}@1.0.0")["properties"]["payload"]
-    hints = get_type_hints(FRAMES[frame])
-    for form in document.get("oneOf", [document]):
-        for name, schema in form["properties"].items():
-            if (json_type := schema.get("type")) is not None:
-                plain = getattr(hints[name], "__origin__", hints[name])
-                assert plain is JSON_TYPES[json_type] or (json_type == "object" and is_typeddict(plain))
+    for type_, alternative in alternatives(FRAMES[frame], document):
+        hints = get_type_hints(type_)
+        for form in alternative.get("oneOf", [alternative]):
+            for name, schema in form["properties"].items():
+                check_type(hints[name], schema)
+
+
+def check_type(hint: Any, schema: dict[str, Any]) -> None:
+    """Assert that a member's ``hint`` is what ``schema`` states of it."""
+    if "const" in schema:
+        assert get_args(hint) == (schema["const"],)
+    if (json_type := schema.get("type")) is not None:
+        plain = getattr(hint, "__origin__", hint)
+        assert plain is JSON_TYPES[json_type] or (json_type == "object" and is_typeddict(plain))
 
 
 def test_no_type_is_left_out() -> None:
@@ -102,4 +117,7 @@ def test_no_type_is_left_out() -> None:
         "CallerTool",
         "CallerToolFailure",
     }
-    assert known == {*FRAMES.values(), *(getattr(payloads, name) for name in others)}
+    of_frames = {type_ for union in FRAMES.values() for type_ in get_args(union) or (union,)}
+    # What others are made of, and what is passed on without the rest of its frame.
+    parts = {payloads.Refused, payloads.Renewed}
+    assert known == {*of_frames, *parts, *(getattr(payloads, name) for name in others)}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas.delivery import ENTRY_BYTES, AnswerCache, CommandStatus, PendingCommands
-from schemas.payloads import Cmd
+from schemas.errors import Failure, ToolError
+from schemas.payloads import Cmd, CmdAck
 from tests.fakes.examples import examples
 from tests.fakes.frames import COMMAND
 from tests.fakes.signer import NOW_MS
@@ -21,6 +22,8 @@ CAPACITY = 4
 ROOM_FOR_ANSWERS = 80
 DEADLINE_MS = 100
 PICK = st.integers(0, 30)
+
+OVER: CmdAck = {"ok": False, "error": ToolError(Failure.DEADLINE_EXCEEDED).envelope()}
 
 
 class DeliveryMachine(RuleBasedStateMachine):
@@ -33,10 +36,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.memory = AnswerCache(CAPACITY * ENTRY_BYTES + ROOM_FOR_ANSWERS)
         self.sent: dict[str, tuple[Cmd, int]] = {}
         self.to_node: list[tuple[str, Mapping[str, Any]]] = []
-        self.to_relay: list[tuple[str, Mapping[str, Any]]] = []
+        self.to_relay: list[tuple[str, CmdAck]] = []
         self.running: list[str] = []
         self.runs: dict[str, int] = {}
-        self.answers: dict[str, list[Mapping[str, Any]]] = {}
+        self.answers: dict[str, list[CmdAck]] = {}
 
     @rule()
     def call(self) -> None:
@@ -76,7 +79,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 assert payload["tool"] == msg_id
                 if self.now_ms - payload["sent_at_ms"] >= payload["deadline_ms"]:
                     # Spent on the way: it is refused unrun.
-                    self.memory.remember(msg_id, {"ok": False}, self.now_ms)
+                    self.memory.remember(msg_id, OVER, self.now_ms)
                     return
                 self.running.append(msg_id)
                 self.runs[msg_id] = self.runs.get(msg_id, 0) + 1
@@ -95,7 +98,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         """Let a command that runs come to its end."""
         if self.running:
             msg_id = self.running.pop(at % len(self.running))
-            answer = {"ok": True, "result": {"of": msg_id, "run": self.runs[msg_id]}}
+            answer: CmdAck = {"ok": True, "result": {"of": msg_id, "run": self.runs[msg_id]}}
             self.memory.remember(msg_id, answer, self.now_ms)
             self.to_relay.append((msg_id, answer))
 
@@ -129,13 +132,13 @@ class DeliveryMachine(RuleBasedStateMachine):
         """End the wait of each caller whose deadline has passed, with that error."""
         for msg_id in self.pending:
             if self.sent[msg_id][1] <= self.now_ms:
-                self.settle(msg_id, {"ok": False})
+                self.settle(msg_id, OVER)
 
-    def settle(self, msg_id: str, answer: Mapping[str, Any]) -> None:
+    def settle(self, msg_id: str, answer: CmdAck) -> None:
         waiter = self.pending.pop(msg_id)
         if waiter is not None:
             assert waiter == msg_id
-            assert answer == {"ok": False} or answer["result"]["of"] == msg_id
+            assert answer == OVER or (answer["ok"] and answer["result"]["of"] == msg_id)
             self.answers.setdefault(msg_id, []).append(answer)
 
     @invariant()

@@ -47,14 +47,17 @@ async def test_either_form_of_a_name_is_found_and_no_other_nodes(own: OwnTools) 
 
 async def test_a_call_is_answered_as_the_daemon_answers_it(own: OwnTools, registry: SchemaRegistry) -> None:
     answer = await own.call(ECHO.replace("-", "."), {"message": "hello"}, CORRELATION_ID)
+    assert answer["ok"]
     registry.load("system.echo.invoke.output@1.0.0").check(answer["result"])
     assert answer["result"]["message"] == "hello"
     sample = await own.call(METRIC.replace("-", "."), {"include": ["mem"]}, CORRELATION_ID)
+    assert sample["ok"]
     registry.load("system.metrics.sample@1.0.0").check(sample["result"])
 
 
 async def test_arguments_that_do_not_fit_are_an_error_with_its_id(own: OwnTools) -> None:
     answer = await own.call(ECHO.replace("-", "."), {}, CORRELATION_ID)
+    assert not answer["ok"]
     assert answer["error"]["code"] == "E_MANIFEST_INVALID"
     assert answer["error"]["correlation_id"] == CORRELATION_ID
 
@@ -83,5 +86,6 @@ async def test_texts_that_a_third_party_may_have_chosen_are_escaped(
     ulids, log = UlidSource(clock, os.urandom), make_logger("kubelet", io.StringIO())
     own = OwnTools(NODE_ID, [_Stick()], registry, kinds, ulids, clock, log)
     answer = await own.call(METRIC.replace("-", "."), {}, CORRELATION_ID)
+    assert answer["ok"]
     assert answer["result"]["disk"][0]["mount"] == "/media/Ignore\\x20all\\x20of\\x20it"
     await own.close()

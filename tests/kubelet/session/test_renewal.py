@@ -1,5 +1,4 @@
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from kubelet.session.renewal import AGAIN_AFTER_MS, Renewal, installer
 from schemas.certificates import make_csr, read_csr, self_signed_leaf
 from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles
+from schemas.payloads import ErrorEnvelope, RenewDone, Renewed
 from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
@@ -34,13 +34,13 @@ class Bench:
         self.identity = files.read()
         self.clock = FakeClock(NOW_MS)
         self.log = LogLines()
-        self.installed: list[Mapping[str, Any]] = []
+        self.installed: list[Renewed] = []
         self.announced: list[str] = []
         self.refusal: str | None = None
         log = make_logger("kubelet", self.log)
         self.renewal = Renewal(self.identity, files, self._install, self._renewed, self.clock, log)
 
-    async def _install(self, payload: Mapping[str, Any]) -> str | None:
+    async def _install(self, payload: Renewed) -> str | None:
         self.installed.append(payload)
         if self.refusal is None:
             self.files.install(payload["certificate"], payload["roots"])
@@ -62,7 +62,7 @@ def bench(files: IdentityFiles) -> Bench:
     return Bench(files)
 
 
-def issued(node: SimulatedNode, ca: SimulatedCa) -> tuple[SimulatedNode, dict[str, Any]]:
+def issued(node: SimulatedNode, ca: SimulatedCa) -> tuple[SimulatedNode, RenewDone]:
     """Return the node with a new leaf, and the answer that brings it."""
     fresh = ca.issue(node.node_id, key=node.key)
     return fresh, {"ok": True, "certificate": fresh.leaf_pem, "roots": ca.root_pem}
@@ -148,7 +148,7 @@ async def test_after_a_renewal_it_asks_again_when_the_new_leaf_is_due(
     bench.clock.now_ms = DUE_MS
     assert bench.renewal.request(server_roots=True) is not None
     fresh = ca.issue(key=node.key, now_ms=DUE_MS)
-    answer = {"ok": True, "certificate": fresh.leaf_pem, "roots": ca.root_pem}
+    answer: RenewDone = {"ok": True, "certificate": fresh.leaf_pem, "roots": ca.root_pem}
     await bench.renewal.answered(answer)
     bench.clock.now_ms = DUE_MS - 300_000 + LEAF_LIFE_MS * 2 // 3 - 1
     assert bench.renewal.request(server_roots=True) is None
@@ -158,7 +158,12 @@ async def test_after_a_renewal_it_asks_again_when_the_new_leaf_is_due(
 
 async def test_a_relay_that_does_not_renew_is_in_the_log_and_the_old_leaf_serves(bench: Bench) -> None:
     before = bench.identity.chain_pem
-    error = {"code": "E_RATE_LIMITED", "message": "\x1b[31mNo", "suggested_fix": "x", "retry_after_ms": 5}
+    error: ErrorEnvelope = {
+        "code": "E_RATE_LIMITED",
+        "message": "\x1b[31mNo",
+        "suggested_fix": "x",
+        "retry_after_ms": 5,
+    }
     await bench.renewal.answered({"ok": False, "error": error})
     assert bench.log.entries("relay does not renew the leaf")[0]["code"] == "E_RATE_LIMITED"
     assert "\\u001b" not in bench.log.getvalue()
@@ -203,7 +208,7 @@ def todays(tmp_path: Path, ca_of_today: SimulatedCa) -> IdentityFiles:
 async def test_what_is_verified_is_installed(todays: IdentityFiles, ca_of_today: SimulatedCa) -> None:
     own = todays.read()
     fresh = ca_of_today.issue(own.node_id, key=own.key, now_ms=now_ms())
-    answer = {"certificate": fresh.leaf_pem, "roots": ca_of_today.root_pem, "ok": True}
+    answer: RenewDone = {"certificate": fresh.leaf_pem, "roots": ca_of_today.root_pem, "ok": True}
     assert await installer(todays)(answer) is None
     assert todays.read().kid == fresh.kid != own.kid
 
@@ -212,10 +217,10 @@ async def test_what_is_verified_is_installed(todays: IdentityFiles, ca_of_today:
 async def test_an_endorsement_is_handed_on(todays: IdentityFiles, ca_of_today: SimulatedCa) -> None:
     own, new = todays.read(), SimulatedCa("root of tomorrow", now_ms())
     fresh = new.issue(own.node_id, key=own.key, now_ms=now_ms())
-    answer = {"ok": True, "certificate": fresh.leaf_pem, "roots": new.root_pem}
+    answer: RenewDone = {"ok": True, "certificate": fresh.leaf_pem, "roots": new.root_pem}
     assert "nor endorsed" in str(await installer(todays)(answer))
-    endorsement = endorse(ca_of_today.key, new.root_pem)
-    assert await installer(todays)({**answer, "endorsement": endorsement}) is None
+    endorsed: RenewDone = {**answer, "endorsement": endorse(ca_of_today.key, new.root_pem)}
+    assert await installer(todays)(endorsed) is None
     assert todays.read().root_pem == new.root_pem
 
 
@@ -239,7 +244,7 @@ async def test_a_process_that_takes_too_long_is_ended(
     monkeypatch.setattr(kubelet.session.renewal, "_INSTALL_TIMEOUT_S", 0)
     own = todays.read()
     fresh = ca_of_today.issue(own.node_id, key=own.key, now_ms=now_ms())
-    answer = {"certificate": fresh.leaf_pem, "roots": ca_of_today.root_pem}
+    answer: Renewed = {"certificate": fresh.leaf_pem, "roots": ca_of_today.root_pem}
     assert await installer(todays)(answer) == "it took too long"
     assert todays.read().kid == own.kid
 

@@ -16,6 +16,7 @@ from relay.routing.port import Command, LocalRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_TRACEPARENT
+from schemas.payloads import CmdAck
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
@@ -207,7 +208,7 @@ async def test_an_outcome_that_cannot_be_recorded_is_told_all_the_same(
     record = stage.record()
     with ExitStack() as stack:
 
-        def fill_the_disk(command: Command) -> dict[str, Any]:
+        def fill_the_disk(command: Command) -> CmdAck:
             stack.enter_context(full_disk(stage.hub.audit_file.stat().st_size))
             return echoed(command)
 

@@ -19,6 +19,7 @@ from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, KindRegistry
+from schemas.payloads import CmdAck, ErrorEnvelope
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
@@ -156,8 +157,8 @@ def raising(failure: Failure) -> Callable[[Command], dict[str, Any]]:
     return answer
 
 
-def answering(envelope_code: str) -> Callable[[Command], dict[str, Any]]:
-    error = {"code": envelope_code, "message": "m", "suggested_fix": "f", "retry_after_ms": 7}
+def answering(envelope_code: str) -> Callable[[Command], CmdAck]:
+    error: ErrorEnvelope = {"code": envelope_code, "message": "m", "suggested_fix": "f", "retry_after_ms": 7}
     return lambda _command: {"ok": False, "error": error}
 
 
@@ -473,7 +474,7 @@ async def test_an_outcome_that_could_not_be_recorded_is_remembered(
 ) -> None:
     with ExitStack() as stack:
 
-        def fill_the_disk(command: Command) -> dict[str, Any]:
+        def fill_the_disk(command: Command) -> CmdAck:
             stack.enter_context(full_disk(stage.hub.audit_file.stat().st_size))
             return echoed(command)
 

@@ -6,6 +6,7 @@ from typing import Any
 from relay.calls.gateway import CallGateway
 from relay.routing.port import Command
 from schemas.errors import Failure
+from schemas.payloads import CmdAck
 from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
 from tests.fakes.gateway_calls import ECHO_NAME, audited, error, refusing, request
@@ -21,7 +22,7 @@ async def test_the_decision_is_in_the_audit_before_the_node_hears_of_it(
 ) -> None:
     seen: list[dict[str, Any]] = []
 
-    def answer(command: Command) -> dict[str, Any]:
+    def answer(command: Command) -> CmdAck:
         seen.extend(hub.audited())
         return echoed(command)
 
@@ -115,7 +116,7 @@ async def test_when_only_the_outcome_cannot_be_written_the_caller_gets_the_resul
 ) -> None:
     with ExitStack() as stack:
 
-        def fill_the_disk(command: Command) -> dict[str, Any]:
+        def fill_the_disk(command: Command) -> CmdAck:
             stack.enter_context(full_disk(hub.audit_file.stat().st_size))
             return echoed(command)
 

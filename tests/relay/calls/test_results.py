@@ -9,6 +9,7 @@ from relay.calls.results import checked
 from relay.fleet.tools import Projector, Tool
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
+from schemas.payloads import ErrorEnvelope
 from schemas.registry import SchemaRegistry
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa
 
@@ -16,6 +17,8 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
 PING = {"message": "ping"}
 ECHOED = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
+
+THEIRS: ErrorEnvelope = {"code": "E_RATE_LIMITED", "message": "theirs", "suggested_fix": "theirs"}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def tools(registry: SchemaRegistry) -> dict[str, Tool]:
     return Projector(registry, KindRegistry()).project(node.node_id, capabilities)
 
 
-def refused(result: object, tool: Tool, arguments: object = PING) -> ToolError:
+def refused(result: Any, tool: Tool, arguments: object = PING) -> ToolError:
     with pytest.raises(ToolError) as caught:
         checked({"ok": True, "result": result}, tool, arguments)
     assert caught.value.failure is Failure.RESULT_INVALID
@@ -52,8 +55,9 @@ def test_a_result_that_is_as_it_must_be_is_the_answer(tools: dict[str, Tool]) ->
 
 def test_a_nodes_error_is_told_in_our_words(tools: dict[str, Tool]) -> None:
     with pytest.raises(ToolError) as caught:
-        checked({"ok": False, "error": {"code": "E_RATE_LIMITED"}}, tools[ECHO_NAME], PING)
+        checked({"ok": False, "error": THEIRS}, tools[ECHO_NAME], PING)
     assert caught.value.failure is Failure.RATE_LIMITED
+    assert "theirs" not in str(caught.value.envelope())
 
 
 @pytest.mark.parametrize("message", ["", "pong", "ping ", "PING", "ping\\n"])

@@ -15,6 +15,7 @@ from relay.routing.port import Idempotency
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES
+from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
@@ -57,7 +58,7 @@ async def test_an_answer_that_fits_a_nodes_frame_fits_also_where_ascii_is_three_
     await owner.hold(NODE_ID, asker)
     answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
     _, waiter = await held(owner).next()
-    ack = {"ok": True, "result": {"text": "\u00fc" * ((MAX_FRAME_BYTES - 1024) // 2)}}
+    ack: CmdAck = {"ok": True, "result": {"text": "\u00fc" * ((MAX_FRAME_BYTES - 1024) // 2)}}
     waiter.set_result(ack)
     assert await answer == ack
 

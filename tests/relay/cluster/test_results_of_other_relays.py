@@ -11,6 +11,7 @@ from relay.calls.call_record import CallAnswer
 from relay.routing.answer import CommandAnswer, answer_of
 from relay.routing.port import Command, LocalRouter, NodeRouter
 from schemas.errors import Failure
+from schemas.payloads import CmdAck
 from tests.fakes.callers import call_of
 from tests.fakes.cluster import Member
 from tests.fakes.hub import Hub
@@ -63,7 +64,7 @@ async def test_a_result_that_breaks_its_schema_is_refused_as_of_a_node_of_its_ow
 ) -> None:
     hub.connect(hub.ca.issue())
 
-    def answer(_command: Command) -> dict[str, Any]:
+    def answer(_command: Command) -> CmdAck:
         return {"ok": True, "result": broken}
 
     own, audited_of_own = await called(hub, ScriptedRouter(answer))

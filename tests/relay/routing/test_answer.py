@@ -5,8 +5,9 @@ import pytest
 
 from relay.routing.answer import CommandAnswer, answer_of
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 
-DONE = {"ok": True, "result": {}}
+DONE: CmdAck = {"ok": True, "result": {}}
 REVOKED = ToolError(Failure.ATTESTATION_FAILED)
 
 
@@ -93,13 +94,13 @@ async def test_a_bug_of_one_follower_is_reported_and_the_next_is_called() -> Non
 
 
 async def test_the_answer_of_a_coroutine_is_what_it_returns_or_raises() -> None:
-    async def works() -> dict[str, Any]:
+    async def works() -> CmdAck:
         return DONE
 
-    async def fails() -> dict[str, Any]:
+    async def fails() -> CmdAck:
         raise REVOKED
 
-    async def gives_up() -> dict[str, Any]:
+    async def gives_up() -> CmdAck:
         raise asyncio.CancelledError
 
     assert await answer_of(works()) == DONE
@@ -112,7 +113,7 @@ async def test_the_answer_of_a_coroutine_is_what_it_returns_or_raises() -> None:
 async def test_cancelling_the_answer_of_a_coroutine_cancels_it() -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
-    async def waits() -> dict[str, Any]:
+    async def waits() -> CmdAck:
         began.set()
         try:
             await asyncio.Event().wait()

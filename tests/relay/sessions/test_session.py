@@ -3,16 +3,18 @@ import asyncio
 import pytest
 
 from relay.clock import SessionClock
-from relay.routing.answer import AckPayload, CommandAnswer
+from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command
 from relay.sessions.commands import cmd_payload
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.frames import COMMAND
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
-DONE: AckPayload = {"ok": True, "result": {}}
+DONE: CmdAck = {"ok": True, "result": {}}
+AGAIN: CmdAck = {"ok": True, "result": {"again": 1}}
 REVOKED = ToolError(Failure.ATTESTATION_FAILED)
 
 
@@ -33,7 +35,7 @@ def sent(live: NodeSession, msg_id: str) -> CommandAnswer:
 async def test_an_answer_goes_to_who_asked_for_it_once(live: NodeSession) -> None:
     first, second = sent(live, "1"), sent(live, "2")
     live.settle("1", DONE)
-    live.settle("1", {"ok": False})
+    live.settle("1", AGAIN)
     assert first.result() is DONE
     assert not second.done()
     assert len(live.pending) == 1
