@@ -199,7 +199,8 @@ def test_a_cache_takes_a_mebibyte_with_the_longest_answers_too() -> None:
     assert cache.recall(f"{1023:026}") == answer
 
 
-def test_a_full_cache_of_short_answers_takes_no_more_than_its_bytes() -> None:
+@pytest.mark.parametrize("result", [{}, {"message": "x" * 30}])
+def test_a_full_cache_of_short_answers_takes_no_more_than_its_bytes(result: dict[str, Any]) -> None:
     capacity = 1 << 17
     cache = AnswerCache(capacity)
     tracemalloc.start()
@@ -207,7 +208,7 @@ def test_a_full_cache_of_short_answers_takes_no_more_than_its_bytes() -> None:
         for number in range(3 * capacity // ENTRY_BYTES):
             msg_id, now_ms = f"{number:026}", NOW_MS + 10 * number
             assert cache.admit(msg_id, now_ms + 2000, now_ms) is CommandStatus.NEW
-            cache.remember(msg_id, {"ok": True, "result": {}}, now_ms)
+            cache.remember(msg_id, {"ok": True, "result": result}, now_ms)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
