@@ -79,8 +79,13 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         OperatorError: they contradict each other.
     """
     servers, credentials = settings.get(CLUSTER), settings.get(CLUSTER_CREDENTIALS)
-    if not servers and credentials is None:
-        return None
-    if not servers or credentials is None:
+    root, fleet = settings.get(CLUSTER_ROOT), settings[CLUSTER_FLEET]
+    if servers and credentials is not None:
+        return ClusterConfig(servers, credentials, root, fleet)
+    if servers or credentials is not None:
         raise OperatorError("--cluster and --cluster-credentials go together")
-    return ClusterConfig(servers, credentials, settings.get(CLUSTER_ROOT), settings[CLUSTER_FLEET])
+    if root is not None or fleet != CLUSTER_FLEET.default:
+        # This relay would serve alone, and look as if it were one of several.
+        named = CLUSTER_FLEET if root is None else CLUSTER_ROOT
+        raise OperatorError(f"{named.flag} is of no use without --cluster and --cluster-credentials")
+    return None

@@ -8,6 +8,7 @@ environment (``schemas.settings_sources``), and must not know a setting of eithe
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -204,9 +205,12 @@ def list_of(parse: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...
 
     def parse_list(text: str) -> tuple[ValueT, ...]:
         elements = [each.strip() for each in text.split(",")] if text.strip() else []
-        if len(set(elements)) < len(elements):
-            raise OperatorError("names something twice")
-        return tuple(parse(each) for each in elements)
+        values = tuple(parse(each) for each in elements)
+        # Only what could be parsed is shown: anything else may hold a password.
+        for element, count in Counter(elements).items():
+            if count > 1:
+                raise OperatorError(f"names {printable(element)!r} twice")
+        return values
 
     return parse_list
 

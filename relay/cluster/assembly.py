@@ -59,7 +59,7 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
     this is one of them. ``roots`` returns the kids of the CA's roots.
 
     Raises:
-        CredentialsError, OSError: the credentials cannot be used.
+        CredentialsError, TlsFilesError: the credentials, or the roots of the servers, cannot be used.
     """
     read_credentials(config)
     here = _Here.of(environment, config)

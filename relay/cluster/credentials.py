@@ -4,22 +4,28 @@ Must not put a byte of a secret into an error.
 """
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import nkeys  # type: ignore[import-untyped]
 
+from relay.cluster_settings import CLUSTER_CREDENTIALS, CLUSTER_ROOT
 from relay.config import ClusterConfig
 from schemas.error_roots import OperatorError
 from schemas.files import read_named, read_named_secret
 from schemas.identity import MAX_PEM_BYTES
-from schemas.tls import client_context
+from schemas.process.command_errors import os_error_text
+from schemas.settings import Setting
+from schemas.tls import TlsFilesError, client_context, load_chain
 
 _CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 _USER_SEED = "SU"  # the seed of a user's key, as nkeys spell it
 
 
 class CredentialsError(OperatorError):
-    """The file holds neither a certificate with its key, nor the seed of a user's nkey."""
+    """A file cannot be used; the text names the option that has named it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +45,55 @@ def read_credentials(config: ClusterConfig) -> Credentials:
     """Return what ``config`` names.
 
     Raises:
-        CredentialsError: the file holds no credentials.
-        OSError: a file cannot be used, or others can read the credentials.
+        CredentialsError: a file cannot be used, or others can read the credentials.
+        TlsFilesError: the roots that this machine trusts cannot be used.
     """
-    text = read_named_secret(config.credentials)
-    roots = None if config.root is None else read_named(config.root, MAX_PEM_BYTES).decode("ascii", "replace")
+    file = config.credentials
+    with _named(CLUSTER_CREDENTIALS):
+        text = _text(file)
+    with _named(CLUSTER_ROOT):
+        roots = None if config.root is None else _root(config.root)
     if _CERTIFICATE in text:
-        return Credentials(None, client_context(roots, (config.credentials, config.credentials)))
+        tls = client_context(roots)
+        with _named(CLUSTER_CREDENTIALS):
+            load_chain(tls, file, file)
+        return Credentials(None, tls)
     seed = text.strip()
     if not _is_user_seed(seed):
-        raise CredentialsError(
-            f"{config.credentials} holds neither a certificate with its key nor the seed of a user's nkey"
+        raise _unusable(
+            CLUSTER_CREDENTIALS,
+            f"{file} holds neither a certificate with its key nor the seed of a user's nkey",
         )
     return Credentials(seed, client_context(roots) if config.uses_tls else None)
+
+
+@contextmanager
+def _named(setting: Setting[Path]) -> Iterator[None]:
+    """Have an error of reading a file name the option that has named the file."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(setting, os_error_text(error)) from None
+
+
+def _unusable(setting: Setting[Path], reason: str) -> CredentialsError:
+    return CredentialsError(f"{setting.flag}: {reason}")
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_named_secret(file)
+    except UnicodeDecodeError:
+        return ""  # as of any file without credentials; the error has bytes of it
+
+
+def _root(file: Path) -> str:
+    text = read_named(file, MAX_PEM_BYTES).decode("ascii", "replace")
+    try:
+        client_context(text)
+    except TlsFilesError:
+        raise TlsFilesError(f"{file} holds no certificate in PEM: name the root of the servers") from None
+    return text
 
 
 def _is_user_seed(text: str) -> bool:

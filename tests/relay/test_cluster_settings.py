@@ -69,3 +69,12 @@ def test_the_servers_the_credentials_and_the_fleet_make_a_cluster() -> None:
 def test_servers_and_credentials_go_together(alone: dict[str, str]) -> None:
     with pytest.raises(OperatorError, match="go together"):
         cluster_of(settings(**alone))
+
+
+@pytest.mark.parametrize(
+    ("alone", "named"),
+    [({"cluster_root": "/root.pem"}, "--cluster-root"), ({"cluster_fleet": "north"}, "--cluster-fleet")],
+)
+def test_what_is_said_of_a_cluster_without_one_is_refused(alone: dict[str, str], named: str) -> None:
+    with pytest.raises(OperatorError, match=f"^{named} is of no use without --cluster "):
+        cluster_of(settings(**alone))

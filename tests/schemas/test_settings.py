@@ -10,6 +10,7 @@ from schemas.settings import (
     Given,
     Setting,
     Settings,
+    list_of,
     one_of,
     parse_flag,
     parse_path,
@@ -117,3 +118,13 @@ def test_a_path_is_not_empty() -> None:
     for text in ("", "a\0b"):
         with pytest.raises(OperatorError, match="is not a path"):
             parse_path(text)
+
+
+def test_what_a_list_names_twice_is_shown_once_all_of_it_could_be_parsed() -> None:
+    parse = list_of(parse_flag)
+    assert parse(" true , false ") == (True, False)
+    assert parse(" ") == ()
+    with pytest.raises(OperatorError, match=r"^names 'true' twice$"):
+        parse("true,false,true")
+    with pytest.raises(OperatorError, match=r"^'other' is neither true nor false$"):
+        parse("other,other")

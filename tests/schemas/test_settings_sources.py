@@ -68,7 +68,7 @@ def test_the_file_is_overridden_by_the_environment_and_that_by_flags(file: Path)
         ("kinds = ['acme.a', 1]", ', line 1: kinds is an array of texts: ["…", "…"]'),
         ("kinds = ['acme.a,acme.b']", ', line 1: kinds is an array of texts: ["…", "…"]'),
         ("kinds = ['acme']", ", line 1: kinds 'acme' is not the name of a kind, such as acme.relay_board"),
-        ("kinds = ['acme.a', 'acme.a']", ", line 1: kinds names something twice"),
+        ("kinds = ['acme.a', 'acme.a']", ", line 1: kinds names 'acme.a' twice"),
         ("listen = a", " is not TOML: Invalid value (at line 1, column 10)"),
         ("listen = 'a'\nlisten = 'b'", " is not TOML: Cannot overwrite a value"),
         ("x = " + "[" * 5000, " is not TOML"),

@@ -49,7 +49,7 @@ def test_servers_without_credentials_are_refused_with_the_option_that_is_missing
 def test_credentials_that_are_not_there_are_named(relay_with_a_ca: Relay, tmp_path: Path) -> None:
     outcome = relay_with_a_ca(*RUN, "nats://127.0.0.1", "--cluster-credentials", tmp_path / "missing")
     assert outcome.code == EXIT_CANNOT_RUN
-    assert outcome.error == f"relay: {tmp_path}/missing: No such file or directory"
+    assert outcome.error == f"relay: --cluster-credentials: {tmp_path}/missing: No such file or directory"
 
 
 def test_credentials_that_others_can_read_are_refused_with_what_to_do(
@@ -58,15 +58,33 @@ def test_credentials_that_others_can_read_are_refused_with_what_to_do(
     seed.chmod(PUBLIC)
     outcome = relay_with_a_ca(*RUN, "nats://127.0.0.1", "--cluster-credentials", seed)
     assert outcome.code == EXIT_CANNOT_RUN
+    assert outcome.error.startswith(f"relay: --cluster-credentials: {seed} ")
     assert outcome.error.endswith(f"chmod 600 {seed}")
 
 
+@pytest.mark.parametrize("content", ["what is secret in it", b"secret\xff"])
 def test_a_file_that_holds_no_credentials_is_refused_with_what_it_must_hold(
-    relay_with_a_ca: Relay, tmp_path: Path
+    relay_with_a_ca: Relay, tmp_path: Path, content: str | bytes
 ) -> None:
-    write_atomic(file := tmp_path / "nothing", "what is secret in it", PRIVATE)
+    write_atomic(file := tmp_path / "nothing", content, PRIVATE)
     outcome = relay_with_a_ca(*RUN, "nats://127.0.0.1", "--cluster-credentials", file)
     assert outcome.code == EXIT_CANNOT_RUN
+    assert outcome.error.startswith(f"relay: --cluster-credentials: {file} ")
     assert "a certificate with its key" in outcome.error
     assert "the seed of a user's nkey" in outcome.error
     assert "secret" not in outcome.error
+
+
+def test_a_root_that_cannot_be_used_is_named_with_its_option(
+    relay_with_a_ca: Relay, seed: Path, tmp_path: Path
+) -> None:
+    given = [*RUN, "tls://127.0.0.1", "--cluster-credentials", seed, "--cluster-root", tmp_path / "missing"]
+    outcome = relay_with_a_ca(*given)
+    assert outcome.code == EXIT_CANNOT_RUN
+    assert outcome.error == f"relay: --cluster-root: {tmp_path}/missing: No such file or directory"
+
+
+def test_a_server_that_is_named_twice_is_refused(relay: Relay, seed: Path) -> None:
+    outcome = relay(*RUN, "nats://127.0.0.1:4222,nats://127.0.0.1:4222", "--cluster-credentials", seed)
+    assert outcome.code == EXIT_CONFIG
+    assert outcome.error == "relay: --cluster: cluster names 'nats://127.0.0.1:4222' twice"

@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -6,8 +7,7 @@ import pytest
 from relay.cluster.credentials import CredentialsError, read_credentials
 from relay.config import ClusterConfig, ClusterServer
 from relay.demo.cluster_server import new_credentials
-from schemas.files import PRIVATE, PUBLIC, ExposedFileError, write_atomic
-from schemas.tls import TlsFilesError
+from schemas.files import PRIVATE, PUBLIC, write_atomic
 from tests.fakes.cluster_server import TlsNatsServer
 
 
@@ -35,7 +35,26 @@ def test_what_is_no_seed_is_refused_without_a_byte_of_it(tmp_path: Path, text: s
 def test_credentials_that_others_can_read_are_not_used(tmp_path: Path) -> None:
     seed, _ = new_credentials(os.urandom)
     write_atomic(file := tmp_path / "seed", seed, PUBLIC)
-    with pytest.raises(ExposedFileError):
+    with pytest.raises(
+        CredentialsError, match=f"^--cluster-credentials: .*chmod 600 {re.escape(str(file))}$"
+    ):
+        read_credentials(configured(file))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\n\xff"])
+def test_a_file_that_is_no_text_is_refused_without_a_byte_of_it(tmp_path: Path, content: bytes) -> None:
+    write_atomic(file := tmp_path / "key.der", content, PRIVATE)
+    with pytest.raises(CredentialsError, match=r"^--cluster-credentials: .* holds neither") as refused:
+        read_credentials(configured(file))
+    assert refused.value.__context__ is None
+
+
+def test_a_certificate_without_its_key_is_refused_with_the_option(tmp_path: Path) -> None:
+    server = TlsNatsServer(tmp_path)
+    write_atomic(file := tmp_path / "alone.pem", server.root.read_text("ascii"), PRIVATE)
+    with pytest.raises(
+        CredentialsError, match=r"^--cluster-credentials: .*are not a certificate and its key"
+    ):
         read_credentials(configured(file))
 
 
@@ -49,5 +68,9 @@ def test_a_certificate_with_its_key_is_shown_over_tls(tmp_path: Path) -> None:
 def test_a_root_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
     server = TlsNatsServer(tmp_path)
     write_atomic(root := tmp_path / "nothing.pem", "nothing")
-    with pytest.raises(TlsFilesError):
+    with pytest.raises(
+        CredentialsError, match=f"^--cluster-root: {re.escape(str(root))} holds no certificate"
+    ):
         read_credentials(configured(server.credentials, root=root))
+    with pytest.raises(CredentialsError, match=r"^--cluster-root: .*/missing: No such file or directory$"):
+        read_credentials(configured(server.credentials, root=tmp_path / "missing"))
