@@ -23,6 +23,15 @@ def printable(text: str, limit: int = 256) -> str:
     return safe[:limit]
 
 
+def counted(count: int, noun: str) -> str:
+    """Return ``count`` with its noun, which is given in the singular.
+
+    >>> counted(1, "relay"), counted(2, "relay")
+    ('1 relay', '2 relays')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def printable_values(value: Any) -> Any:
     """Return the JSON ``value`` with every string in it, keys included, made printable ASCII."""
     if isinstance(value, str):

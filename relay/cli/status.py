@@ -21,6 +21,7 @@ from schemas.process.status_view import (
     readiness_text,
     show,
 )
+from schemas.text import counted
 
 app = group("What the relay does now.")
 
@@ -64,7 +65,10 @@ def _cluster(status: Mapping[str, Any]) -> StatusLines:
     if own := status.get("cluster", {}).get("relay"):
         lines.append(("relay's id", own))
     if others := status.get("cluster", {}).get("others"):
-        shown = [f"{each['relay']} {each['nodes']} nodes, seen {each['seen_s']:.0f} s ago" for each in others]
+        shown = [
+            f"{each['relay']} {counted(each['nodes'], 'node')}, seen {each['seen_s']:.0f} s ago"
+            for each in others
+        ]
         lines.append(("other relays", "; ".join(shown[:_MAX_RELAYS])))
     if status.get("ca") == "elsewhere":
         lines.append(("CA", "its key is on another relay, to which enrolments and renewals are forwarded"))

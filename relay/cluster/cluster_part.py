@@ -18,6 +18,7 @@ from relay.part import Part
 from relay.routing.cluster_messages import ClusterMessages
 from relay.routing.port import NodeRouter
 from schemas.health import Health, Loop
+from schemas.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +87,6 @@ class ClusterPart(Part):
             )
         if not self.presence.is_current:
             return f"connected to {self.connection.server}: only this relay's own nodes are listed"
-        relays, nodes = self.presence.relays(), self.presence.nodes_elsewhere()
-        return f"connected to {self.connection.server}: {relays} relays, {nodes} nodes at others"
+        relays = counted(self.presence.relays(), "relay")
+        nodes = counted(self.presence.nodes_elsewhere(), "node")
+        return f"connected to {self.connection.server}: {relays}, {nodes} at others"

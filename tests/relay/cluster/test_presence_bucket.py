@@ -75,11 +75,10 @@ async def test_a_relay_that_starts_reads_what_is_there(
 ) -> None:
     owner.nodes.connect(NODE_ID)
     owner.nodes.connect(OTHER_NODE_ID)
-    await current(owner)
+    await until(lambda: owner.part.health()["cluster"].state.endswith(": 1 relay, 0 nodes at others"))
     async with Member.joined(nats.config, tmp_path / "later", registry) as later:
         await until(lambda: later.seen.elsewhere == {NODE_ID, OTHER_NODE_ID})
-        await current(later)
-        assert later.part.health()["cluster"].state.endswith(": 2 relays, 2 nodes at others")
+        await until(lambda: later.part.health()["cluster"].state.endswith(": 2 relays, 2 nodes at others"))
         ((relay, nodes),) = [(each["relay"], each["nodes"]) for each in later.part.status()["others"]]
         assert nodes == 2
         assert [relay] == list(later.part.presence.others())
