@@ -28,7 +28,7 @@ DEFAULT_HEARTBEAT_S = 60.0
 DEFAULT_TTL_MS = 15 * 60_000
 
 _STORED = "kubelet.json"
-_MAX_STORED_BYTES = 4096
+_MAX_STORED_BYTES = 65_536  # as many relays as a node takes, with names of the greatest length
 
 
 class StoredConfigError(StateError):

@@ -16,6 +16,8 @@ CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
 CONNECT_PATH = "/devices/connect"
 PLAIN_OPTION = "--insecure-plain-transports"
+MOST_RELAYS = 64
+"""Of one fleet that a node is given: all of them are in its arguments, and in one file."""
 """The option that allows connections that others on the network can read and change."""
 
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
@@ -136,7 +138,8 @@ def normal_url(text: str) -> str:
     Raises:
         AddressError: not such a URL, or one with a path, a query, or credentials.
     """
-    wrong = AddressError(f"{text!r} is not the URL of a relay, for example https://relay.example")
+    shown = "a URL with credentials" if "@" in text else repr(text)
+    wrong = AddressError(f"{shown} is not the URL of a relay, for example https://relay.example")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -228,8 +231,13 @@ def check_one_fleet(relay_urls: Sequence[str]) -> None:
     """Return if all of ``relay_urls``, in their normal form, can be relays of one fleet.
 
     Raises:
-        AddressError: some are over TLS, and some are not.
+        AddressError: they are too many, or some are over TLS, and some are not.
     """
+    if len(relay_urls) > MOST_RELAYS:
+        raise AddressError(
+            f"{len(relay_urls)} relays are named, and a node takes {MOST_RELAYS} at most: "
+            "give several of them one name with their addresses"
+        )
     if len(set(map(is_secure, relay_urls))) > 1:
         raise AddressError(f"{' and '.join(relay_urls)}: the relays of a fleet are all https, or all http")
 

@@ -14,7 +14,7 @@ from kubelet.config import (
     read_stored,
     store,
 )
-from schemas.addresses import AddressError, BrokerAddress
+from schemas.addresses import MOST_RELAYS, AddressError, BrokerAddress
 from schemas.manifest import MAX_TTL_MS
 
 BROKER = BrokerAddress("127.0.0.1", 1883)
@@ -102,6 +102,16 @@ def test_other_relays_of_the_fleet_are_stored(tmp_path: Path) -> None:
     stored = read_stored(tmp_path)
     assert stored is not None
     assert (stored.relay_url, stored.other_relays) == ("https://relay.example", others)
+
+
+def test_as_many_relays_as_a_node_takes_are_read_again_however_long_their_names_are(tmp_path: Path) -> None:
+    names = [f"{number:02}" + "a" * 61 + 3 * ("." + "b" * 62) for number in range(MOST_RELAYS)]
+    first, *others = [f"https://{name}:65535" for name in names]
+    config = NodeConfig(BROKER, first, other_relays=tuple(others))
+    store(config, tmp_path)
+    assert read_stored(tmp_path) == config
+    with pytest.raises(AddressError, match=f"^{MOST_RELAYS + 1} relays are named"):
+        replace(config, other_relays=(*others, "https://one-more.example"))
 
 
 @pytest.mark.parametrize("other", ["http://127.0.0.1:8700", "http://relay.example"])

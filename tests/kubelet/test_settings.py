@@ -98,6 +98,10 @@ def test_the_environment_and_then_the_flags_come_before_the_file(tmp_path: Path)
             'relay = ["https://relay.example", "http://127.0.0.1:1"]\nno_broker = true',
             "all https, or all http",
         ),
+        (
+            f"relay = {[f'https://relay-{number}.example' for number in range(65)]}\nno_broker = true",
+            "^65 relays are named, and a node takes 64 at most: ",
+        ),
         ('relay = "https://relay.example"', "--broker or --no-broker"),
         ('relay = "https://relay.example"\nbroker = "127.0.0.1:1"\nno_broker = true', "exclude each other"),
         ('relay = "http://relay.example"\nbroker = "127.0.0.1:1"', "is not encrypted"),

@@ -127,8 +127,11 @@ def test_a_relay_has_one_spelling(text: str, expected: str) -> None:
     ],
 )
 def test_what_is_no_relay_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(AddressError, match=r"is not the URL of a relay, for example https://relay\.example"):
+    with pytest.raises(
+        AddressError, match=r"is not the URL of a relay, for example https://relay\.example"
+    ) as no:
         normal_url(text)
+    assert "secret" not in str(no.value)
 
 
 @pytest.mark.parametrize(
