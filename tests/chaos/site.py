@@ -6,6 +6,7 @@ are joined by nats-servers, and nodes know each of them. Must not choose faults.
 
 import asyncio
 import os
+import random
 import shutil
 import sys
 import time
@@ -15,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from kubelet.config import default_socket
+from kubelet.identity.provisioning import create_identity
+from kubelet.session.relay_addresses import RelayAddresses
 from relay.config import StateFiles
 from relay.demo.local_system import start_broker
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
-from schemas.files import PRIVATE, write_atomic
+from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.process.status_socket import NotRunningError, StalledError, read_status
 from tests.chaos import once_kind
@@ -265,7 +268,24 @@ class Site:
         write_atomic(token, await self.command(Program.RELAY, "join-token", "create", *options), PRIVATE)
         return token
 
+    async def _mint(self, node: Program) -> None:
+        """Give a node an identity that tries the relay of its number first, so that nodes begin at several.
+
+        To move them would not do: after it, calls under new keys are unknown for ten minutes.
+        """
+        files = IdentityFiles(self.state(node))
+        urls = [self.public_url, *self._other_urls(node)]
+        wanted, rng = urls[self.topology.nodes.index(node) % len(urls)], random.Random(0)  # noqa: S311 - of waits
+        while True:
+            make_private_directory(files.root)
+            node_id = create_identity(files, now_ms(), os.urandom)
+            first, _ = await RelayAddresses(urls, node_id, rng, time.monotonic).next()
+            if first.url == wanted:
+                return
+            shutil.rmtree(files.root)
+
     async def _enrol(self, node: Program, token: Path) -> None:
+        await self._mint(node)
         state = self.state(node)
         command = self._python(
             node, "kubelet", "enroll", self.public_url, "--token-file", token, "--state-dir", state

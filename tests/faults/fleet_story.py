@@ -109,7 +109,7 @@ class FleetStory:
                 each = {callers.relay.program: Way(callers, http, chance) for callers, http in https}
                 story = cls(site, [workload], each, lags, chance)
                 await story.until_all_called(RELAYS, story.nodes)
-                await story._spread()
+                assert len(set(story.holders().values())) > 1
                 yield story
 
     @property
@@ -280,14 +280,6 @@ class FleetStory:
         clock = FakedTime(self.site.directory / name)
         clock.set(f"{off_s:+}s")
         return clock
-
-    async def _spread(self) -> None:
-        """Have nodes at two relays at least: each chooses by its id alone."""
-        for relay in RELAYS:
-            if len(set(self.holders().values())) > 1:
-                return
-            async with self.links_cut(relay):
-                await self.until_all_called(RELAYS, self.nodes)
 
 
 def _settled(history: History) -> History:

@@ -82,7 +82,7 @@ class Guest:
             call = await self.call(RELAYS[0], node_id, new_id(self.story.chance))
             if [answer.code for answer in call.answers] == ["ok"]:
                 return node_id
-        pytest.skip("all nodes were at one relay, and had to be moved")
+        raise AssertionError("every node has moved lately")
 
     async def call_that_hangs(self, relay: Program, node_id: str) -> tuple[str, Path, "asyncio.Task[Call]"]:
         """Return the key of a call that hangs at its node, the file of its runs, and the call."""
@@ -107,6 +107,7 @@ class Guest:
         return [line for line in ended if line["correlation_id"] == correlation_id]
 
 
+# The first of the stories: after the others, every node has moved.
 async def test_what_hangs_at_a_node_when_its_relay_is_killed_is_unknown_and_does_not_run_again(
     story: FleetStory,
 ) -> None:
