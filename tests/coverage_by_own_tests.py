@@ -1,13 +1,15 @@
-"""``make coverage``: how much of each module its own test file covers, lines and branches.
+"""``make coverage``: how much of each module its own tests cover, lines and branches.
 
 A module that only other modules' tests reach is not tested, whatever a total says. A module's own tests are
-in the file of its name; what they start as processes counts.
+in the file of its name, and in those that name a behaviour behind it, as ``test_link_reconnects``; what they
+start as processes counts.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -23,19 +25,21 @@ sigterm = true
 """
 
 
-def own_tests(module: Path) -> Path | None:
-    """Return the test file of ``module``, if it has one of its name."""
-    candidate = ROOT / "tests" / module.relative_to(ROOT).parent / f"test_{module.stem}.py"
-    return candidate if candidate.exists() else None
+def own_tests(module: Path) -> list[Path]:
+    """Return the test files of ``module``: that of its name, and those that name a behaviour behind it."""
+    directory = ROOT / "tests" / module.relative_to(ROOT).parent
+    of_others = {f"test_{other.stem}.py" for other in module.parent.glob(f"{module.stem}_*.py")}
+    files = [*directory.glob(f"test_{module.stem}.py"), *directory.glob(f"test_{module.stem}_*.py")]
+    return [path for path in files if path.name not in of_others]
 
 
-def measure(module: Path, tests: Path, directory: Path) -> float:
+def measure(module: Path, tests: Sequence[Path], directory: Path) -> float:
     """Return the percentage of lines and branches of ``module`` that ``tests`` cover, in any process."""
     settings, report = directory / "coveragerc", directory / "report.json"
     settings.write_text(SETTINGS.format(module=module, data=directory / "data"), "utf-8")
     coverage = [sys.executable, "-P", "-m", "coverage"]
     for step in (
-        ["run", f"--rcfile={settings}", "-m", "pytest", "-q", str(tests)],
+        ["run", f"--rcfile={settings}", "-m", "pytest", "-q", *map(str, tests)],
         ["combine", f"--rcfile={settings}"],
         ["json", f"--rcfile={settings}", "-o", str(report)],
     ):
