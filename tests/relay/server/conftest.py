@@ -1,0 +1,19 @@
+"""A relay that watches its CA and its other ledgers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.frames import FrameReader
+from tests.fakes.hub import Hub
+from tests.fakes.serving import Server
+from tests.fakes.watched_relay import Stage
+
+
+@pytest.fixture
+def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Iterator[Stage]:
+    stage = Stage(hub, tmp_path, server, reader)
+    stage.watch.begin()
+    yield stage
+    stage.close()
