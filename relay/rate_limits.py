@@ -33,18 +33,26 @@ class Limiter:
         self._in_flight = 0
 
     def acquire(self, now: float, cost: float = 1.0) -> None:
-        """Admit one.
+        """Charge ``cost``, and count one in flight.
 
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``. A refusal uses nothing up.
         """
         if self._in_flight >= self._allowance.concurrency:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=BUSY_RETRY_MS)
+        self.charge(now, cost)
+        self._in_flight += 1
+
+    def charge(self, now: float, cost: float) -> None:
+        """Take ``cost`` from the rate alone, however many are in flight.
+
+        Raises:
+            ToolError: as ``acquire``.
+        """
         if (wait_s := self._bucket.take(now, cost)) > 0:
             # A node may announce a rate near zero; the envelope's retry time is bounded.
             retry_ms = math.ceil(min(wait_s * 1000, _LONGEST_RETRY_MS))
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=max(1, retry_ms))
-        self._in_flight += 1
 
     def acquire_extra(self) -> None:
         """Count one more in flight, started by one that was admitted; it may outlast that one."""
@@ -130,6 +138,15 @@ class KeyedLimiters(Generic[KeyT]):
         limiter = self._limiter(key, allowance, now)
         limiter.acquire(now, cost)
         return limiter
+
+    def charge(self, key: KeyT, allowance: Allowance, cost: float) -> None:
+        """Charge ``cost`` to the rate of ``key`` alone.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+        """
+        now = self._clock()
+        self._limiter(key, allowance, now).charge(now, cost)
 
     def _limiter(self, key: KeyT, allowance: Allowance, now: float) -> Limiter:
         limiter = self._limiters.get(key)

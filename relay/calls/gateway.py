@@ -144,12 +144,19 @@ class CallGateway:
         return tool is not None and tool.surface.verb.streams
 
     def charge(self, principal: Principal, cost: float) -> None:
-        """Count other work, which costs as much as ``cost`` calls, towards the agent's limit.
+        """Charge work that is no call, or a part of one, to the agent's rate as ``cost`` calls.
+
+        However many calls of the agent are in flight: a tool may charge while its own is one of them.
 
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``; INTERNAL while revocations cannot be read.
         """
-        self._enter(principal, min(cost, self._per_agent.burst)).release()
+        try:
+            self._check_revocations()
+            self._agents.charge(principal.name, self._per_agent, min(cost, self._per_agent.burst))
+        except ToolError as error:
+            self._count_refusal(principal, error)
+            raise
 
     def revoke(self, jtis: Collection[str]) -> None:
         """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
@@ -181,15 +188,19 @@ class CallGateway:
         record.principal = principal
         return principal
 
-    def _enter(self, principal: Principal, cost: float = 1) -> Limiter:
-        """Count the call towards its agent's limits. Refusals are counted, not each recorded."""
+    def _enter(self, principal: Principal) -> Limiter:
+        """Count the call towards its agent's limits."""
         try:
             self._check_revocations()
-            return self._agents.acquire(principal.name, self._per_agent, cost)
+            return self._agents.acquire(principal.name, self._per_agent)
         except ToolError as error:
-            who = f"{principal.tenant}/{principal.sub}"
-            self._refusals.count(RefusalEvent.CALL_REFUSED, who, error.failure.value.code)
+            self._count_refusal(principal, error)
             raise
+
+    def _count_refusal(self, principal: Principal, error: ToolError) -> None:
+        """Count a refusal by the agent's limits: each is not recorded."""
+        who = f"{principal.tenant}/{principal.sub}"
+        self._refusals.count(RefusalEvent.CALL_REFUSED, who, error.failure.value.code)
 
     def _check_revocations(self) -> None:
         if not self._revocations_known():

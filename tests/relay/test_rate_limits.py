@@ -243,6 +243,19 @@ def test_what_one_in_flight_has_started_counts_beyond_its_end() -> None:
     assert admits(limiter, 0.0)
 
 
+def test_a_charge_takes_from_the_rate_alone_however_many_are_in_flight() -> None:
+    limiter = Limiter(Allowance(10, 3, 1), 0.0)
+    limiter.acquire(0.0)
+    limiter.charge(0.0, 2)
+    assert refused(limiter, 0.0) == BUSY_RETRY_MS
+    limiter.release()
+    assert refused(limiter, 0.0) == 100
+    with pytest.raises(ToolError) as caught:
+        limiter.charge(0.0, 2)
+    assert caught.value.retry_after_ms == 200
+    assert admitted(limiter, 0.1) == 1
+
+
 @given(st.integers(1, 5), st.lists(st.booleans(), max_size=100))
 def test_never_more_than_may_are_in_flight(concurrency: int, moves: list[bool]) -> None:
     limiter = Limiter(Allowance(1e6, 1e6, concurrency), 0.0)

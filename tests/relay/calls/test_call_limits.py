@@ -294,6 +294,21 @@ async def test_what_is_charged_counts_towards_the_share_and_is_counted_when_refu
     assert await codes(gateway, request(hub, sub="agent-2")) == ["ok"]
 
 
+async def test_what_is_charged_does_not_wait_for_the_agents_calls(
+    hub: Hub, node: SimulatedNode, seconds: Seconds
+) -> None:
+    assert node.node_id == NODE_ID
+    router = HeldRouter()
+    gateway = hub.gateway(router, seconds, Allowance(10, 10, 1))
+    task, answer = await begun(gateway, router, request(hub))
+    who = hub.authenticator.identify(hub.token())
+    assert charged(gateway, who, 9) is None
+    assert charged(gateway, who, 1) == 100
+    assert await codes(gateway, request(hub)) == ["E_RATE_LIMITED"]
+    answer()
+    assert (await task).error is None
+
+
 async def test_what_costs_more_than_the_whole_share_takes_the_whole_share(
     hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:

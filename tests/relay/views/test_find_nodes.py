@@ -158,7 +158,21 @@ async def test_a_renamed_node_is_found_by_its_new_name(stage: ViewStage) -> None
     assert await labels(stage, query="attic") == ["attic"]
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("find_nodes", {}), ("sysecho.invoke", {"nodes": ["*"]})])
+SEARCHES = pytest.mark.parametrize(
+    ("name", "arguments"), [("find_nodes", {}), ("sysecho.invoke", {"nodes": ["*"]})]
+)
+
+
+@SEARCHES
+async def test_an_agent_of_one_call_at_a_time_can_search(
+    hub: Hub, name: str, arguments: dict[str, Any]
+) -> None:
+    stage = ViewStage(hub, per_agent=Allowance(100, 100, 1))
+    stage.node("barn")
+    assert len((await stage.result(name, **arguments))["nodes" if name == "find_nodes" else "results"]) == 1
+
+
+@SEARCHES
 async def test_what_goes_through_the_fleet_is_charged_by_its_size(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str, arguments: dict[str, Any]
 ) -> None:
