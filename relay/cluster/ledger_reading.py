@@ -13,7 +13,7 @@ from nats.js.api import StreamInfo
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.ledger_stream import LedgerStream, NotUnderstoodError, StreamEntry
-from relay.cluster.patience import Patience
+from relay.cluster.retry_backoff import RetryBackoff
 from relay.ledger import Entry
 from relay.shared_ledger import SharedLedger
 from schemas.error_roots import PeerError
@@ -35,7 +35,7 @@ class Shared:
     """One ledger, and what is known of its entries in the stream.
 
     Attributes:
-        patience: for how long it waits after a failure.
+        backoff: for how long it waits after a failure.
         known: the keys of those that were read, and when each ends.
         unfit: the keys of those of the file that others would not understand.
         arrived: the entries that were read, and are not in the file yet.
@@ -45,7 +45,7 @@ class Shared:
     """
 
     ledger: SharedLedger
-    patience: Patience
+    backoff: RetryBackoff
     known: dict[str, int | None] = field(default_factory=dict)
     unfit: set[str] = field(default_factory=set)
     arrived: dict[str, Entry] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.ledger_reading import CountEntry, LedgerReading, LostReaderError, Shared
 from relay.cluster.ledger_stream import MAX_STREAM_BYTES, LedgerStream, NotUnderstoodError, UnfitEntryError
-from relay.cluster.patience import Patience
+from relay.cluster.retry_backoff import RetryBackoff
 from relay.ledger import Entry
 from relay.shared_ledger import AT_ONCE, SharedLedger
 from schemas.error_roots import PeerError, StateError
@@ -66,7 +66,7 @@ class SharedLedgers:
         self._count = count
         self._filled = filled
         self._chance = chance
-        self._patience = Patience(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, chance)
+        self._backoff = RetryBackoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, chance)
         self._log = log
         self._sleep = sleep
         self._wake = asyncio.Event()
@@ -86,10 +86,10 @@ class SharedLedgers:
         self._reading = self._new_reading()
 
     def _new_reading(self) -> LedgerReading:
-        patiences = (Patience(_FIRST_WAIT_S, _LONGEST_WAIT_S, self._chance) for _ in self._ledgers)
+        backoffs = (RetryBackoff(_FIRST_WAIT_S, _LONGEST_WAIT_S, self._chance) for _ in self._ledgers)
         return LedgerReading(
             self._stream,
-            map(Shared, self._ledgers, patiences),
+            map(Shared, self._ledgers, backoffs),
             is_told=not self._understands,
             wake=self._wake.set,
             count=self._count,
@@ -131,7 +131,7 @@ class SharedLedgers:
                 wait_s = _READ_AGAIN_S
             except* (NatsError, PeerError, OSError) as errors:
                 self._report(errors.exceptions[0])
-            await self._sleep(wait_s or self._patience.wait_s())
+            await self._sleep(wait_s or self._backoff.wait_s())
 
     def _report(self, error: Exception, kind: str = "all") -> None:
         """Log why the ledger of that kind is not equal: once, until it is, or the reason is another."""
@@ -174,7 +174,7 @@ class SharedLedgers:
 
     def _be_current(self) -> None:
         self.is_current = True
-        self._patience.reset()
+        self._backoff.reset()
         if self._problem:
             self._problem = ""
             self._reported.clear()
@@ -188,11 +188,11 @@ class SharedLedgers:
             self._count(shared.ledger.kind, "failed")
             self._report(error, shared.ledger.kind)
             return False
-        shared.patience.reset()
+        shared.backoff.reset()
         return True
 
     async def _try_again(self, shared: Shared) -> None:
-        await self._sleep(shared.patience.wait_s())
+        await self._sleep(shared.backoff.wait_s())
         shared.waits, shared.due = False, True
         self._wake.set()
 

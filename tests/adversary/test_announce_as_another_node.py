@@ -69,11 +69,11 @@ def test_another_nodes_id_and_leaf_under_its_own_signature_are_refused(
 
 
 def as_another(attacker: SimulatedNode) -> bytes:
-    """Return a manifest that is A's in all but the id: rightly signed, and vouched for by A's leaf."""
+    """Return a manifest that is A's in all but the id: rightly signed, with A's own leaf."""
     return attacker.manifest(node_id=NODE_ID, **NEWER)
 
 
-def test_another_nodes_id_vouched_for_by_its_own_leaf_is_never_accepted(
+def test_another_nodes_id_with_the_leaf_of_the_sender_is_never_accepted(
     hub: Hub, node: SimulatedNode, attacker: SimulatedNode, good: bytes
 ) -> None:
     # A's leaf is known, but not as B's: to the relay it is a leaf of B's that has not come yet.

@@ -40,7 +40,7 @@ SPOILT = [
 ]
 
 
-class Office:
+class Stage:
     """The endpoint, and a request that it would grant."""
 
     def __init__(self, hub: Hub, directory: Path) -> None:
@@ -63,19 +63,19 @@ class Office:
 
 
 @pytest_asyncio.fixture
-async def office(hub: Hub, tmp_path: Path) -> AsyncIterator[Office]:
-    office = await asyncio.to_thread(Office, hub, tmp_path / "office")
-    async with office.http:
-        yield office
+async def stage(hub: Hub, tmp_path: Path) -> AsyncIterator[Stage]:
+    stage = await asyncio.to_thread(Stage, hub, tmp_path / "stage")
+    async with stage.http:
+        yield stage
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-async def test_a_document_with_two_readings_enrols_no_node(hub: Hub, office: Office, spoil: Spoil) -> None:
-    body = spoil(office.good)
+async def test_a_document_with_two_readings_enrols_no_node(hub: Hub, stage: Stage, spoil: Spoil) -> None:
+    body = spoil(stage.good)
     status, reason = (413, "too_large") if len(body) > MAX_REQUEST_BYTES else (400, "malformed")
-    assert await office.ask(body) == status
+    assert await stage.ask(body) == status
     assert audited_refusals(hub) == [refusal("enrolment_refused", "127.0.0.1", reason)]
-    assert office.ca.in_force() == {}
+    assert stage.ca.in_force() == {}
     # All that was wrong with it was the document: the token is as good as before.
-    assert await office.ask(office.good) == 200
-    assert list(office.ca.in_force()) == [NODE_ID]
+    assert await stage.ask(stage.good) == 200
+    assert list(stage.ca.in_force()) == [NODE_ID]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 RELAY = str(Path(sys.executable).parent / "relay")
 
 
-class Laptop:
+class ClientMachine:
     """A home directory, and the programs that run in it."""
 
     def __init__(self, home: Path, demo: Demo, npm: NpmPrograms) -> None:
@@ -69,50 +69,50 @@ class Laptop:
 
 
 @pytest.fixture
-def laptop(tmp_path: Path, demo: Demo, npm: NpmPrograms) -> Laptop:
-    return Laptop(tmp_path, demo, npm)
+def machine(tmp_path: Path, demo: Demo, npm: NpmPrograms) -> ClientMachine:
+    return ClientMachine(tmp_path, demo, npm)
 
 
-def test_claude_code_connects_with_the_headers_of_its_helper(laptop: Laptop) -> None:
-    done = laptop.connect("claude-code", "--json")
+def test_claude_code_connects_with_the_headers_of_its_helper(machine: ClientMachine) -> None:
+    done = machine.connect("claude-code", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tools"] == len(laptop.demo.tool_names)
+    assert json.loads(done.stdout)["tools"] == len(machine.demo.tool_names)
     assert "headersHelper" in done.stderr
 
-    checked = laptop.run(laptop.npm.claude_code(), "mcp", "list")
+    checked = machine.run(machine.npm.claude_code(), "mcp", "list")
     assert "edge" in checked.stdout
     assert "Connected" in checked.stdout, checked.stdout + checked.stderr
-    laptop.without_token()
+    machine.without_token()
 
     # The helper reads the file again: another token counts at once.
-    laptop.token_file.write_text("a.bad.token")
-    refused = laptop.run(laptop.npm.claude_code(), "mcp", "list")
+    machine.token_file.write_text("a.bad.token")
+    refused = machine.run(machine.npm.claude_code(), "mcp", "list")
     assert "Connected" not in refused.stdout
 
 
-def test_claude_code_without_the_server_knows_nothing_of_it(laptop: Laptop) -> None:
-    assert laptop.connect("claude-code").returncode == 0
-    removed = laptop.connect("claude-code", "--remove")
+def test_claude_code_without_the_server_knows_nothing_of_it(machine: ClientMachine) -> None:
+    assert machine.connect("claude-code").returncode == 0
+    removed = machine.connect("claude-code", "--remove")
     assert removed.returncode == 0, removed.stderr
-    assert "edge" not in laptop.run(laptop.npm.claude_code(), "mcp", "list").stdout
+    assert "edge" not in machine.run(machine.npm.claude_code(), "mcp", "list").stdout
 
 
-def test_codex_lists_the_server_and_keeps_what_its_user_wrote(laptop: Laptop) -> None:
-    config = laptop.home / ".codex" / "config.toml"
+def test_codex_lists_the_server_and_keeps_what_its_user_wrote(machine: ClientMachine) -> None:
+    config = machine.home / ".codex" / "config.toml"
     config.parent.mkdir()
     config.write_text('# mine\nmodel = "some-model"\n')
-    done = laptop.connect("codex", "--view", "kinds")
+    done = machine.connect("codex", "--view", "kinds")
     assert done.returncode == 0, done.stderr
     assert config.read_text().startswith('# mine\nmodel = "some-model"\n')
 
-    listed = laptop.run(*laptop.npm.command("codex", "mcp", "list", "--json"))
+    listed = machine.run(*machine.npm.command("codex", "mcp", "list", "--json"))
     assert listed.returncode == 0, listed.stderr
     [server] = json.loads(listed.stdout)
     entry = tomllib.loads(config.read_text())["mcp_servers"]["edge"]
     assert server["name"] == "edge"
     assert server["transport"]["command"] == entry["command"]
     assert server["transport"]["args"] == entry["args"]
-    laptop.without_token()
+    machine.without_token()
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def test_codex_lists_the_server_and_keeps_what_its_user_wrote(laptop: Laptop) ->
     ],
 )
 async def test_the_command_of_an_entry_is_an_mcp_server(
-    laptop: Laptop, client: str, file: str, section: str
+    machine: ClientMachine, client: str, file: str, section: str
 ) -> None:
-    config = laptop.home / file
+    config = machine.home / file
     config.parent.mkdir(parents=True)
-    done = laptop.connect(client)
+    done = machine.connect(client)
     assert done.returncode == 0, done.stderr
     text = config.read_text()
     document: dict[str, Any] = tomllib.loads(text) if file.endswith("toml") else json.loads(text)
     entry = document[section]["edge"]
     server = StdioServerParameters(
-        command=entry["command"], args=entry["args"], env={"PATH": os.defpath, "HOME": str(laptop.home)}
+        command=entry["command"], args=entry["args"], env={"PATH": os.defpath, "HOME": str(machine.home)}
     )
     async with Client(stdio_client(server)) as agent:
         tools = (await agent.list_tools()).tools
-    assert {tool.name for tool in tools} == {name.replace(".", "-") for name in laptop.demo.tool_names}
-    laptop.without_token()
+    assert {tool.name for tool in tools} == {name.replace(".", "-") for name in machine.demo.tool_names}
+    machine.without_token()

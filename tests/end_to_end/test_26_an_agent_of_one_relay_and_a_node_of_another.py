@@ -85,16 +85,16 @@ async def relays(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TwoR
 # --- tools that come, change and go
 
 
-class Told:
+class ListingClient:
     """A client that lists the tools again whenever it is told that they have changed."""
 
-    def __init__(self, client: Client, told: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, client: Client, on_change: Callable[[], Awaitable[object]]) -> None:
         self._client = client
-        self._told = told
+        self._on_change = on_change
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, system: LocalSystem, era: str) -> AsyncIterator["Told"]:
+    async def connected(cls, system: LocalSystem, era: str) -> AsyncIterator["ListingClient"]:
         """Hold a client of ``era``."""
         changes: asyncio.Queue[object] = asyncio.Queue()
 
@@ -118,7 +118,7 @@ class Told:
     async def until(self, is_listed: Callable[[set[str | None]], bool]) -> None:
         """Wait until ``is_listed`` is true of the titles and names of what is listed after a change."""
         while True:
-            await self._told()
+            await self._on_change()
             tools = await list_tools(self._client)
             if is_listed({text for tool in tools for text in (tool.name, tool.title)}):
                 return
@@ -130,8 +130,8 @@ async def test_tools_that_come_change_and_go_at_one_relay_are_told_at_another(
     far, node, processes = relays.far, relays.node, relays.processes
     async with (
         asyncio.timeout(BOUND_S * 2),
-        Told.connected(relays.near, NEW) as new,
-        Told.connected(relays.near, LEGACY) as old,
+        ListingClient.connected(relays.near, NEW) as new,
+        ListingClient.connected(relays.near, LEGACY) as old,
     ):
 
         async def both(is_listed: Callable[[set[str | None]], bool]) -> None:

@@ -71,7 +71,7 @@ def request_of(
     return proven(message, token.key, NODE)
 
 
-class Office:
+class Stage:
     """The enrolment endpoint, with a real CA and real join tokens, on a clock that does not advance."""
 
     def __init__(self, hub: Hub, directory: Path) -> None:

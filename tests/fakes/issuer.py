@@ -146,7 +146,7 @@ class IssuerServer:
             writer.close()
 
 
-class OutsideWorld:
+class TwoIssuers:
     """A relay's authenticator that accepts the tokens of an outside issuer besides its own."""
 
     def __init__(self, registry: SchemaRegistry, server: IssuerServer) -> None:
@@ -177,7 +177,7 @@ class OutsideWorld:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, registry: SchemaRegistry) -> AsyncIterator["OutsideWorld"]:
+    async def running(cls, registry: SchemaRegistry) -> AsyncIterator["TwoIssuers"]:
         """Hold such a relay, and the issuer's server."""
         async with IssuerServer.running() as server:
             yield cls(registry, server)

@@ -92,7 +92,7 @@ def code(answer: CallAnswer) -> str:
     return answer.error["code"] if answer.error else "ok"
 
 
-def told(answer: CallAnswer) -> dict[str, Any]:
+def error_of(answer: CallAnswer) -> dict[str, Any]:
     """Return an error less what is each answer's own."""
     assert answer.error is not None
     return {name: value for name, value in answer.error.items() if name != "correlation_id"}

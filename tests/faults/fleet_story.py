@@ -42,7 +42,7 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RelayAgent:
     """An agent of one relay."""
 
     callers: Callers
@@ -73,17 +73,17 @@ class Way:
 
 @dataclass
 class FleetStory:
-    """The site, and ``ways`` to it by each relay.
+    """The site, and ``agents`` of it by relay.
 
     Attributes:
-        workloads: what agents did: those of ``ways``, and of each story.
+        workloads: what agents did: those of ``agents``, and of each story.
         uses: what was followed and lent in each story.
         clocks_off_s: by how much clocks were wrong in stories.
     """
 
     site: Site
     workloads: list[CallWorkload]
-    ways: Mapping[Program, Way]
+    agents: Mapping[Program, RelayAgent]
     lags: list[Lag]
     chance: random.Random
     uses: list[LastingUse] = field(default_factory=list)
@@ -91,13 +91,13 @@ class FleetStory:
 
     @classmethod
     @asynccontextmanager
-    async def told(cls, directory: Path) -> AsyncIterator[Self]:
+    async def started(cls, directory: Path) -> AsyncIterator[Self]:
         """Hold the site once every node is called by way of every relay, from at least two of them."""
         chance = random.Random(SEED)  # noqa: S311 - which node is called
         async with Site.running(directory, replace(THREE_RELAYS, nodes=NODES, staying=None)) as site:
             workload = await CallWorkload.of(site, directory, chance)
-            ways = {one.relay.program: one for one in workload.callers}
-            one, two, three = (ways[relay] for relay in RELAYS)
+            agents = {one.relay.program: one for one in workload.callers}
+            one, two, three = (agents[relay] for relay in RELAYS)
             lags = list[Lag]()
             async with (
                 background(measure_loop(lags), *measured_relays(site, lags)),
@@ -106,7 +106,7 @@ class FleetStory:
                 three.agent.connected() as http_3,
             ):
                 https = zip((one, two, three), (http_1, http_2, http_3), strict=True)
-                each = {callers.relay.program: Way(callers, http, chance) for callers, http in https}
+                each = {callers.relay.program: RelayAgent(callers, http, chance) for callers, http in https}
                 story = cls(site, [workload], each, lags, chance)
                 await story.until_all_called(RELAYS, story.nodes)
                 assert len(set(story.holders().values())) > 1
@@ -135,7 +135,7 @@ class FleetStory:
     async def until_called(self, relay: Program, node_id: str, code: str) -> None:
         """Wait until a call by way of ``relay`` ends with ``code``."""
         async with asyncio.timeout(BOUND_S):
-            while await self.ways[relay].call(node_id) != code:
+            while await self.agents[relay].call(node_id) != code:
                 self.site.processes.check()
                 await asyncio.sleep(_POLL_S)
 
@@ -160,7 +160,7 @@ class FleetStory:
 
     async def page(self, relay: Program) -> dict[str, Any]:
         """Return what ``/readyz`` of a relay says."""
-        found = await self.ways[relay].http.get(f"{self.site.relay_url(relay)}/readyz")
+        found = await self.agents[relay].http.get(f"{self.site.relay_url(relay)}/readyz")
         page: dict[str, Any] = found.json()
         return page
 
@@ -198,7 +198,7 @@ class FleetStory:
         """Wait until ``relays`` list a node as connected, or as not."""
         async with asyncio.timeout(BOUND_S):
             for relay in relays:
-                while (node_id in await self.ways[relay].connected()) is not connected:  # noqa: ASYNC110
+                while (node_id in await self.agents[relay].connected()) is not connected:  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
 
     @asynccontextmanager
@@ -208,7 +208,7 @@ class FleetStory:
         async def watch() -> None:
             while True:
                 for relay in relays:
-                    assert set(nodes) <= await self.ways[relay].connected(), relay
+                    assert set(nodes) <= await self.agents[relay].connected(), relay
                 await asyncio.sleep(_POLL_S)
 
         for node_id in nodes:
@@ -231,8 +231,8 @@ class FleetStory:
     async def until_accepted(self, token: str, *, accepted: bool) -> None:
         """Wait until every relay accepts ``token``, or none does."""
         async with asyncio.timeout(BOUND_S):
-            for way in self.ways.values():
-                while await way.accepts(token) is not accepted:  # noqa: ASYNC110 - on another machine
+            for agent in self.agents.values():
+                while await agent.accepts(token) is not accepted:  # noqa: ASYNC110 - on another machine
                     await asyncio.sleep(_POLL_S)
 
     async def failures(self, relay: Program) -> dict[str, str]:

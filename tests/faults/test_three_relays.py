@@ -35,8 +35,8 @@ pytestmark = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def story(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FleetStory]:
-    async with FleetStory.told(tmp_path_factory.mktemp("fleet")) as told:
-        yield told
+    async with FleetStory.started(tmp_path_factory.mktemp("fleet")) as started:
+        yield started
 
 
 @asynccontextmanager
@@ -51,12 +51,12 @@ async def healed(story: FleetStory) -> AsyncIterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
-    """An agent of its own, whose records are told from those of others by its name ``sub``."""
+class OwnAgent:
+    """An agent of its own, whose records differ from those of others by its name ``sub``."""
 
     story: FleetStory
     sub: str
-    ways: Mapping[Program, tuple[Callers, httpx2.AsyncClient]]
+    by_relay: Mapping[Program, tuple[Callers, httpx2.AsyncClient]]
 
     @classmethod
     @asynccontextmanager
@@ -68,12 +68,12 @@ class Guest:
         story.workloads.append(replace(story.workloads[0], callers=tuple(callers), repeaters=()))
         async with AsyncExitStack() as stack:
             https = [await stack.enter_async_context(one.agent.connected()) for one in callers]
-            ways = {one.relay.program: (one, http) for one, http in zip(callers, https, strict=True)}
-            yield cls(story, sub, ways)
+            by_relay = {one.relay.program: (one, http) for one, http in zip(callers, https, strict=True)}
+            yield cls(story, sub, by_relay)
 
     async def call(self, relay: Program, node_id: str, key: str) -> Call:
         """Call the tool of a node that is not idempotent, under ``key``."""
-        callers, http = self.ways[relay]
+        callers, http = self.by_relay[relay]
         return await callers.call_keyed(http, node_id, new_id(self.story.chance), key)
 
     async def node_that_stayed(self) -> str:
@@ -111,23 +111,23 @@ class Guest:
 async def test_what_hangs_at_a_node_when_its_relay_is_killed_is_unknown_and_does_not_run_again(
     story: FleetStory,
 ) -> None:
-    async with healed(story), Guest.of(story, "guest-of-a-killed-relay") as guest:
-        node_id = await guest.node_that_stayed()
+    async with healed(story), OwnAgent.of(story, "agent-of-a-killed-relay") as agent:
+        node_id = await agent.node_that_stayed()
         victim = story.holders()[node_id]
         asked, another = (relay for relay in RELAYS if relay is not victim)
-        key, runs, calling = await guest.call_that_hangs(asked, node_id)
-        begun = [line for line in guest.recorded(asked, node_id) if "decision" in line][-1]
+        key, runs, calling = await agent.call_that_hangs(asked, node_id)
+        begun = [line for line in agent.recorded(asked, node_id) if "decision" in line][-1]
         assert begun["decision"] == "allow"
         async with story.without(victim):
             assert [answer.code for answer in (await calling).answers] == ["E_DEADLINE_EXCEEDED"]
-            (outcome,) = guest.outcomes(asked, node_id, begun["correlation_id"])
+            (outcome,) = agent.outcomes(asked, node_id, begun["correlation_id"])
             assert (outcome["outcome"], outcome["code"]) == ("error", "E_DEADLINE_EXCEEDED")
             await story.until_called(another, node_id, "ok")
             for relay in (another, asked):
-                retry = await guest.call(relay, node_id, key)
+                retry = await agent.call(relay, node_id, key)
                 assert [answer.code for answer in retry.answers] == ["E_DEADLINE_EXCEEDED"]
             assert runs.read_text() == "run\n"
-        ends = [len(guest.outcomes(relay, node_id, begun["correlation_id"])) for relay in (asked, another)]
+        ends = [len(agent.outcomes(relay, node_id, begun["correlation_id"])) for relay in (asked, another)]
         assert ends == [1, 0]
         runs.unlink()
 
@@ -218,7 +218,7 @@ async def test_a_relay_whose_clock_is_minutes_off_serves_and_harms_no_other(
                 await one.until_works()
                 await another.until_works()
         # A token that its machine issues is accepted by all, until it is revoked there.
-        issue = ("token", "issue", "--json", "--sub", "guest", "--public-url", story.site.public_url)
+        issue = ("token", "issue", "--json", "--sub", "agent", "--public-url", story.site.public_url)
         issued = json.loads(await story.site.command(wrong, *issue))
         await story.until_accepted(issued["token"], accepted=True)
         await story.site.command(wrong, "token", "revoke", issued["jti"])

@@ -143,7 +143,7 @@ def golden(transport: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["transport"] == transport]
 
 
-def told(answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def text_and_meta(answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a refusal in both of its forms, less the id that is each call's own."""
     result = answer["result"]
     assert result["isError"] is True
@@ -170,7 +170,7 @@ async def test_both_transports_tell_and_log_the_same_failure(relay: ServedRelay)
     by_http, http_lines = await made(relay, "http")
     by_stdio, stdio_lines = await made(relay, "stdio")
     for case, one, other in zip(CASES, by_http, by_stdio, strict=True):
-        assert (case, told(one)) == (case, told(other))
+        assert (case, text_and_meta(one)) == (case, text_and_meta(other))
         assert (one["id"], one["jsonrpc"]) == (other["id"], other["jsonrpc"])
     for case, one, other in zip(CASES, http_lines, stdio_lines, strict=True):
         assert (case, one["error"]) == (case, other["error"])
@@ -185,7 +185,7 @@ async def test_what_is_logged_and_what_is_told_is_one_row_of_the_table(
 ) -> None:
     answers, lines = await made(relay, transport)
     for answer, line in zip(answers, lines, strict=True):
-        text, meta = told(answer)
+        text, meta = text_and_meta(answer)
         assert text == meta
         canonical = line["error"]["canonical"]
         assert line["status"] == to_jsonrpc_error(canonical)["data"]["httpStatus"]

@@ -137,7 +137,7 @@ RENAMED_ISSUER = leaf_with(issuer="another")
         pytest.param(pem(DER[:-1] + bytes([DER[-1] ^ 1])), id="one-bit-of-the-signature-flipped"),
     ],
 )
-def test_a_leaf_that_no_root_vouches_for_is_not_believed(leaf: str) -> None:
+def test_a_leaf_that_no_root_has_issued_is_not_accepted(leaf: str) -> None:
     with pytest.raises(IdentityError) as caught:
         verify_leaf(leaf, [CA.root_pem], NOW_MS)
     assert caught.value.reason == "chain"
@@ -148,7 +148,7 @@ def test_without_roots_no_leaf_is_trusted() -> None:
         verify_leaf(NODE.leaf_pem, [], NOW_MS)
 
 
-def test_a_leaf_cannot_vouch_for_a_leaf() -> None:
+def test_a_leaf_cannot_issue_a_leaf() -> None:
     middle = SimulatedCa()
     middle.root_pem, middle.key = NODE.leaf_pem, NODE.key
     grandchild = middle.issue(OTHER_NODE_ID).leaf_pem

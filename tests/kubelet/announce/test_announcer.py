@@ -25,7 +25,7 @@ INTERVAL_S = 60.0
 
 
 @dataclass
-class Road:
+class ScriptedSender:
     """A sender that hands over to the test what it sends, and takes it or not."""
 
     takes: bool = True
@@ -43,7 +43,7 @@ class Road:
 class Rig:
     announcer: Announcer
     pauses: Pauses
-    road: Road
+    sender: ScriptedSender
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -86,9 +86,9 @@ def make_rig(signer: ManifestSigner, log: LogLines, *, share: float = 0.5) -> Ri
     announcer = Announcer(
         signer, INTERVAL_S, FixedChance(share), make_logger("kubelet", log), sleep=pauses.sleep
     )
-    road = Road()
-    announcer.add_sender(road.send)
-    return Rig(announcer, pauses, road)
+    sender = ScriptedSender()
+    announcer.add_sender(sender.send)
+    return Rig(announcer, pauses, sender)
 
 
 @pytest.fixture
@@ -97,11 +97,11 @@ def rig(signer: ManifestSigner, log: LogLines) -> Rig:
 
 
 async def test_the_first_manifest_is_announced_at_once_to_every_sender(rig: Rig) -> None:
-    other = Road()
+    other = ScriptedSender()
     rig.announcer.add_sender(other.send)
     assert (rig.announcer.current, rig.announcer.published) == (None, None)
     async with rig.running():
-        manifest = await rig.road.next()
+        manifest = await rig.sender.next()
         assert await other.next() == manifest
         await rig.pauses.next()
     assert rig.announcer.current == rig.announcer.published == manifest
@@ -111,10 +111,10 @@ async def test_a_heartbeat_signs_anew_with_a_later_expiry(
     rig: Rig, clock: FakeClock, node: SimulatedNode, registry: SchemaRegistry, kinds: KindRegistry
 ) -> None:
     async with rig.running():
-        first = await rig.road.next()
+        first = await rig.sender.next()
         clock.advance(60_000)
         (await rig.pauses.next()).end()
-        second = await rig.road.next()
+        second = await rig.sender.next()
     assert (first.expires_at_ms, second.expires_at_ms) == (NOW_MS + TTL_MS, NOW_MS + 60_000 + TTL_MS)
     known = Known({node.kid: node.identity()})
     verdict = TrustRules(registry, kinds).accept(second.wire, node.node_id, clock(), known)
@@ -142,10 +142,10 @@ async def test_heartbeats_are_spread_by_a_tenth(
 
 async def test_another_interval_and_lifetime_apply_at_once(rig: Rig) -> None:
     async with rig.running():
-        await rig.road.next()
+        await rig.sender.next()
         await rig.pauses.next()
         rig.announcer.change(30.0, 2 * TTL_MS)
-        manifest = await rig.road.next()
+        manifest = await rig.sender.next()
         pause = await rig.pauses.next()
     assert manifest.expires_at_ms - manifest.issued_at_ms == 2 * TTL_MS
     assert pause.seconds == pytest.approx(30)
@@ -161,10 +161,10 @@ async def test_the_relays_shorter_interval_outlasts_a_change(rig: Rig) -> None:
 
 async def test_overtaking_announces_at_once_and_newer(rig: Rig) -> None:
     async with rig.running():
-        await rig.road.next()
+        await rig.sender.next()
         await rig.pauses.next()
         rig.announcer.advance_past(NOW_MS + 5_000)
-        assert (await rig.road.next()).issued_at_ms == NOW_MS + 5_001
+        assert (await rig.sender.next()).issued_at_ms == NOW_MS + 5_001
 
 
 async def test_a_relay_that_always_asks_for_a_newer_one_gets_one_a_second(
@@ -180,10 +180,10 @@ async def test_a_relay_that_always_asks_for_a_newer_one_gets_one_a_second(
     rig.announcer.add_sender(rejecting)
     async with rig.running():
         for count in range(1, 4):
-            await rig.road.next()
+            await rig.sender.next()
             heartbeat, turn = await rig.pauses.next(), await rig.pauses.next()
             assert (heartbeat.seconds, turn.seconds) == (INTERVAL_S, 1.0)
-            assert rig.road.sent.empty()
+            assert rig.sender.sent.empty()
             ticks.advance(1_000)
             turn.end()
             assert ticks() == 1_000 * count
@@ -191,16 +191,16 @@ async def test_a_relay_that_always_asks_for_a_newer_one_gets_one_a_second(
 
 async def test_a_mark_that_is_too_far_ahead_announces_nothing(rig: Rig) -> None:
     async with rig.running():
-        await rig.road.next()
+        await rig.sender.next()
         pause = await rig.pauses.next()
         rig.announcer.advance_past(NOW_MS + 30 * DAY_MS)
         for _ in range(10):  # more turns of the loop than announcing at once would take
             await asyncio.sleep(0)
-        assert rig.road.sent.empty()
+        assert rig.sender.sent.empty()
         pause.end()
-        assert (await rig.road.next()).issued_at_ms == NOW_MS + 1
+        assert (await rig.sender.next()).issued_at_ms == NOW_MS + 1
         await rig.pauses.next()
-        assert rig.road.sent.empty()
+        assert rig.sender.sent.empty()
 
 
 async def test_after_overtaking_the_heart_beats_on_as_before(rig: Rig) -> None:
@@ -208,7 +208,7 @@ async def test_after_overtaking_the_heart_beats_on_as_before(rig: Rig) -> None:
         await rig.pauses.next()
         rig.announcer.advance_past(NOW_MS + 5_000)
         assert (await rig.pauses.next()).seconds == INTERVAL_S
-        assert rig.road.sent.qsize() == 2
+        assert rig.sender.sent.qsize() == 2
 
 
 async def test_a_mark_that_comes_while_a_manifest_is_sent_is_not_lost(rig: Rig) -> None:
@@ -222,8 +222,8 @@ async def test_a_mark_that_comes_while_a_manifest_is_sent_is_not_lost(rig: Rig) 
 
     rig.announcer.add_sender(rejected_once)
     async with rig.running():
-        await rig.road.next()
-        assert (await rig.road.next()).issued_at_ms == NOW_MS + 5_001
+        await rig.sender.next()
+        assert (await rig.sender.next()).issued_at_ms == NOW_MS + 5_001
     assert seen[0] == NOW_MS
 
 
@@ -237,11 +237,11 @@ async def test_a_shorter_interval_holds_from_now_on(rig: Rig) -> None:
 async def test_a_longer_interval_holds_after_the_next_heartbeat_and_lifetimes_with_it(rig: Rig) -> None:
     async with rig.running():
         pause = await rig.pauses.next()
-        await rig.road.next()
+        await rig.sender.next()
         rig.announcer.follow_interval(150)
         pause.end()
         assert (await rig.pauses.next()).seconds == pytest.approx(150)
-        manifest = await rig.road.next()
+        manifest = await rig.sender.next()
     assert manifest.expires_at_ms - manifest.issued_at_ms == TTL_MS * 150 / INTERVAL_S
 
 
@@ -259,10 +259,10 @@ async def test_an_interval_that_the_operator_names_is_not_made_longer(rig: Rig) 
 async def test_once_the_fleet_is_smaller_the_interval_is_shorter_again(rig: Rig) -> None:
     rig.announcer.follow_interval(300)
     async with rig.running():
-        await rig.road.next()
+        await rig.sender.next()
         await rig.pauses.next()
         rig.announcer.follow_interval(60)
-        manifest = await rig.road.next()
+        manifest = await rig.sender.next()
     assert manifest.expires_at_ms - manifest.issued_at_ms == TTL_MS
 
 
@@ -270,7 +270,7 @@ async def test_no_manifest_is_valid_for_more_than_a_day(rig: Rig) -> None:
     rig.announcer.change(INTERVAL_S, MAX_TTL_MS // 2)
     rig.announcer.follow_interval(300)
     async with rig.running():
-        manifest = await rig.road.next()
+        manifest = await rig.sender.next()
     assert manifest.expires_at_ms - manifest.issued_at_ms == MAX_TTL_MS
 
 
@@ -286,16 +286,16 @@ async def breaks(_manifest: SignedManifest) -> bool:
 async def test_a_road_that_is_closed_or_broken_does_not_close_the_others(
     signer: ManifestSigner, log: LogLines, broken: Sender
 ) -> None:
-    pauses, road = Pauses(), Road()
+    pauses, sender = Pauses(), ScriptedSender()
     announcer = Announcer(
         signer, INTERVAL_S, FixedChance(0.5), make_logger("kubelet", log), sleep=pauses.sleep
     )
     announcer.add_sender(broken)
-    announcer.add_sender(road.send)
-    async with Rig(announcer, pauses, road).running():
-        first = await road.next()
+    announcer.add_sender(sender.send)
+    async with Rig(announcer, pauses, sender).running():
+        first = await sender.next()
         (await pauses.next()).end()
-        assert (await road.next()).issued_at_ms > first.issued_at_ms
+        assert (await sender.next()).issued_at_ms > first.issued_at_ms
         await pauses.next()
         assert announcer.published == announcer.current
 
@@ -308,9 +308,9 @@ async def test_a_broken_road_is_logged_without_raw_text(rig: Rig, log: LogLines)
 
 
 async def test_a_manifest_that_no_transport_takes_is_current_but_not_published(rig: Rig) -> None:
-    rig.road.takes = False
+    rig.sender.takes = False
     async with rig.running():
-        manifest = await rig.road.next()
+        manifest = await rig.sender.next()
         await rig.pauses.next()
     assert (rig.announcer.current, rig.announcer.published) == (manifest, None)
 
@@ -320,18 +320,18 @@ async def test_a_node_without_any_road_signs_all_the_same(signer: ManifestSigner
     announcer = Announcer(
         signer, INTERVAL_S, FixedChance(0.5), make_logger("kubelet", log), sleep=pauses.sleep
     )
-    async with Rig(announcer, pauses, Road()).running():
+    async with Rig(announcer, pauses, ScriptedSender()).running():
         await pauses.next()
     assert announcer.current is not None
     assert announcer.published is None
 
 
 async def test_a_new_connection_is_sent_what_is_current(rig: Rig) -> None:
-    late = Road()
+    late = ScriptedSender()
     await rig.announcer.send_current(late.send)
     assert late.sent.empty()
     async with rig.running():
-        manifest = await rig.road.next()
+        manifest = await rig.sender.next()
         await rig.announcer.send_current(late.send)
         assert await late.next() == manifest
 
@@ -340,11 +340,11 @@ async def test_nothing_is_announced_until_the_clock_is_set(rig: Rig, clock: Fake
     clock.now_ms = 0
     async with rig.running():
         pause = await rig.pauses.next()
-        assert (rig.road.sent.empty(), rig.announcer.current) == (True, None)
+        assert (rig.sender.sent.empty(), rig.announcer.current) == (True, None)
         assert pause.seconds < INTERVAL_S
         assert log.entries("nothing announced")[0]["level"] == "warning"
         assert rig.announcer.obstacle.startswith("the clock is not set")
         clock.now_ms = NOW_MS
         pause.end()
-        assert (await rig.road.next()).issued_at_ms == NOW_MS
+        assert (await rig.sender.next()).issued_at_ms == NOW_MS
         assert rig.announcer.obstacle == ""

@@ -46,7 +46,7 @@ def state(tmp_path: Path) -> IdentityFiles:
 
 @pytest.fixture
 def enrolled(state: IdentityFiles, node_of_today: SimulatedNode) -> IdentityFiles:
-    """The files of a node that a CA has vouched for."""
+    """The files of a node that has a leaf of a CA."""
     return write_identity(state.root, node_of_today)
 
 

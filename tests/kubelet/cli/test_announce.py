@@ -214,7 +214,7 @@ def test_a_file_that_is_not_there_cannot_be_checked(
 @pytest.mark.parametrize(
     "content", [b"", b"\x30\x82\xff\xfe", GARBAGE.encode()], ids=["empty", "DER", "garbage"]
 )
-def test_what_is_no_certificate_vouches_for_nothing(  # noqa: PLR0913, PLR0917 - what it takes to have one
+def test_what_is_no_certificate_proves_nothing(  # noqa: PLR0913, PLR0917 - what it takes to have one
     run: Run, enrolled: IdentityFiles, wire: bytes, tmp_path: Path, option: str, content: bytes
 ) -> None:
     (tmp_path / "some.pem").write_bytes(content)
@@ -224,7 +224,7 @@ def test_what_is_no_certificate_vouches_for_nothing(  # noqa: PLR0913, PLR0917 -
 
 
 @pytest.mark.parametrize("file", ["leaf.pem", "root.pem"])
-def test_a_stored_certificate_that_is_damaged_cannot_vouch(
+def test_a_stored_certificate_that_is_damaged_proves_nothing(
     run: Run, enrolled: IdentityFiles, wire: bytes, file: str
 ) -> None:
     (enrolled.root / file).write_bytes(b"\xff")
@@ -232,7 +232,7 @@ def test_a_stored_certificate_that_is_damaged_cannot_vouch(
     assert (ran.code, ran.said_in_one_line("is damaged: it is not text")) == (CANNOT_RUN, True)
 
 
-def test_a_stored_root_that_is_not_base64_cannot_vouch(
+def test_a_stored_root_that_is_not_base64_verifies_nothing(
     run: Run, enrolled: IdentityFiles, wire: bytes
 ) -> None:
     (enrolled.root / "root.pem").write_text(DAMAGED)

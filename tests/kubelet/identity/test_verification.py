@@ -93,7 +93,7 @@ def test_a_manifest_that_another_key_signed_is_found_out(node: SimulatedNode) ->
         pytest.param(None, None, NOW_MS + 91 * DAY_MS, "identity: validity", id="a leaf that is over"),
     ],
 )  # fmt: skip
-def test_an_identity_that_does_not_hold_vouches_for_nothing(
+def test_an_identity_that_does_not_hold_proves_nothing(
     node: SimulatedNode, leaf: str | None, root: str | None, now_ms: int, reason: str
 ) -> None:
     leaf_pem = node.leaf_pem if leaf is None else leaf

@@ -15,7 +15,7 @@ from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
 from tests.fakes.clock import FakeClock
-from tests.fakes.issuer import BOUND_S, KID, OUR_KID, OutsideWorld, jwk, outside_token
+from tests.fakes.issuer import BOUND_S, KID, OUR_KID, TwoIssuers, jwk, outside_token
 from tests.fakes.issuer import ISSUER as OUTSIDE_ISSUER
 from tests.fakes.issuer import KEY as OUTSIDE_KEY
 from tests.fakes.signer import ABSENT, NOW_MS, key_named
@@ -217,24 +217,24 @@ def test_the_same_revocations_again_cost_no_signature(
 
 
 @pytest_asyncio.fixture
-async def world(registry: SchemaRegistry) -> AsyncIterator[OutsideWorld]:
-    async with OutsideWorld.running(registry) as world:
+async def world(registry: SchemaRegistry) -> AsyncIterator[TwoIssuers]:
+    async with TwoIssuers.running(registry) as world:
         yield world
 
 
-async def recognised(world: OutsideWorld, text: str) -> Principal:
+async def recognised(world: TwoIssuers, text: str) -> Principal:
     async with asyncio.timeout(BOUND_S):
         return await world.authenticator.recognise(text)
 
 
-async def not_recognised(world: OutsideWorld, text: str) -> str:
+async def not_recognised(world: TwoIssuers, text: str) -> str:
     with pytest.raises(TokenError) as caught:
         await recognised(world, text)
     return caught.value.reason
 
 
 @pytest.mark.integration
-async def test_a_token_of_the_outside_issuer_says_who_calls(world: OutsideWorld) -> None:
+async def test_a_token_of_the_outside_issuer_says_who_calls(world: TwoIssuers) -> None:
     principal = await recognised(world, outside_token())
     assert (principal.tenant, principal.sub, principal.jti) == ("acme", "auth0|agent one", "onrtac:5f0e1a/2=")
     assert principal.issuer == OUTSIDE_ISSUER
@@ -245,7 +245,7 @@ async def test_a_token_of_the_outside_issuer_says_who_calls(world: OutsideWorld)
 
 
 @pytest.mark.integration
-async def test_the_relays_own_tokens_count_besides_and_need_no_fetch(world: OutsideWorld) -> None:
+async def test_the_relays_own_tokens_count_besides_and_need_no_fetch(world: TwoIssuers) -> None:
     principal = await recognised(world, token())
     assert principal.issuer == ISSUER
     assert world.fetches == 0
@@ -290,7 +290,7 @@ def hmac_token() -> str:
     ],
 )
 async def test_a_token_that_is_not_provably_the_outside_issuers_authenticates_no_agent(
-    world: OutsideWorld, text: str, reason: str
+    world: TwoIssuers, text: str, reason: str
 ) -> None:
     assert await not_recognised(world, text) == reason
     await recognised(world, outside_token())
@@ -299,7 +299,7 @@ async def test_a_token_that_is_not_provably_the_outside_issuers_authenticates_no
 
 
 @pytest.mark.integration
-async def test_a_key_of_ours_in_the_issuers_set_does_not_speak_for_it(world: OutsideWorld) -> None:
+async def test_a_key_of_ours_in_the_issuers_set_does_not_speak_for_it(world: TwoIssuers) -> None:
     world.server.publish(jwk(KEY, "ours"), jwk(OUTSIDE_KEY, OUR_KID))
     assert await not_recognised(world, token(KEY, "ours", iss=OUTSIDE_ISSUER)) == "unknown_key"
     assert await not_recognised(world, outside_token(kid=OUR_KID, header={"typ": "JWT"})) == "signature"
@@ -317,13 +317,13 @@ async def test_a_key_of_ours_in_the_issuers_set_does_not_speak_for_it(world: Out
         pytest.param(outside_token(kid="theirs") + "x" * 4096, id="too long"),
     ],
 )
-async def test_what_is_no_token_causes_no_request_to_the_issuer(world: OutsideWorld, text: str) -> None:
+async def test_what_is_no_token_causes_no_request_to_the_issuer(world: TwoIssuers, text: str) -> None:
     assert await not_recognised(world, text) == "malformed"
     assert world.fetches == 0
 
 
 @pytest.mark.integration
-async def test_strangers_with_a_thousand_keys_make_the_relay_ask_once(world: OutsideWorld) -> None:
+async def test_strangers_with_a_thousand_keys_make_the_relay_ask_once(world: TwoIssuers) -> None:
     for number in range(1000):
         assert await not_recognised(world, outside_token(kid=f"key-{number}")) == "unknown_key"
     assert world.fetches == 1
@@ -331,7 +331,7 @@ async def test_strangers_with_a_thousand_keys_make_the_relay_ask_once(world: Out
 
 @pytest.mark.integration
 async def test_a_new_key_of_the_issuer_is_learnt_from_the_first_token_that_names_it(
-    world: OutsideWorld,
+    world: TwoIssuers,
 ) -> None:
     await recognised(world, outside_token())
     world.server.publish(jwk(), jwk(OTHER_KEY, "next"))
@@ -341,7 +341,7 @@ async def test_a_new_key_of_the_issuer_is_learnt_from_the_first_token_that_names
 
 
 @pytest.mark.integration
-async def test_a_token_that_was_good_is_refused_once_its_key_is_withdrawn(world: OutsideWorld) -> None:
+async def test_a_token_that_was_good_is_refused_once_its_key_is_withdrawn(world: TwoIssuers) -> None:
     await recognised(world, outside_token())
     ours = await recognised(world, token())
     world.server.publish(jwk(OTHER_KEY, "next"))
@@ -352,7 +352,7 @@ async def test_a_token_that_was_good_is_refused_once_its_key_is_withdrawn(world:
 
 
 @pytest.mark.integration
-async def test_a_key_that_is_replaced_under_its_name_is_withdrawn(world: OutsideWorld) -> None:
+async def test_a_key_that_is_replaced_under_its_name_is_withdrawn(world: TwoIssuers) -> None:
     await recognised(world, outside_token())
     world.server.publish(jwk(OTHER_KEY))
     world.clock.advance(10_000)
@@ -362,14 +362,14 @@ async def test_a_key_that_is_replaced_under_its_name_is_withdrawn(world: Outside
 
 
 @pytest.mark.integration
-async def test_without_its_issuer_no_token_of_it_is_accepted(world: OutsideWorld) -> None:
+async def test_without_its_issuer_no_token_of_it_is_accepted(world: TwoIssuers) -> None:
     world.server.say("503 Service Unavailable", b"")
     assert await not_recognised(world, outside_token()) == "unknown_key"
     assert (await recognised(world, token())).issuer == ISSUER
 
 
 @pytest.mark.integration
-async def test_a_token_of_the_outside_issuer_can_be_revoked(world: OutsideWorld) -> None:
+async def test_a_token_of_the_outside_issuer_can_be_revoked(world: TwoIssuers) -> None:
     principal = await recognised(world, outside_token())
     world.authenticator.revoke(frozenset({principal.jti}))
     assert refused(world.authenticator, outside_token()) == "revoked"
@@ -402,7 +402,7 @@ def test_a_principal_whose_token_is_revoked_is_rejected_and_no_other(authenticat
 
 @pytest.mark.integration
 async def test_a_principal_is_rejected_once_its_issuer_replaces_the_key(
-    world: OutsideWorld,
+    world: TwoIssuers,
 ) -> None:
     principal, ours = await recognised(world, outside_token()), await recognised(world, token())
     world.authenticator.check(principal)

@@ -22,7 +22,7 @@ from tests.fakes.issuer import (
     OUR_KEY,
     OUR_KID,
     IssuerServer,
-    OutsideWorld,
+    TwoIssuers,
     jwk,
 )
 from tests.fakes.server_ca import issue_old_server
@@ -286,8 +286,8 @@ async def test_over_tls_the_server_must_be_the_one_that_is_named(
 
 
 @pytest_asyncio.fixture
-async def world(registry: SchemaRegistry) -> AsyncIterator[OutsideWorld]:
-    async with OutsideWorld.running(registry) as world:
+async def world(registry: SchemaRegistry) -> AsyncIterator[TwoIssuers]:
+    async with TwoIssuers.running(registry) as world:
         yield world
 
 
@@ -297,7 +297,7 @@ async def refresh(keys: IssuerKeys) -> None:
 
 
 @pytest.mark.integration
-async def test_a_key_is_known_once_it_was_fetched(world: OutsideWorld) -> None:
+async def test_a_key_is_known_once_it_was_fetched(world: TwoIssuers) -> None:
     assert world.keys.get(KID) is None
     await refresh(world.keys)
     assert world.keys.get(KID) == PUBLIC
@@ -305,7 +305,7 @@ async def test_a_key_is_known_once_it_was_fetched(world: OutsideWorld) -> None:
 
 
 @pytest.mark.integration
-async def test_no_caller_can_have_it_fetched_twice_within_ten_seconds(world: OutsideWorld) -> None:
+async def test_no_caller_can_have_it_fetched_twice_within_ten_seconds(world: TwoIssuers) -> None:
     await refresh(world.keys)
     world.server.publish(jwk(OTHER_KEY, "next"))
     for _ in range(100):
@@ -320,7 +320,7 @@ async def test_no_caller_can_have_it_fetched_twice_within_ten_seconds(world: Out
 
 
 @pytest.mark.integration
-async def test_a_fetch_that_failed_counts_as_one(world: OutsideWorld) -> None:
+async def test_a_fetch_that_failed_counts_as_one(world: TwoIssuers) -> None:
     world.server.say("500 Internal Server Error", b"")
     for _ in range(10):
         await refresh(world.keys)
@@ -328,7 +328,7 @@ async def test_a_fetch_that_failed_counts_as_one(world: OutsideWorld) -> None:
 
 
 @pytest.mark.integration
-async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: OutsideWorld) -> None:
+async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: TwoIssuers) -> None:
     world.server.open.clear()
     waiting = [asyncio.create_task(refresh(world.keys)) for _ in range(50)]
     await world.server.asked(1)
@@ -341,7 +341,7 @@ async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: Ou
 
 
 @pytest.mark.integration
-async def test_a_waiter_that_is_cancelled_does_not_cancel_the_shared_fetch(world: OutsideWorld) -> None:
+async def test_a_waiter_that_is_cancelled_does_not_cancel_the_shared_fetch(world: TwoIssuers) -> None:
     world.server.open.clear()
     first = asyncio.create_task(refresh(world.keys))
     await world.server.asked(1)
@@ -357,7 +357,7 @@ async def test_a_waiter_that_is_cancelled_does_not_cancel_the_shared_fetch(world
 
 @pytest.mark.integration
 async def test_keys_are_fetched_at_the_start_and_every_ten_minutes_without_being_asked_for(
-    world: OutsideWorld,
+    world: TwoIssuers,
 ) -> None:
     running = asyncio.create_task(world.keys.run())
     for count in (1, 2, 3):
@@ -373,7 +373,7 @@ async def test_keys_are_fetched_at_the_start_and_every_ten_minutes_without_being
 
 @pytest.mark.integration
 async def test_a_key_that_is_withdrawn_is_gone_with_the_next_fetch_and_the_followers_hear_of_it(
-    world: OutsideWorld,
+    world: TwoIssuers,
 ) -> None:
     heard: list[bytes | None] = []
     world.keys.follow(lambda: heard.append(world.keys.get(KID)))
@@ -392,7 +392,7 @@ async def test_a_key_that_is_withdrawn_is_gone_with_the_next_fetch_and_the_follo
 
 
 @pytest.mark.integration
-async def test_an_issuer_that_is_away_is_asked_again_sooner(world: OutsideWorld) -> None:
+async def test_an_issuer_that_is_away_is_asked_again_sooner(world: TwoIssuers) -> None:
     world.server.say("503 Service Unavailable", b"")
     running = asyncio.create_task(world.keys.run())
     pause = await world.pauses.next()
@@ -419,7 +419,7 @@ FAILURES = {
 @pytest.mark.integration
 @pytest.mark.parametrize(("reason", "answer"), FAILURES.items(), ids=FAILURES)
 async def test_keys_outlive_their_issuers_absence_for_a_day_and_no_longer(
-    world: OutsideWorld, reason: str, answer: bytes
+    world: TwoIssuers, reason: str, answer: bytes
 ) -> None:
     await refresh(world.keys)
     world.server.answer = answer
@@ -434,7 +434,7 @@ async def test_keys_outlive_their_issuers_absence_for_a_day_and_no_longer(
 
 
 @pytest.mark.integration
-async def test_an_issuer_that_answers_again_is_believed_again_for_a_day(world: OutsideWorld) -> None:
+async def test_an_issuer_that_answers_again_is_believed_again_for_a_day(world: TwoIssuers) -> None:
     await refresh(world.keys)
     world.clock.advance(DAY_MS - 1)
     await refresh(world.keys)
@@ -445,7 +445,9 @@ async def test_an_issuer_that_answers_again_is_believed_again_for_a_day(world: O
 
 
 @pytest.mark.integration
-async def test_a_set_without_a_usable_key_withdraws_them_all_and_the_log_says_so(world: OutsideWorld) -> None:
+async def test_a_set_without_a_usable_key_withdraws_them_all_and_the_log_says_so(
+    world: TwoIssuers,
+) -> None:
     await refresh(world.keys)
     world.server.publish(USELESS["an RSA key"])
     world.clock.advance(10_000)
@@ -455,7 +457,7 @@ async def test_a_set_without_a_usable_key_withdraws_them_all_and_the_log_says_so
 
 
 @pytest.mark.integration
-async def test_an_issuer_that_stays_away_is_one_line_in_the_log(world: OutsideWorld) -> None:
+async def test_an_issuer_that_stays_away_is_one_line_in_the_log(world: TwoIssuers) -> None:
     world.server.say("503 Service Unavailable", b"")
     for _ in range(5):
         await refresh(world.keys)
@@ -472,7 +474,7 @@ async def test_an_issuer_that_stays_away_is_one_line_in_the_log(world: OutsideWo
 
 
 @pytest.mark.integration
-async def test_a_fetch_that_is_under_way_ends_with_the_relay(world: OutsideWorld) -> None:
+async def test_a_fetch_that_is_under_way_ends_with_the_relay(world: TwoIssuers) -> None:
     world.server.open.clear()
     running = asyncio.create_task(world.keys.run())
     await world.server.asked(1)

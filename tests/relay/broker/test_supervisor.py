@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 
 @dataclass
-class Scene:
+class Stage:
     """A supervisor of a real broker, whose waits a test sees and ends."""
 
     directory: Path
@@ -73,10 +73,10 @@ async def running(supervisor: BrokerSupervisor) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    scene = Scene(tmp_path)
-    scene.goes_on.set()
-    return scene
+def stage(tmp_path: Path) -> Stage:
+    stage = Stage(tmp_path)
+    stage.goes_on.set()
+    return stage
 
 
 def script(directory: Path, text: str) -> Path:
@@ -86,65 +86,65 @@ def script(directory: Path, text: str) -> Path:
     return program
 
 
-async def test_it_listens_once_it_is_started_and_has_ended_once_it_is_closed(scene: Scene) -> None:
-    supervisor = scene.supervisor()
+async def test_it_listens_once_it_is_started_and_has_ended_once_it_is_closed(stage: Stage) -> None:
+    supervisor = stage.supervisor()
     async with running(supervisor):
-        await asyncio.to_thread(publish, scene.address, ("$devices/x/announce", b"{}"))
-        pid = scene.pid
+        await asyncio.to_thread(publish, stage.address, ("$devices/x/announce", b"{}"))
+        pid = stage.pid
         # A session of its own: Ctrl-C at the relay's terminal is not for it.
         assert os.getsid(pid) == pid
     assert not supervisor.is_running
     assert not psutil.pid_exists(pid)
-    assert not (scene.directory / "broker" / "nats-server.process").exists()
-    assert (scene.ends, scene.log.entries("broker killed")) == (0, [])
+    assert not (stage.directory / "broker" / "nats-server.process").exists()
+    assert (stage.ends, stage.log.entries("broker killed")) == (0, [])
 
 
 async def test_it_gets_nothing_of_the_relays_environment(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_TOKEN", "a secret")
-    async with running(scene.supervisor()):
-        assert set(psutil.Process(scene.pid).environ()) == {"PATH"}
+    async with running(stage.supervisor()):
+        assert set(psutil.Process(stage.pid).environ()) == {"PATH"}
 
 
-async def test_it_is_started_again_whenever_it_ends_with_longer_waits(scene: Scene) -> None:
-    supervisor = scene.supervisor()
+async def test_it_is_started_again_whenever_it_ends_with_longer_waits(stage: Stage) -> None:
+    supervisor = stage.supervisor()
     async with running(supervisor):
         for count in (1, 2, 3):
-            os.kill(scene.pid, signal.SIGKILL)
-            await scene.log.until("broker started", count + 1)
-        assert scene.waits == [1.0, 2.0, 4.0]
-        assert scene.ends == 3
-        assert [line["status"] for line in scene.log.entries("broker ended")] == [-signal.SIGKILL] * 3
-        await asyncio.to_thread(publish, scene.address, ("$devices/x/announce", b"{}"))
+            os.kill(stage.pid, signal.SIGKILL)
+            await stage.log.until("broker started", count + 1)
+        assert stage.waits == [1.0, 2.0, 4.0]
+        assert stage.ends == 3
+        assert [line["status"] for line in stage.log.entries("broker ended")] == [-signal.SIGKILL] * 3
+        await asyncio.to_thread(publish, stage.address, ("$devices/x/announce", b"{}"))
 
 
-async def test_while_its_port_is_taken_meanwhile_it_is_tried_again_and_says_why(scene: Scene) -> None:
-    supervisor = scene.supervisor()
+async def test_while_its_port_is_taken_meanwhile_it_is_tried_again_and_says_why(stage: Stage) -> None:
+    supervisor = stage.supervisor()
     async with running(supervisor):
-        scene.goes_on.clear()
-        os.kill(scene.pid, signal.SIGKILL)
-        await scene.log.until("broker ended")
-        with socket.create_server((scene.address.host, scene.address.port)):
-            scene.goes_on.set()
-            ended = await scene.log.until("broker ended", 2)
+        stage.goes_on.clear()
+        os.kill(stage.pid, signal.SIGKILL)
+        await stage.log.until("broker ended")
+        with socket.create_server((stage.address.host, stage.address.port)):
+            stage.goes_on.set()
+            ended = await stage.log.until("broker ended", 2)
             assert "address already in use" in ended["last_lines"]
             assert not supervisor.is_running
-        await scene.log.until("broker started", 2)
+        await stage.log.until("broker started", 2)
 
 
-async def test_a_store_that_is_torn_is_said_and_the_broker_serves(scene: Scene) -> None:
-    async with running(scene.supervisor()):
-        await asyncio.to_thread(publish, scene.address, ("$devices/x/announce", b"{}" * 1000))
-    store = scene.directory / "broker" / "store"
+async def test_a_store_that_is_torn_is_said_and_the_broker_serves(stage: Stage) -> None:
+    async with running(stage.supervisor()):
+        await asyncio.to_thread(publish, stage.address, ("$devices/x/announce", b"{}" * 1000))
+    store = stage.directory / "broker" / "store"
     torn = [*store.rglob("meta.inf"), *store.rglob("*.blk")]
     assert torn
     for file in torn:
         file.write_bytes(b"torn")
-    async with running(scene.supervisor()):
-        said = await scene.log.until("the broker reports")
+    async with running(stage.supervisor()):
+        said = await stage.log.until("the broker reports")
         assert "meta.inf" in said["line"]
-        await asyncio.to_thread(publish, scene.address, ("$devices/x/announce", b"{}"))
+        await asyncio.to_thread(publish, stage.address, ("$devices/x/announce", b"{}"))
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ async def test_a_store_that_is_torn_is_said_and_the_broker_serves(scene: Scene) 
     ],
 )
 async def test_a_program_that_ends_at_once_is_an_error_with_its_last_words(
-    scene: Scene, text: str, reason: str
+    stage: Stage, text: str, reason: str
 ) -> None:
     with pytest.raises(BrokerStartError, match=reason):
-        await scene.supervisor(script(scene.directory, text)).start()
+        await stage.supervisor(script(stage.directory, text)).start()
     # Nothing is held: the next start can have the directory.
-    async with running(scene.supervisor()):
+    async with running(stage.supervisor()):
         pass
 
 
@@ -170,35 +170,35 @@ def children() -> set[psutil.Process]:
 
 
 async def test_one_that_does_not_listen_in_time_is_stopped(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.broker.supervisor._START_TIMEOUT_S", 0.5)
-    started, before = scene.supervisor(script(scene.directory, "exec /bin/sleep 60")), children()
+    started, before = stage.supervisor(script(stage.directory, "exec /bin/sleep 60")), children()
     with pytest.raises(BrokerStartError, match="does not listen"):
         await started.start()
     assert children() <= before
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(scene: Scene) -> None:
+async def test_a_start_that_is_cancelled_leaves_nothing(stage: Stage) -> None:
     before = children()
-    starting = asyncio.create_task(scene.supervisor(script(scene.directory, "exec /bin/sleep 60")).start())
-    await until((scene.directory / "broker" / "nats-server.process").exists)
+    starting = asyncio.create_task(stage.supervisor(script(stage.directory, "exec /bin/sleep 60")).start())
+    await until((stage.directory / "broker" / "nats-server.process").exists)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert children() <= before
 
 
-async def test_two_of_one_directory_do_not_run_at_once(scene: Scene) -> None:
-    async with running(scene.supervisor()):
-        pid = scene.pid
+async def test_two_of_one_directory_do_not_run_at_once(stage: Stage) -> None:
+    async with running(stage.supervisor()):
+        pid = stage.pid
         with pytest.raises(BrokerStartError, match="another relay runs with"):
-            await scene.supervisor().start()
+            await stage.supervisor().start()
         assert psutil.pid_exists(pid)
 
 
-async def test_a_reload_reaches_the_broker_and_is_pending_while_it_starts(scene: Scene) -> None:
-    supervisor = scene.supervisor()
+async def test_a_reload_reaches_the_broker_and_is_pending_while_it_starts(stage: Stage) -> None:
+    supervisor = stage.supervisor()
     assert supervisor.reload()  # it reads the lists when it starts
     async with running(supervisor):
         told: Callable[[], bool] = supervisor.reload
@@ -206,4 +206,4 @@ async def test_a_reload_reaches_the_broker_and_is_pending_while_it_starts(scene:
         supervisor.is_running = False
         assert not told()
         supervisor.is_running = True
-        assert psutil.pid_exists(scene.pid)
+        assert psutil.pid_exists(stage.pid)

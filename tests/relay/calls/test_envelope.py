@@ -33,7 +33,7 @@ class Strict:
         self.lines = LogLines()
         self.check = EnvelopeCheck(DOCUMENTS, mode, make_logger("relay", self.lines)).check
 
-    def told(self, call: Call) -> str | None:
+    def refusal(self, call: Call) -> str | None:
         """Return what a call is refused with; None if it is let through."""
         try:
             self.check(call, "01HZX9K3M4P7Q8R9S0T1V2W3XY")
@@ -136,7 +136,7 @@ BAD = [
 
 @pytest.mark.parametrize("document", GOOD)
 def test_a_call_of_the_form_is_let_through(strict: Strict, document: dict[str, Any]) -> None:
-    assert strict.told(Call(document)) is None
+    assert strict.refusal(Call(document)) is None
     assert strict.lines.entries() == []
 
 
@@ -144,7 +144,7 @@ def test_a_call_of_the_form_is_let_through(strict: Strict, document: dict[str, A
 def test_a_call_that_is_not_of_the_form_is_told_the_rule_that_it_breaks(
     strict: Strict, document: dict[str, Any], reason: str
 ) -> None:
-    assert strict.told(Call(document)) == f"The request is not a call: {reason}."
+    assert strict.refusal(Call(document)) == f"The request is not a call: {reason}."
 
 
 def test_nothing_of_the_call_gets_into_the_refusal(strict: Strict) -> None:
@@ -156,7 +156,7 @@ def test_nothing_of_the_call_gets_into_the_refusal(strict: Strict) -> None:
         called(name=f"\n{secret}"),
         called(arguments=[secret]),
     ):
-        told = strict.told(Call(document))
+        told = strict.refusal(Call(document))
         assert told is not None
         assert "horse" not in told
         assert told.isprintable()
@@ -170,7 +170,7 @@ def test_in_shadow_mode_what_would_be_refused_is_logged_with_its_reason_and_let_
     document: dict[str, Any], reason: str
 ) -> None:
     shadow = Strict(EnvelopeMode.SHADOW)
-    assert shadow.told(Call(document)) is None
+    assert shadow.refusal(Call(document)) is None
     (line,) = shadow.lines.entries()
     assert (line["event"], line["level"], line["reason"]) == (WOULD, "warning", reason)
 
@@ -178,14 +178,14 @@ def test_in_shadow_mode_what_would_be_refused_is_logged_with_its_reason_and_let_
 @pytest.mark.parametrize("document", GOOD)
 def test_in_shadow_mode_nothing_is_said_of_a_call_of_the_form(document: dict[str, Any]) -> None:
     shadow = Strict(EnvelopeMode.SHADOW)
-    assert shadow.told(Call(document)) is None
+    assert shadow.refusal(Call(document)) is None
     assert shadow.lines.entries() == []
 
 
 @pytest.mark.parametrize(("document", "_reason"), BAD)
 def test_when_it_is_off_nothing_is_looked_at(document: dict[str, Any], _reason: str) -> None:
     off = Strict(EnvelopeMode.OFF)
-    assert off.told(Call(document)) is None
+    assert off.refusal(Call(document)) is None
     assert off.lines.entries() == []
 
 
@@ -370,7 +370,7 @@ def test_the_trace_is_that_of_meta_or_else_that_of_the_header(
 def test_what_is_no_traceparent_is_no_trace_and_no_reason_to_refuse(strict: Strict, text: str) -> None:
     assert traced(text, None) is None
     assert traced(..., text) is None
-    assert strict.told(Call(called(_meta={META_TRACEPARENT: text}), text)) is None
+    assert strict.refusal(Call(called(_meta={META_TRACEPARENT: text}), text)) is None
 
 
 @pytest.mark.parametrize("value", [None, 7, [], {}, "x"], ids=str)
@@ -421,10 +421,10 @@ def test_no_document_makes_the_check_do_anything_but_refuse_or_let_through(
     document: dict[str, Any], header: str | None
 ) -> None:
     call = Call(document, header)
-    told = CHECKS[EnvelopeMode.ENFORCE].told(call)
+    told = CHECKS[EnvelopeMode.ENFORCE].refusal(call)
     assert told is None or told.isprintable()
-    assert CHECKS[EnvelopeMode.SHADOW].told(call) is None
-    assert CHECKS[EnvelopeMode.OFF].told(call) is None
+    assert CHECKS[EnvelopeMode.SHADOW].refusal(call) is None
+    assert CHECKS[EnvelopeMode.OFF].refusal(call) is None
     for part in (call.name, call.arguments, call.idempotency_key, call.tool_id, call.label(META_TASK_ID)):
         assert part is None or part is not ...
     assert call.trace is None or len(call.trace.trace_id) == 32
@@ -433,7 +433,7 @@ def test_no_document_makes_the_check_do_anything_but_refuse_or_let_through(
 @given(MESSAGES)
 def test_what_is_accepted_has_what_the_gateway_relies_on(document: dict[str, Any]) -> None:
     call = Call(json.loads(json.dumps(document)))
-    if CHECKS[EnvelopeMode.ENFORCE].told(call) is None:
+    if CHECKS[EnvelopeMode.ENFORCE].refusal(call) is None:
         assert isinstance(call.name, str)
         assert call.name
         assert isinstance(call.arguments, dict)
@@ -443,7 +443,7 @@ def test_what_is_accepted_has_what_the_gateway_relies_on(document: dict[str, Any
 
 @pytest.mark.parametrize("token", [True, 1.5, None, [], {}], ids=str)
 def test_a_progress_token_of_another_type_is_refused(strict: Strict, token: object) -> None:
-    told = strict.told(Call(called(_meta={"progressToken": token})))
+    told = strict.refusal(Call(called(_meta={"progressToken": token})))
     assert told == (
         "The request is not a call: /params/_meta/progressToken must be of type string or integer."
     )
@@ -451,4 +451,4 @@ def test_a_progress_token_of_another_type_is_refused(strict: Strict, token: obje
 
 @pytest.mark.parametrize("token", ["", "p-1", 0, -7], ids=str)
 def test_a_progress_token_is_a_string_or_an_integer(strict: Strict, token: object) -> None:
-    assert strict.told(Call(called(_meta={"progressToken": token}))) is None
+    assert strict.refusal(Call(called(_meta={"progressToken": token}))) is None

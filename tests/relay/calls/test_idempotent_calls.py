@@ -20,7 +20,7 @@ from tests.fakes.keyed_calls import (
     Stage,
     answering,
     code,
-    told,
+    error_of,
 )
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
@@ -65,7 +65,7 @@ async def test_an_error_that_the_node_answered_with_is_an_outcome_too(
 ) -> None:
     router.answer = answer
     answers = [await stage.call() for _ in range(3)]
-    assert len({str(told(each)) for each in answers}) == 1
+    assert len({str(error_of(each)) for each in answers}) == 1
     assert len({each.error["correlation_id"] for each in answers if each.error}) == 3
     assert len(router.commands) == 1
     assert [decision[1:] for decision in stage.decisions()[1::2]] == [
@@ -169,10 +169,10 @@ async def test_who_may_not_call_learns_nothing_of_a_key(
     stage: Stage, router: ScriptedRouter, other_caller: dict[str, Any]
 ) -> None:
     token = stage.hub.token(**other_caller)
-    before = told(await stage.call(token=token))
+    before = error_of(await stage.call(token=token))
     await stage.call()
     for arguments in (PING, PONG):
-        assert told(await stage.call(arguments=arguments, token=token)) == before
+        assert error_of(await stage.call(arguments=arguments, token=token)) == before
     assert before["code"] == "E_SAFETY_DENIED"
     assert len(router.commands) == 1
 
@@ -207,7 +207,7 @@ async def test_other_arguments_under_the_same_key_are_refused_and_change_nothing
     stage: Stage, router: ScriptedRouter
 ) -> None:
     await stage.call()
-    refused = told(await stage.call(arguments=PONG))
+    refused = error_of(await stage.call(arguments=PONG))
     assert refused["code"] == "E_MANIFEST_INVALID"
     assert refused["message"] == "The idempotency key was used for other arguments of this tool."
     line = stage.hub.audited()[-1]

@@ -12,8 +12,8 @@ from tests.fakes.keyed_calls import (
     PONG,
     Stage,
     code,
+    error_of,
     hung_up,
-    told,
     until_joined,
 )
 from tests.fakes.routers import HeldRouter, echoed
@@ -44,8 +44,8 @@ async def test_who_joined_gets_the_error_of_the_call_under_its_own_id(
     await until_joined(waiting, 2)
     answer.set_exception(ToolError(Failure.NODE_OFFLINE))
     first, second = await asyncio.gather(*tasks)
-    assert told(first) == told(second)
-    assert told(first)["code"] == "E_NODE_OFFLINE"
+    assert error_of(first) == error_of(second)
+    assert error_of(first)["code"] == "E_NODE_OFFLINE"
     assert first.error != second.error
 
 
@@ -75,7 +75,7 @@ async def test_who_joins_waits_no_longer_than_a_call_of_its_own_would(
     first = stage.begin()
     command, answer = await held.next()
     joined = await asyncio.wait_for(stage.call(), BOUND_S)
-    assert told(joined)["message"] == Failure.DEADLINE_EXCEEDED.value.message
+    assert error_of(joined)["message"] == Failure.DEADLINE_EXCEEDED.value.message
     assert not first.done()
     answer.set_result(echoed(command))
     assert code(await first) == "ok"
@@ -188,7 +188,7 @@ async def test_who_joined_and_whose_token_is_revoked_is_refused_while_the_call_g
     command, answer = await held.next()
     await until_joined(waiting, 2)
     waiting.gateway.revoke({waiting.jti(theirs)})
-    refused = told(await asyncio.wait_for(second, BOUND_S))
+    refused = error_of(await asyncio.wait_for(second, BOUND_S))
     assert (refused["code"], refused["message"]) == (
         "E_SAFETY_DENIED",
         "The token was revoked during the call.",
@@ -208,10 +208,10 @@ async def test_when_the_first_callers_token_is_revoked_another_caller_is_told_th
     waiting.gateway.revoke({waiting.jti(waiting.token)})
     async with asyncio.timeout(BOUND_S):
         assert code(await first) == "E_SAFETY_DENIED"
-        joined = told(await second)
+        joined = error_of(await second)
     assert (joined["code"], joined["message"]) == ("E_DEADLINE_EXCEEDED", MAY_HAVE_RUN)
     assert answer.cancelled()
-    assert told(await waiting.call(token=theirs)) == joined
+    assert error_of(await waiting.call(token=theirs)) == joined
     assert held.waiting.empty()
 
 

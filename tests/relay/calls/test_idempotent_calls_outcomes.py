@@ -22,9 +22,9 @@ from tests.fakes.keyed_calls import (
     answering,
     breaking,
     code,
+    error_of,
     kinds,
     raising,
-    told,
 )
 from tests.fakes.routers import ScriptedRouter, echoed
 from tests.fakes.seconds import Seconds
@@ -119,7 +119,7 @@ async def test_of_a_tool_that_is_not_idempotent_a_call_that_may_have_run_is_neve
     assert code(await stage.call()) != "ok"
     router.answer = echoed
     for _ in range(2):
-        again = told(await stage.call())
+        again = error_of(await stage.call())
         assert (again["code"], again["message"]) == ("E_DEADLINE_EXCEEDED", MAY_HAVE_RUN)
     assert code(await stage.call(arguments=PONG)) == "E_MANIFEST_INVALID"
     assert len(router.commands) == 1
@@ -181,7 +181,7 @@ async def test_when_there_is_no_room_a_new_key_is_refused_and_every_live_one_ans
     stage = Stage(single, router, seconds, max_keys=2)
     for key in ("a", "b"):
         assert code(await stage.call(key)) == "ok"
-    refused = told(await stage.call("c"))
+    refused = error_of(await stage.call("c"))
     assert (refused["code"], refused["retry_after_ms"]) == ("E_RATE_LIMITED", 600_000)
     line = single.audited()[-1]
     assert (line["decision"], line["code"]) == ("deny", "E_RATE_LIMITED")

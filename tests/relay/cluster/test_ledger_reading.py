@@ -12,7 +12,7 @@ from relay.auth.revoked_tokens import RevokedTokens
 from relay.auth.shared_revocations import SharedTokenRevocations
 from relay.cluster.ledger_reading import LedgerReading, LostReaderError, Shared
 from relay.cluster.ledger_stream import LedgerStream
-from relay.cluster.patience import Patience
+from relay.cluster.retry_backoff import RetryBackoff
 from relay.pki.join_tokens import JoinTokens
 from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from schemas.process.logs import make_logger
@@ -54,7 +54,7 @@ def reading(registry: SchemaRegistry, tmp_path: Path, clock: CountedClock) -> Le
     ]
     return LedgerReading(
         LedgerStream("main", ledgers, registry, clock),
-        [Shared(ledger, Patience(1.0, 10.0, lambda: 0.0)) for ledger in ledgers],
+        [Shared(ledger, RetryBackoff(1.0, 10.0, lambda: 0.0)) for ledger in ledgers],
         is_told=False,
         wake=lambda: None,
         count=lambda _kind, _outcome: None,

@@ -86,7 +86,7 @@ def test_one_that_is_not_valid_now_is_left_to_be_verified(now_ms: int) -> None:
         verify_leaf(NODE.leaf_pem, ROOTS, now_ms)
 
 
-def test_a_root_that_has_expired_vouches_for_no_leaf_that_is_kept() -> None:
+def test_a_root_that_has_expired_verifies_no_leaf_that_is_kept() -> None:
     root = next(iter(root_validities(tuple(ROOTS)).values()))
     lasting = CA.issue(valid_days=3649)
     kept = KeptLeaf.of(lasting.identity())
@@ -137,6 +137,6 @@ def test_what_is_no_certificate_is_left_to_be_rejected(pem: str) -> None:
     assert KeptLeaves([KEPT]).recall(pem, ROOTS, NOW_MS) is None
 
 
-def test_a_root_that_cannot_be_read_vouches_for_nothing() -> None:
+def test_a_root_that_cannot_be_read_verifies_nothing() -> None:
     broken = to_pem([b"\x30\x03abc"])
     assert set(root_validities((CA.root_pem, broken))) == {KEPT.root_kid}

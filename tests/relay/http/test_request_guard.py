@@ -14,7 +14,7 @@ from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
 from tests.fakes.held_connections import HeldConnections
 from tests.fakes.hub import Hub
-from tests.fakes.issuer import BOUND_S, OutsideWorld, outside_token
+from tests.fakes.issuer import BOUND_S, TwoIssuers, outside_token
 
 PUBLIC_URL = "https://relay.example"
 LISTEN = HostPort("127.0.0.1", 8700)
@@ -391,7 +391,7 @@ async def test_the_scheme_is_the_same_in_any_case(bench: Bench) -> None:
 async def test_the_first_token_of_a_new_key_of_the_outside_issuer_gets_through(
     hub: Hub, registry: SchemaRegistry
 ) -> None:
-    async with OutsideWorld.running(registry) as world, asyncio.timeout(BOUND_S):
+    async with TwoIssuers.running(registry) as world, asyncio.timeout(BOUND_S):
         hub.authenticator = world.authenticator
         bench = Bench(hub)
         header = ("Authorization", f"Bearer {outside_token()}")

@@ -40,7 +40,7 @@ from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CANONICAL_NAME, META_ERROR, META_HOP, META_SAFETY_CLASS
 from schemas.tls import client_context
 from tests.fakes.hub import PUBLIC_URL, Hub
-from tests.fakes.issuer import OutsideWorld, outside_token
+from tests.fakes.issuer import TwoIssuers, outside_token
 from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.routers import ScriptedRouter, SilentRouter
 from tests.fakes.serving import Server
@@ -122,7 +122,12 @@ class Stage:
 
     @asynccontextmanager
     async def client(
-        self, era: str, *, token: str | None = None, query: str = "", heard: "Ear | None" = None
+        self,
+        era: str,
+        *,
+        token: str | None = None,
+        query: str = "",
+        heard: "Notified | None" = None,
     ) -> AsyncIterator[Client]:
         """Hold an official client."""
         async with asyncio.timeout(BOUND_S), self.http(token) as http:
@@ -140,7 +145,7 @@ class Stage:
             yield wire
 
 
-class Ear:
+class Notified:
     """Hears notifications of the old era."""
 
     def __init__(self) -> None:
@@ -454,13 +459,13 @@ async def test_when_the_agent_gives_up_the_node_is_not_waited_for(hub: Hub, serv
 
 
 async def test_a_client_of_the_old_era_is_told_that_the_list_has_changed(stage: Stage) -> None:
-    ear = Ear()
-    async with stage.client("legacy", heard=ear) as client:
+    notes = Notified()
+    async with stage.client("legacy", heard=notes) as client:
         assert client.server_capabilities.tools is not None
         assert client.server_capabilities.tools.list_changed
         await client.list_tools()
         stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
-        assert isinstance(await ear.next(), ToolListChangedNotification)
+        assert isinstance(await notes.next(), ToolListChangedNotification)
         assert len((await client.list_tools()).tools) == 4
 
 
@@ -582,7 +587,7 @@ async def test_a_session_of_the_old_era_is_its_owners_alone(
 async def test_agents_of_one_name_from_two_issuers_have_no_session_in_common(
     hub: Hub, router: ScriptedRouter, server: Server
 ) -> None:
-    async with OutsideWorld.running(hub.registry) as world:
+    async with TwoIssuers.running(hub.registry) as world:
         hub.authenticator = world.authenticator
         async with Stage(hub, router, server).running() as stage, stage.wire("legacy") as wire:
             wire.http.headers["Authorization"] = f"Bearer {outside_token(sub='agent-1', tenant=TENANT)}"
@@ -747,19 +752,19 @@ async def test_revoking_its_token_ends_a_subscription_in_good_order_and_no_other
 
 
 async def test_revoking_its_token_ends_what_a_session_of_the_old_era_is_told(stage: Stage) -> None:
-    ear, other_ear = Ear(), Ear()
+    notes, other_listener = Notified(), Notified()
     revoked, other = stage.hub.token(), stage.hub.token(**OTHER)
     async with (
-        stage.client("legacy", token=revoked, heard=ear) as client,
-        stage.client("legacy", token=other, heard=other_ear) as others_client,
+        stage.client("legacy", token=revoked, heard=notes) as client,
+        stage.client("legacy", token=other, heard=other_listener) as others_client,
     ):
         await client.list_tools()
         await others_client.list_tools()
         jti = stage.hub.authenticator.identify(revoked).jti
         stage.mcp.revoke({jti})
         stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
-        assert isinstance(await other_ear.next(), ToolListChangedNotification)
-        assert ear.is_empty
+        assert isinstance(await other_listener.next(), ToolListChangedNotification)
+        assert notes.is_empty
         stage.hub.authenticator.revoke(frozenset({jti}))
         async with stage.http(revoked) as http:
             assert (await Wire(http, "/mcp", NEW).post("tools/list")).status_code == 401

@@ -21,7 +21,7 @@ from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT
 ASKING = "01HZX9K3M4P7Q8R9S0T1V2W3XB"
 
 
-class Office(Holder):
+class Stage(Holder):
     """The service, asked as by another relay."""
 
     async def answer(self, action: AuthorityAction, **members: Any) -> Mapping[str, Any]:
@@ -34,27 +34,29 @@ class Office(Holder):
 
 
 @pytest.fixture
-def office(hub: Hub, tmp_path: Path) -> Office:
-    return Office.below(tmp_path, hub)
+def stage(hub: Hub, tmp_path: Path) -> Stage:
+    return Stage.below(tmp_path, hub)
 
 
 # --- enrolment
 
 
-async def test_a_node_enrols_by_its_own_proof(office: Office) -> None:
-    token = office.join_tokens.create(TENANT, HOUR_S, 1, office.ca.root_pem())
-    response = (await office.answer(AuthorityAction.ENROL, request=request_of(token)))["response"]
+async def test_a_node_enrols_by_its_own_proof(stage: Stage) -> None:
+    token = stage.join_tokens.create(TENANT, HOUR_S, 1, stage.ca.root_pem())
+    response = (await stage.answer(AuthorityAction.ENROL, request=request_of(token)))["response"]
     assert is_proven(response, token.key, RELAY)
-    assert [leaf.name for leaf in office.ca.records().issued.values()] == [NODE_ID]
+    assert [leaf.name for leaf in stage.ca.records().issued.values()] == [NODE_ID]
 
 
-async def test_why_a_node_is_not_enrolled_is_told_and_counted_for_the_relay_that_asks(office: Office) -> None:
-    token = office.join_tokens.create(TENANT, HOUR_S, 1, office.ca.root_pem())
-    office.join_tokens.revoke(token.id)
-    refused = await office.refusal(AuthorityAction.ENROL, request=request_of(token))
+async def test_why_a_node_is_not_enrolled_is_told_and_counted_for_the_relay_that_asks(
+    stage: Stage,
+) -> None:
+    token = stage.join_tokens.create(TENANT, HOUR_S, 1, stage.ca.root_pem())
+    stage.join_tokens.revoke(token.id)
+    refused = await stage.refusal(AuthorityAction.ENROL, request=request_of(token))
     assert refused.reason == "unknown_token"
-    office.hub.refusals.write()
-    (line,) = office.hub.audited()
+    stage.hub.refusals.write()
+    (line,) = stage.hub.audited()
     assert (line["event"], line["reason"]) == ("enrolment_refused", "unknown_token")
     assert f"relay {ASKING}" in line.values()
 
@@ -62,45 +64,45 @@ async def test_why_a_node_is_not_enrolled_is_told_and_counted_for_the_relay_that
 # --- renewal and retirement
 
 
-async def test_a_leaf_is_renewed_for_its_own_key(office: Office) -> None:
-    held = office.half_used_leaf()
+async def test_a_leaf_is_renewed_for_its_own_key(stage: Stage) -> None:
+    held = stage.half_used_leaf()
     members = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": True}
-    issued = await office.answer(AuthorityAction.RENEW, **members)
+    issued = await stage.answer(AuthorityAction.RENEW, **members)
     assert issued["ok"] is True
-    fresh = verify_leaf(issued["certificate"], [issued["roots"]], office.hub.clock())
+    fresh = verify_leaf(issued["certificate"], [issued["roots"]], stage.hub.clock())
     assert (fresh.node_id, fresh.public_key) == (NODE_ID, held.public_key)
-    early = await office.refusal(AuthorityAction.RENEW, **members)
+    early = await stage.refusal(AuthorityAction.RENEW, **members)
     assert (early.reason, early.retry_after_ms) == ("rate_limited", 3_600_000)
 
 
-async def test_a_node_is_retired_with_its_leaves(office: Office) -> None:
-    held = office.half_used_leaf()
-    assert await office.answer(AuthorityAction.RETIRE, node_id=NODE_ID, kid=held.kid) == {"kids": [held.kid]}
-    assert office.ca.revoked_kids() == {held.kid}
+async def test_a_node_is_retired_with_its_leaves(stage: Stage) -> None:
+    held = stage.half_used_leaf()
+    assert await stage.answer(AuthorityAction.RETIRE, node_id=NODE_ID, kid=held.kid) == {"kids": [held.kid]}
+    assert stage.ca.revoked_kids() == {held.kid}
 
 
 async def test_a_leaf_that_is_not_the_nodes_or_does_not_count_renews_and_retires_nothing(
-    office: Office,
+    stage: Stage,
 ) -> None:
-    held = office.half_used_leaf()
+    held = stage.half_used_leaf()
     asked = {"kid": held.kid, "csr": CSR, "server_roots": False}
     for members in (
         asked | {"node_id": OTHER_NODE_ID},
         asked | {"node_id": NODE_ID, "kid": "ab" * 32},
     ):
         for action in (AuthorityAction.RENEW, AuthorityAction.RETIRE):
-            assert (await office.refusal(action, **members)).reason == "attestation_failed"
-    office.hub.clock.advance(60 * DAY_MS)  # it has ended
+            assert (await stage.refusal(action, **members)).reason == "attestation_failed"
+    stage.hub.clock.advance(60 * DAY_MS)  # it has ended
     for action in (AuthorityAction.RENEW, AuthorityAction.RETIRE):
-        assert (await office.refusal(action, node_id=NODE_ID, **asked)).reason == "attestation_failed"
-    assert office.ca.revoked_kids() == frozenset()
+        assert (await stage.refusal(action, node_id=NODE_ID, **asked)).reason == "attestation_failed"
+    assert stage.ca.revoked_kids() == frozenset()
 
 
-async def test_a_revoked_leaf_renews_nothing(office: Office) -> None:
-    held = office.half_used_leaf()
-    office.ca.revoke(NODE_ID)
+async def test_a_revoked_leaf_renews_nothing(stage: Stage) -> None:
+    held = stage.half_used_leaf()
+    stage.ca.revoke(NODE_ID)
     asked = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": False}
-    assert (await office.refusal(AuthorityAction.RENEW, **asked)).reason == "attestation_failed"
+    assert (await stage.refusal(AuthorityAction.RENEW, **asked)).reason == "attestation_failed"
 
 
 # --- certificates of relays
@@ -110,22 +112,22 @@ def wanted(use: str) -> Mapping[str, str]:
     return {"use": use, "public_key": public_key_pem(make_server_key(os.urandom).public_key())}
 
 
-async def test_a_relay_gets_a_certificate_to_serve_with_which_the_audit_has(office: Office) -> None:
-    answer = await office.answer(AuthorityAction.CERTIFY, **wanted("serve"))
+async def test_a_relay_gets_a_certificate_to_serve_with_which_the_audit_has(stage: Stage) -> None:
+    answer = await stage.answer(AuthorityAction.CERTIFY, **wanted("serve"))
     assert answer["certificate"].startswith("-----BEGIN CERTIFICATE-----")
-    assert [each.name for each in office.ca.records().issued.values()] == [RELAY_NAME]
-    (line,) = office.hub.audited()
+    assert [each.name for each in stage.ca.records().issued.values()] == [RELAY_NAME]
+    (line,) = stage.hub.audited()
     assert (line["event"], line["relay"], line["use"]) == ("relay_certified", ASKING, "serve")
 
 
-async def test_on_a_full_disk_no_certificate_is_given(office: Office) -> None:
+async def test_on_a_full_disk_no_certificate_is_given(stage: Stage) -> None:
     with full_disk():
-        assert (await office.refusal(AuthorityAction.CERTIFY, **wanted("serve"))).reason == "internal"
+        assert (await stage.refusal(AuthorityAction.CERTIFY, **wanted("serve"))).reason == "internal"
 
 
-async def test_a_fault_of_the_ca_is_logged_here_and_named_to_no_other_relay(office: Office) -> None:
-    (office.ca.root_file.parent / "ledger.jsonl").write_text("damaged\n")
-    refused = await office.refusal(AuthorityAction.CERTIFY, **wanted("serve"))
+async def test_a_fault_of_the_ca_is_logged_here_and_named_to_no_other_relay(stage: Stage) -> None:
+    (stage.ca.root_file.parent / "ledger.jsonl").write_text("damaged\n")
+    refused = await stage.refusal(AuthorityAction.CERTIFY, **wanted("serve"))
     assert refused.reason == "internal"
-    (line,) = office.hub.lines.entries("the CA cannot do what another relay asks")
+    (line,) = stage.hub.lines.entries("the CA cannot do what another relay asks")
     assert "ledger.jsonl is damaged" in line["reason"]

@@ -31,7 +31,7 @@ TOPIC, OTHER_TOPIC = f"$devices/{NODE_ID}/announce", f"$devices/{OTHER_NODE_ID}/
 ALL = ("$devices/+/identity", "$devices/+/announce", "$devices/+/heartbeat")
 
 
-class Scene:
+class Stage:
     """A broker, who may come in, and who came."""
 
     def __init__(self, kind: str, directory: Path, stack: ExitStack) -> None:
@@ -78,128 +78,128 @@ def serial_of(shown: Shown) -> int:
 
 
 @pytest.fixture
-def scene(broker_kind: str, tmp_path: Path) -> Iterator[Scene]:
+def stage(broker_kind: str, tmp_path: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
-        yield Scene(broker_kind, tmp_path, stack)
+        yield Stage(broker_kind, tmp_path, stack)
 
 
-def test_a_node_publishes_below_its_own_id_and_the_relay_receives_it(scene: Scene) -> None:
-    relay = scene.listening_relay()
-    scene.connect(scene.node).publish(TOPIC, b"mine")
+def test_a_node_publishes_below_its_own_id_and_the_relay_receives_it(stage: Stage) -> None:
+    relay = stage.listening_relay()
+    stage.connect(stage.node).publish(TOPIC, b"mine")
     assert relay.next() == (TOPIC, b"mine")
 
 
-def test_what_a_node_writes_on_anothers_topic_changes_nothing_there(scene: Scene) -> None:
-    scene.connect(scene.other).publish(OTHER_TOPIC, b"theirs")
+def test_what_a_node_writes_on_anothers_topic_changes_nothing_there(stage: Stage) -> None:
+    stage.connect(stage.other).publish(OTHER_TOPIC, b"theirs")
     for payload in (b"forged", b""):
-        scene.forbidden(scene.node, OTHER_TOPIC, payload)
-    scene.forbidden(scene.node, "elsewhere/entirely", b"stray")
-    node = scene.connect(scene.node)
+        stage.forbidden(stage.node, OTHER_TOPIC, payload)
+    stage.forbidden(stage.node, "elsewhere/entirely", b"stray")
+    node = stage.connect(stage.node)
     node.publish(TOPIC, b"mine")
-    relay = scene.connect(scene.authority.relay())
+    relay = stage.connect(stage.authority.relay())
     assert relay.subscribe("$devices/+/announce")
     assert {relay.next(), relay.next()} == {(TOPIC, b"mine"), (OTHER_TOPIC, b"theirs")}
     node.publish(TOPIC, b"the end")
     assert relay.next() == (TOPIC, b"the end")
 
 
-def test_the_will_of_a_node_counts_on_its_own_topic_alone(scene: Scene) -> None:
-    relay = scene.listening_relay()
-    scene.connect(scene.node, will=OTHER_TOPIC).vanish()
-    scene.connect(scene.node, will=TOPIC).vanish()
+def test_the_will_of_a_node_counts_on_its_own_topic_alone(stage: Stage) -> None:
+    relay = stage.listening_relay()
+    stage.connect(stage.node, will=OTHER_TOPIC).vanish()
+    stage.connect(stage.node, will=TOPIC).vanish()
     assert relay.next() == (TOPIC, b"a will")
 
 
-def test_a_node_reads_nothing_not_even_its_own(scene: Scene) -> None:
-    node, relay = scene.connect(scene.node), scene.listening_relay()
+def test_a_node_reads_nothing_not_even_its_own(stage: Stage) -> None:
+    node, relay = stage.connect(stage.node), stage.listening_relay()
     granted = node.subscribe(*ALL, "#", TOPIC)
     # mosquitto says yes, and withholds the messages.
-    assert granted is (scene.broker.kind == "mosquitto")
+    assert granted is (stage.broker.kind == "mosquitto")
     if not granted:
-        node = scene.connect(scene.node)
-    scene.connect(scene.other).publish(OTHER_TOPIC, b"theirs")
+        node = stage.connect(stage.node)
+    stage.connect(stage.other).publish(OTHER_TOPIC, b"theirs")
     node.publish(TOPIC, b"mine")
     assert {relay.next(), relay.next()} == {(TOPIC, b"mine"), (OTHER_TOPIC, b"theirs")}
     node.publish(TOPIC, b"again")  # what was before it on the same connection has come when it is confirmed
     assert node.messages.empty()
 
 
-def test_the_relay_writes_nothing(scene: Scene) -> None:
-    relay = scene.listening_relay()
+def test_the_relay_writes_nothing(stage: Stage) -> None:
+    relay = stage.listening_relay()
     for topic in (TOPIC, OTHER_TOPIC, "$devices/edge-relay/announce"):
-        scene.forbidden(scene.authority.relay(), topic, b"forged")
-    scene.connect(scene.node).publish(TOPIC, b"mine")
+        stage.forbidden(stage.authority.relay(), topic, b"forged")
+    stage.connect(stage.node).publish(TOPIC, b"mine")
     assert relay.next() == (TOPIC, b"mine")
 
 
-def test_a_name_without_a_certificate_is_not_admitted(scene: Scene) -> None:
-    relay = scene.listening_relay()
+def test_a_name_without_a_certificate_is_not_admitted(stage: Stage) -> None:
+    relay = stage.listening_relay()
     for username in ("edge-relay", "CN=edge-relay", OTHER_NODE_ID, f"CN={OTHER_NODE_ID}"):
-        scene.forbidden(scene.node, OTHER_TOPIC, b"forged", username=username)
-    scene.connect(scene.node).publish(TOPIC, b"mine")
+        stage.forbidden(stage.node, OTHER_TOPIC, b"forged", username=username)
+    stage.connect(stage.node).publish(TOPIC, b"mine")
     assert relay.next() == (TOPIC, b"mine")
 
 
-def test_without_a_certificate_of_the_root_no_client_is_admitted(scene: Scene) -> None:
-    assert not scene.connect(None).connected
-    assert not scene.connect(scene.authority.node(NODE_ID, SimulatedCa("another", NOW_MS))).connected
-    assert scene.connect(scene.node).connected
+def test_without_a_certificate_of_the_root_no_client_is_admitted(stage: Stage) -> None:
+    assert not stage.connect(None).connected
+    assert not stage.connect(stage.authority.node(NODE_ID, SimulatedCa("another", NOW_MS))).connected
+    assert stage.connect(stage.node).connected
 
 
-def test_a_revoked_node_is_disconnected_and_no_other_client_is(scene: Scene) -> None:
-    node, other, relay = scene.connect(scene.node), scene.connect(scene.other), scene.listening_relay()
+def test_a_revoked_node_is_disconnected_and_no_other_client_is(stage: Stage) -> None:
+    node, other, relay = stage.connect(stage.node), stage.connect(stage.other), stage.listening_relay()
     assert node.connected
-    scene.revoke(NODE_ID, scene.node)
-    if scene.broker.kind == "nats-server":
+    stage.revoke(NODE_ID, stage.node)
+    if stage.broker.kind == "nats-server":
         assert node.gone.wait(BOUND_S)
-    until(lambda: scene.connect(scene.node), lambda peer: not peer.connected)
+    until(lambda: stage.connect(stage.node), lambda peer: not peer.connected)
     other.publish(OTHER_TOPIC, b"still here")
     assert relay.next() == (OTHER_TOPIC, b"still here")
     assert other.connected
     assert relay.connected
 
 
-def test_two_revocations_of_one_second_both_count(scene: Scene) -> None:
-    scene.revoke(NODE_ID, scene.node)
-    until(lambda: scene.connect(scene.node), lambda peer: not peer.connected)
-    scene.revoke(OTHER_NODE_ID, scene.other)
-    until(lambda: scene.connect(scene.other), lambda peer: not peer.connected)
-    assert not scene.connect(scene.node).connected
+def test_two_revocations_of_one_second_both_count(stage: Stage) -> None:
+    stage.revoke(NODE_ID, stage.node)
+    until(lambda: stage.connect(stage.node), lambda peer: not peer.connected)
+    stage.revoke(OTHER_NODE_ID, stage.other)
+    until(lambda: stage.connect(stage.other), lambda peer: not peer.connected)
+    assert not stage.connect(stage.node).connected
 
 
 def test_a_node_that_has_just_been_enrolled_is_admitted_and_no_other_client_is_disconnected(
     broker_kind: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        scene = Scene(broker_kind, tmp_path, stack)
-        scene.revoke(OTHER_NODE_ID, scene.other)
-        until(lambda: scene.connect(scene.other), lambda peer: not peer.connected)
-        node, relay = scene.connect(scene.node), scene.listening_relay()
-        scene.authority.nodes.add(OTHER_NODE_ID)
-        scene.access.refresh()
-        again = scene.authority.node(OTHER_NODE_ID)  # another serial number
-        until(lambda: scene.connect(again), lambda peer: peer.connected).publish(OTHER_TOPIC, b"new")
+        stage = Stage(broker_kind, tmp_path, stack)
+        stage.revoke(OTHER_NODE_ID, stage.other)
+        until(lambda: stage.connect(stage.other), lambda peer: not peer.connected)
+        node, relay = stage.connect(stage.node), stage.listening_relay()
+        stage.authority.nodes.add(OTHER_NODE_ID)
+        stage.access.refresh()
+        again = stage.authority.node(OTHER_NODE_ID)  # another serial number
+        until(lambda: stage.connect(again), lambda peer: peer.connected).publish(OTHER_TOPIC, b"new")
         assert relay.next() == (OTHER_TOPIC, b"new")
         assert node.connected
 
 
-def test_a_new_root_counts_beside_the_old_one(scene: Scene) -> None:
-    old = scene.connect(scene.node)
+def test_a_new_root_counts_beside_the_old_one(stage: Stage) -> None:
+    old = stage.connect(stage.node)
     new = SimulatedCa("root of tomorrow", NOW_MS)
-    scene.authority.cas.append(new)
-    scene.access.refresh()
-    renewed = scene.authority.node(OTHER_NODE_ID, new)
-    until(lambda: scene.connect(renewed), lambda peer: peer.connected)
+    stage.authority.cas.append(new)
+    stage.access.refresh()
+    renewed = stage.authority.node(OTHER_NODE_ID, new)
+    until(lambda: stage.connect(renewed), lambda peer: peer.connected)
     assert old.connected
-    assert scene.connect(scene.node).connected
+    assert stage.connect(stage.node).connected
 
 
 @pytest.mark.integration
 def test_the_protocol_of_nats_itself_admits_no_client(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        scene = Scene("nats-server", tmp_path, stack)
+        stage = Stage("nats-server", tmp_path, stack)
         for said in ("", '"user":"CN=edge-relay",', '"user":"CN=edge-relay","pass":"",'):
-            with socket.create_connection(("127.0.0.1", scene.broker.own_port), BOUND_S) as plain:
+            with socket.create_connection(("127.0.0.1", stage.broker.own_port), BOUND_S) as plain:
                 plain.settimeout(BOUND_S)
                 assert plain.recv(4096).startswith(b"INFO")
                 plain.sendall(b'CONNECT {%s"verbose":false}\r\nPING\r\n' % said.encode())

@@ -9,7 +9,7 @@ from schemas.addresses import HostPort
 from schemas.endorsement import are_endorsed
 from schemas.enrolment import shown_endorsements
 from schemas.identity import certificates_in
-from tests.fakes.enrolling import Message, Office, request_of, unproven
+from tests.fakes.enrolling import Message, Stage, request_of, unproven
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,37 +20,37 @@ BOUND_S = 20
 # --- the roots
 
 
-async def test_the_roots_are_served_without_a_token(office: Office) -> None:
-    response = await office.http.get("/enroll")
-    servers = "".join(office.ca.servers.roots())
+async def test_the_roots_are_served_without_a_token(stage: Stage) -> None:
+    response = await stage.http.get("/enroll")
+    servers = "".join(stage.ca.servers.roots())
     assert response.status_code == 200
-    assert response.text.startswith(office.ca.root_pem())
+    assert response.text.startswith(stage.ca.root_pem())
     assert response.text.endswith(servers)
     assert response.headers["content-type"].startswith("text/plain")
-    office.ca.rotate_root(overlap_days=30)
-    text = (await office.http.get("/enroll")).text
-    assert text.startswith("".join(office.ca.roots()))
+    stage.ca.rotate_root(overlap_days=30)
+    text = (await stage.http.get("/enroll")).text
+    assert text.startswith("".join(stage.ca.roots()))
     # Each root that a join token may name endorses the roots of servers.
-    for root in office.ca.roots():
+    for root in stage.ca.roots():
         assert are_endorsed(certificates_in(servers), certificates_in(root), shown_endorsements(text))
 
 
-async def test_the_roots_of_servers_are_signed_once_for_all_who_ask(office: Office) -> None:
-    first = (await office.http.get("/enroll")).text
-    office.ca.servers.root_file.with_name("root.key").rename(office.ca.root_file.with_name("elsewhere.key"))
-    assert (await office.http.get("/enroll")).text == first
-    office.ca.root_file.with_name("elsewhere.key").rename(office.ca.root_file.with_name("root.key"))
-    office.ca.servers.rotate()
-    changed = (await office.http.get("/enroll")).text
-    assert changed.endswith("".join(office.ca.servers.roots()))
+async def test_the_roots_of_servers_are_signed_once_for_all_who_ask(stage: Stage) -> None:
+    first = (await stage.http.get("/enroll")).text
+    stage.ca.servers.root_file.with_name("root.key").rename(stage.ca.root_file.with_name("elsewhere.key"))
+    assert (await stage.http.get("/enroll")).text == first
+    stage.ca.root_file.with_name("elsewhere.key").rename(stage.ca.root_file.with_name("root.key"))
+    stage.ca.servers.rotate()
+    changed = (await stage.http.get("/enroll")).text
+    assert changed.endswith("".join(stage.ca.servers.roots()))
     assert changed != first
 
 
-async def test_without_a_root_there_is_nothing_to_show(office: Office) -> None:
-    (office.directory / "ca" / "root.pem").unlink()
-    response = await office.http.get("/enroll")
+async def test_without_a_root_there_is_nothing_to_show(stage: Stage) -> None:
+    (stage.directory / "ca" / "root.pem").unlink()
+    response = await stage.http.get("/enroll")
     assert response.status_code == 503
-    assert str(office.directory) not in response.text
+    assert str(stage.directory) not in response.text
 
 
 # --- what is no request
@@ -60,8 +60,8 @@ def as_json(message: Message, **changes: object) -> bytes:
     return json.dumps({**message, **changes}).encode()
 
 
-async def test_what_is_no_request_is_not_looked_at(office: Office) -> None:
-    good = request_of(office.token())
+async def test_what_is_no_request_is_not_looked_at(stage: Stage) -> None:
+    good = request_of(stage.token())
     malformed = {
         "nothing": b"",
         "no JSON": b"{",
@@ -82,25 +82,25 @@ async def test_what_is_no_request_is_not_looked_at(office: Office) -> None:
     }
     headers = {"content-type": "application/json"}
     answers = {
-        name: (await office.http.post("/enroll", content=body, headers=headers)).status_code
+        name: (await stage.http.post("/enroll", content=body, headers=headers)).status_code
         for name, body in malformed.items()
     }
     assert answers == dict.fromkeys(malformed, 400)
-    assert office.refusals() == [("malformed", len(malformed))]
-    assert office.ca.in_force() == {}
+    assert stage.refusals() == [("malformed", len(malformed))]
+    assert stage.ca.in_force() == {}
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-async def test_what_a_page_in_a_browser_can_send_is_no_request(office: Office, media_type: str) -> None:
-    body = as_json(request_of(office.token()))
-    response = await office.http.post("/enroll", content=body, headers={"content-type": media_type})
+async def test_what_a_page_in_a_browser_can_send_is_no_request(stage: Stage, media_type: str) -> None:
+    body = as_json(request_of(stage.token()))
+    response = await stage.http.post("/enroll", content=body, headers={"content-type": media_type})
     assert response.status_code == 400
-    assert office.ca.in_force() == {}
+    assert stage.ca.in_force() == {}
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH"])
-async def test_there_is_nothing_else_to_do_here(office: Office, method: str) -> None:
-    assert (await office.http.request(method, "/enroll")).status_code == 405
+async def test_there_is_nothing_else_to_do_here(stage: Stage, method: str) -> None:
+    assert (await stage.http.request(method, "/enroll")).status_code == 405
 
 
 # --- unauthenticated clients with large or slow requests
@@ -125,25 +125,25 @@ def head(*headers: str) -> bytes:
 
 @pytest.mark.parametrize("length", ["Content-Length: 17000", "Transfer-Encoding: chunked"])
 async def test_more_than_a_request_can_be_is_not_read_to_its_end(
-    office: Office, server: Server, length: str
+    stage: Stage, server: Server, length: str
 ) -> None:
-    server.app = office.routes
+    server.app = stage.routes
     body = b"x" * 17_000
     if "chunked" in length:
         body = b"%x\r\n%b\r\n" % (len(body), body)  # without the chunk that ends it
     answer = await answer_to(server.address, [head(length), body])
     assert answer.startswith(b"HTTP/1.1 413 ")
-    assert office.refusals() == [("too_large", 1)]
+    assert stage.refusals() == [("too_large", 1)]
 
 
-async def test_a_request_that_does_not_end_is_ended(office: Office, server: Server) -> None:
-    server.app = office.make(body_timeout_s=0.05)
+async def test_a_request_that_does_not_end_is_ended(stage: Stage, server: Server) -> None:
+    server.app = stage.make(body_timeout_s=0.05)
     answer = await answer_to(server.address, [head("Content-Length: 100"), b'{"join_id":'])
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert office.refusals() == [("slow", 1)]
+    assert stage.refusals() == [("slow", 1)]
 
 
-async def test_who_leaves_before_the_end_is_counted(office: Office) -> None:
+async def test_who_leaves_before_the_end_is_counted(stage: Stage) -> None:
     sent: list[Any] = []
 
     async def receive() -> Message:
@@ -160,5 +160,5 @@ async def test_who_leaves_before_the_end_is_counted(office: Office) -> None:
         "query_string": b"",
         "client": None,
     }
-    await office.routes(scope, receive, send)
-    assert office.refusals() == [("gone", 1)]
+    await stage.routes(scope, receive, send)
+    assert stage.refusals() == [("gone", 1)]

@@ -34,7 +34,7 @@ from tests.fakes.enrolling import (
     KEY,
     OTHER_KEY,
     Message,
-    Office,
+    Stage,
     enrolments_of,
     new_node_ids,
     request_of,
@@ -52,20 +52,20 @@ BOUND_S = 20
 # --- as it should be
 
 
-async def test_who_has_a_join_token_gets_a_leaf_and_all_that_goes_with_it(office: Office) -> None:
-    token = office.token()
+async def test_who_has_a_join_token_gets_a_leaf_and_all_that_goes_with_it(stage: Stage) -> None:
+    token = stage.token()
     request = request_of(token)
-    response = await office.post(request)
+    response = await stage.post(request)
     answer = response.json()
     assert (response.status_code, response.headers["cache-control"]) == (200, "no-store")
-    office.hub.registry.load(RESPONSE_REF).check(answer)
+    stage.hub.registry.load(RESPONSE_REF).check(answer)
     assert is_proven(answer, token.key, RELAY)
-    identity = verify_leaf(answer["certificate"], [office.ca.root_pem()], NOW_MS)
+    identity = verify_leaf(answer["certificate"], [stage.ca.root_pem()], NOW_MS)
     assert (identity.node_id, identity.tenant) == (NODE_ID, TENANT)
     assert identity.public_key == bytes(KEY.verify_key)
     del answer["certificate"], answer["proof"]
     assert answer == {
-        "roots": office.ca.root_pem(),
+        "roots": stage.ca.root_pem(),
         "relay_url": PUBLIC_URL,
         "broker": "mqtts://mqtt.example:8883",
         "own_root": True,
@@ -74,83 +74,85 @@ async def test_who_has_a_join_token_gets_a_leaf_and_all_that_goes_with_it(office
     }
 
 
-async def test_a_node_that_takes_them_gets_the_roots_of_servers(office: Office) -> None:
-    token = office.token()
+async def test_a_node_that_takes_them_gets_the_roots_of_servers(stage: Stage) -> None:
+    token = stage.token()
     request = request_of(token)
     del request["proof"]
-    answer = (await office.post(proven({**request, "server_roots": True}, token.key, NODE))).json()
-    office.hub.registry.load(RESPONSE_REF).check(answer)
+    answer = (await stage.post(proven({**request, "server_roots": True}, token.key, NODE))).json()
+    stage.hub.registry.load(RESPONSE_REF).check(answer)
     assert is_proven(answer, token.key, RELAY)
-    assert answer["server_roots"] == "".join(office.ca.servers.roots())
+    assert answer["server_roots"] == "".join(stage.ca.servers.roots())
 
 
-async def test_the_audit_says_who_was_enrolled_and_with_which_token(office: Office) -> None:
-    token = office.token(tenant="globex")
-    answer = await office.enrolled(token)
-    kid = verify_leaf(answer["certificate"], office.ca.roots(), NOW_MS).kid
-    [line] = office.enrolments()
+async def test_the_audit_says_who_was_enrolled_and_with_which_token(stage: Stage) -> None:
+    token = stage.token(tenant="globex")
+    answer = await stage.enrolled(token)
+    kid = verify_leaf(answer["certificate"], stage.ca.roots(), NOW_MS).kid
+    [line] = stage.enrolments()
     facts = {name: line[name] for name in ("node_id", "tenant", "kid", "join_id")}
     assert facts == {"node_id": NODE_ID, "tenant": "globex", "kid": kid, "join_id": token.id}
 
 
-async def test_what_is_recorded_holds_no_secret(office: Office) -> None:
-    token = office.token()
-    await office.enrolled(token)
-    await office.post({**request_of(token), "proof": "p" * 43})
-    office.hub.refusals.write()
-    recorded = office.hub.audit_file.read_text() + office.hub.lines.getvalue()
+async def test_what_is_recorded_holds_no_secret(stage: Stage) -> None:
+    token = stage.token()
+    await stage.enrolled(token)
+    await stage.post({**request_of(token), "proof": "p" * 43})
+    stage.hub.refusals.write()
+    recorded = stage.hub.audit_file.read_text() + stage.hub.lines.getvalue()
     for secret in (base64url(token.key), token.key.hex(), repr(token.key)):
         assert secret not in recorded
 
 
-async def test_after_a_rotation_a_node_gets_both_roots_and_a_leaf_of_the_new(office: Office) -> None:
-    token = office.token()
-    office.ca.rotate_root(overlap_days=30)
-    answer = await office.enrolled(token)
-    assert answer["roots"] == "".join(office.ca.roots())
-    assert verify_leaf(answer["certificate"], [office.ca.root_pem()], NOW_MS).node_id == NODE_ID
+async def test_after_a_rotation_a_node_gets_both_roots_and_a_leaf_of_the_new(stage: Stage) -> None:
+    token = stage.token()
+    stage.ca.rotate_root(overlap_days=30)
+    answer = await stage.enrolled(token)
+    assert answer["roots"] == "".join(stage.ca.roots())
+    assert verify_leaf(answer["certificate"], [stage.ca.root_pem()], NOW_MS).node_id == NODE_ID
 
 
 # --- how often
 
 
-async def test_after_a_lost_answer_the_same_node_gets_another_leaf_for_the_same_use(office: Office) -> None:
-    token = office.token(uses=1)
-    await office.enrolled(token)
-    again = await office.enrolled(token)
-    assert verify_leaf(again["certificate"], office.ca.roots(), NOW_MS).node_id == NODE_ID
-    assert (await office.post(request_of(token, OTHER_NODE_ID, OTHER_KEY))).status_code == 403
-    assert office.refusals() == [("used_up", 1)]
+async def test_after_a_lost_answer_the_same_node_gets_another_leaf_for_the_same_use(
+    stage: Stage,
+) -> None:
+    token = stage.token(uses=1)
+    await stage.enrolled(token)
+    again = await stage.enrolled(token)
+    assert verify_leaf(again["certificate"], stage.ca.roots(), NOW_MS).node_id == NODE_ID
+    assert (await stage.post(request_of(token, OTHER_NODE_ID, OTHER_KEY))).status_code == 403
+    assert stage.refusals() == [("used_up", 1)]
 
 
-async def test_a_request_that_another_client_sends_again_is_of_no_use_to_it(office: Office) -> None:
-    token = office.token()
+async def test_a_request_that_another_client_sends_again_is_of_no_use_to_it(stage: Stage) -> None:
+    token = stage.token()
     request = request_of(token)
-    await office.post(request)
-    replayed = (await office.post(request)).json()
+    await stage.post(request)
+    replayed = (await stage.post(request)).json()
     # A leaf for the node's own key and a proof under a token: the attacker has neither the key nor the token.
-    assert verify_leaf(replayed["certificate"], office.ca.roots(), NOW_MS).public_key == bytes(KEY.verify_key)
+    assert verify_leaf(replayed["certificate"], stage.ca.roots(), NOW_MS).public_key == bytes(KEY.verify_key)
 
 
-async def test_a_token_enrols_as_many_as_it_says_however_many_ask_at_once(office: Office) -> None:
-    token = office.token(uses=5)
+async def test_a_token_enrols_as_many_as_it_says_however_many_ask_at_once(stage: Stage) -> None:
+    token = stage.token(uses=5)
     requests = [request_of(token, node_id, key_named(node_id)) for node_id in new_node_ids(16)]
     async with asyncio.timeout(BOUND_S):
-        answers = await asyncio.gather(*map(office.post, requests))
+        answers = await asyncio.gather(*map(stage.post, requests))
     assert sorted(answer.status_code for answer in answers) == [200] * 5 + [403] * 11
-    assert len(office.ca.in_force()) == 5
-    assert office.refusals() == [("used_up", 11)]
+    assert len(stage.ca.in_force()) == 5
+    assert stage.refusals() == [("used_up", 11)]
 
 
 async def test_an_enrolment_parses_what_is_new_in_the_ledgers_however_long_they_are(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaf = IssuedLeaf(NODE_ID, TENANT, "", bytes(32), 1, NOW_MS + 1, NOW_MS)
     old = [
         replace(leaf, node_id=node_id, kid=f"{number:064x}").entry()
         for number, node_id in enumerate(new_node_ids(5000))
     ]
-    with (office.directory / "ca" / "ledger.jsonl").open("a", encoding="ascii") as file:
+    with (stage.directory / "ca" / "ledger.jsonl").open("a", encoding="ascii") as file:
         file.writelines(json.dumps(entry) + "\n" for entry in old)
     parsed: list[str] = []
     parse = ledger.parse_entry
@@ -161,28 +163,28 @@ async def test_an_enrolment_parses_what_is_new_in_the_ledgers_however_long_they_
         return entry
 
     monkeypatch.setattr(ledger, "parse_entry", counting)
-    token = office.token(uses=3)
-    await office.enrolled(token)
+    token = stage.token(uses=3)
+    await stage.enrolled(token)
     assert len(parsed) == len(old) + 1  # and the join token
     for node_id in new_node_ids(2):
         parsed.clear()
-        await office.enrolled(token, node_id, key_named(node_id))
+        await stage.enrolled(token, node_id, key_named(node_id))
         # What the enrolment before it has written, in each ledger once.
         assert sorted(parsed) == ["issue", "spend"]
     parsed.clear()
-    office.ca.revoke(NODE_ID)
-    assert len(office.ca.revoked_kids()) == 1
-    assert office.ca.records() is office.ca.records()
+    stage.ca.revoke(NODE_ID)
+    assert len(stage.ca.revoked_kids()) == 1
+    assert stage.ca.records() is stage.ca.records()
     assert parsed == ["issue", "revoke"]
 
 
-async def test_of_two_that_want_the_same_id_at_once_one_gets_it(office: Office) -> None:
-    token = office.token(uses=8)
+async def test_of_two_that_want_the_same_id_at_once_one_gets_it(stage: Stage) -> None:
+    token = stage.token(uses=8)
     requests = [request_of(token, NODE_ID, key_named(f"claimant {number}")) for number in range(8)]
     async with asyncio.timeout(BOUND_S):
-        answers = await asyncio.gather(*map(office.post, requests))
+        answers = await asyncio.gather(*map(stage.post, requests))
     assert sorted(answer.status_code for answer in answers) == [200] + [403] * 7
-    assert office.refusals() == [("id_taken", 7)]
+    assert stage.refusals() == [("id_taken", 7)]
 
 
 class StumblingCa(CertificateAuthority):
@@ -198,19 +200,19 @@ class StumblingCa(CertificateAuthority):
 
 
 async def test_a_use_that_was_spent_before_a_crash_is_the_same_nodes_and_no_others(
-    office: Office,
+    stage: Stage,
 ) -> None:
-    stumbling = StumblingCa(office.directory / "ca", office.hub.clock, os.urandom)
+    stumbling = StumblingCa(stage.directory / "ca", stage.hub.clock, os.urandom)
     stumbling.stumbles = 1
-    office.ca = stumbling
+    stage.ca = stumbling
     async with httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(office.make()), base_url=PUBLIC_URL, trust_env=False
-    ) as office.http:
-        token = office.token(uses=1)
-        assert (await office.post(request_of(token))).status_code == 500
-        assert (await office.post(request_of(token, OTHER_NODE_ID, OTHER_KEY))).status_code == 403
-        await office.enrolled(token)
-    assert office.refusals() == [("failing", 1), ("used_up", 1)]
+        transport=httpx2.ASGITransport(stage.make()), base_url=PUBLIC_URL, trust_env=False
+    ) as stage.http:
+        token = stage.token(uses=1)
+        assert (await stage.post(request_of(token))).status_code == 500
+        assert (await stage.post(request_of(token, OTHER_NODE_ID, OTHER_KEY))).status_code == 403
+        await stage.enrolled(token)
+    assert stage.refusals() == [("failing", 1), ("used_up", 1)]
 
 
 # --- refused
@@ -225,42 +227,42 @@ def without_possession() -> str:
     return "\n".join(lines) + "\n"
 
 
-async def refused(office: Office, message: Message, reason: str) -> bytes:
+async def refused(stage: Stage, message: Message, reason: str) -> bytes:
     """Return the answer to ``message``, which is refused for ``reason``."""
-    before = len(office.ca.in_force())
-    response = await office.post(message)
+    before = len(stage.ca.in_force())
+    response = await stage.post(message)
     assert response.status_code == 403
-    assert office.refusals()[-1] == (reason, 1)
-    assert len(office.ca.in_force()) == before
+    assert stage.refusals()[-1] == (reason, 1)
+    assert len(stage.ca.in_force()) == before
     return response.content
 
 
-async def test_all_refusals_look_the_same_and_the_audit_knows_why(office: Office, tmp_path: Path) -> None:
-    elsewhere = JoinTokens(tmp_path / "elsewhere.jsonl", office.hub.clock, os.urandom)
-    foreign = elsewhere.create(TENANT, HOUR_S, 1, office.ca.root_pem())
-    token = office.token(uses=10)
-    void, used_up, expired = office.token(), office.token(), office.token(ttl_s=60)
-    office.join_tokens.revoke(void.id)
-    await office.enrolled(used_up, *_a_node("the first"))
-    await office.enrolled(token, OTHER_NODE_ID, OTHER_KEY)
-    office.hub.clock.advance(61_000)
+async def test_all_refusals_look_the_same_and_the_audit_knows_why(stage: Stage, tmp_path: Path) -> None:
+    elsewhere = JoinTokens(tmp_path / "elsewhere.jsonl", stage.hub.clock, os.urandom)
+    foreign = elsewhere.create(TENANT, HOUR_S, 1, stage.ca.root_pem())
+    token = stage.token(uses=10)
+    void, used_up, expired = stage.token(), stage.token(), stage.token(ttl_s=60)
+    stage.join_tokens.revoke(void.id)
+    await stage.enrolled(used_up, *_a_node("the first"))
+    await stage.enrolled(token, OTHER_NODE_ID, OTHER_KEY)
+    stage.hub.clock.advance(61_000)
     other_key = JoinToken(token.id, os.urandom(32), token.fingerprint)
     good = request_of(token)
     answers = [
-        await refused(office, request_of(foreign), "unknown_token"),
-        await refused(office, request_of(void), "unknown_token"),
-        await refused(office, request_of(expired), "unknown_token"),
-        await refused(office, request_of(other_key), "proof"),
-        await refused(office, {**good, "nonce": "n" * 43}, "proof"),
-        await refused(office, {**good, "csr": make_csr(OTHER_KEY, NODE_ID)}, "proof"),
-        await refused(office, proven(unproven(good), token.key, RELAY), "proof"),
-        await refused(office, request_of(used_up), "used_up"),
-        await refused(office, request_of(token, OTHER_NODE_ID, KEY), "id_taken"),
-        await refused(office, request_of(token, csr=without_possession()), "no_proof_of_possession"),
-        await refused(office, request_of(token, csr=make_csr(KEY, "relay")), "not_a_node_id"),
-        await refused(office, request_of(token, csr=make_csr(KEY, NODE_ID.upper())), "not_a_node_id"),
-        await refused(office, request_of(token, csr=office.ca.root_pem()), "not_a_request"),
-        await refused(office, request_of(token, csr="\u00e9"), "not_a_request"),
+        await refused(stage, request_of(foreign), "unknown_token"),
+        await refused(stage, request_of(void), "unknown_token"),
+        await refused(stage, request_of(expired), "unknown_token"),
+        await refused(stage, request_of(other_key), "proof"),
+        await refused(stage, {**good, "nonce": "n" * 43}, "proof"),
+        await refused(stage, {**good, "csr": make_csr(OTHER_KEY, NODE_ID)}, "proof"),
+        await refused(stage, proven(unproven(good), token.key, RELAY), "proof"),
+        await refused(stage, request_of(used_up), "used_up"),
+        await refused(stage, request_of(token, OTHER_NODE_ID, KEY), "id_taken"),
+        await refused(stage, request_of(token, csr=without_possession()), "no_proof_of_possession"),
+        await refused(stage, request_of(token, csr=make_csr(KEY, "relay")), "not_a_node_id"),
+        await refused(stage, request_of(token, csr=make_csr(KEY, NODE_ID.upper())), "not_a_node_id"),
+        await refused(stage, request_of(token, csr=stage.ca.root_pem()), "not_a_request"),
+        await refused(stage, request_of(token, csr="\u00e9"), "not_a_request"),
     ]
     assert set(answers) == {b'{"error":"enrolment","message":"This node is not enrolled."}'}
 
@@ -269,137 +271,139 @@ def _a_node(name: str) -> tuple[str, SigningKey]:
     return new_node_ids(1)[0], key_named(name)
 
 
-async def test_no_token_enrols_a_node_id_that_exists(office: Office) -> None:
-    await office.enrolled(office.token())
+async def test_no_token_enrols_a_node_id_that_exists(stage: Stage) -> None:
+    await stage.enrolled(stage.token())
     for tenant in (TENANT, "globex"):
         for key in (KEY, OTHER_KEY):
-            await refused(office, request_of(office.token(tenant=tenant), NODE_ID, key), "id_taken")
+            await refused(stage, request_of(stage.token(tenant=tenant), NODE_ID, key), "id_taken")
 
 
-async def test_a_node_that_was_revoked_does_not_come_back_with_its_token(office: Office) -> None:
-    token = office.token()
-    await office.enrolled(token)
-    office.ca.revoke(NODE_ID)
-    await refused(office, request_of(token), "id_taken")
+async def test_a_node_that_was_revoked_does_not_come_back_with_its_token(stage: Stage) -> None:
+    token = stage.token()
+    await stage.enrolled(token)
+    stage.ca.revoke(NODE_ID)
+    await refused(stage, request_of(token), "id_taken")
 
 
-async def test_a_refusal_does_not_use_a_token_up(office: Office) -> None:
-    await office.enrolled(office.token())
-    token = office.token(uses=1)
+async def test_a_refusal_does_not_use_a_token_up(stage: Stage) -> None:
+    await stage.enrolled(stage.token())
+    token = stage.token(uses=1)
     for message in (
         request_of(token, NODE_ID, OTHER_KEY),
         request_of(token, NODE_ID, KEY),
         request_of(token, csr=without_possession()),
         {**request_of(token, OTHER_NODE_ID), "proof": "p" * 43},
     ):
-        assert (await office.post(message)).status_code == 403
-    await office.enrolled(token, OTHER_NODE_ID, OTHER_KEY)
+        assert (await stage.post(message)).status_code == 403
+    await stage.enrolled(token, OTHER_NODE_ID, OTHER_KEY)
 
 
 async def test_beyond_a_crowd_nodes_are_told_to_come_again(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = office.token()
+    token = stage.token()
     with monkeypatch.context() as patched:
         patched.setattr(relay.pki.enrolments, "_MAX_WAITING", 0)
-        assert (await office.post(request_of(token))).status_code == 429
-    assert office.refusals() == [("busy", 1)]
-    await office.enrolled(token)
+        assert (await stage.post(request_of(token))).status_code == 429
+    assert stage.refusals() == [("busy", 1)]
+    await stage.enrolled(token)
 
 
 # --- when the relay cannot
 
 
-async def test_a_relay_without_the_ca_s_key_says_so_and_still_shows_the_roots(office: Office) -> None:
-    token = office.token()
-    (office.directory / "ca" / "root.key").unlink()
-    response = await office.post(request_of(token))
+async def test_a_relay_without_the_ca_s_key_says_so_and_still_shows_the_roots(stage: Stage) -> None:
+    token = stage.token()
+    (stage.directory / "ca" / "root.key").unlink()
+    response = await stage.post(request_of(token))
     assert (response.status_code, response.json()["message"]) == (503, "This relay has no CA key.")
-    assert office.refusals() == [("no_ca", 1)]
-    shown = (await office.http.get("/enroll")).text
-    assert shown == office.ca.root_pem() + office.ca.servers.roots()[0]
+    assert stage.refusals() == [("no_ca", 1)]
+    shown = (await stage.http.get("/enroll")).text
+    assert shown == stage.ca.root_pem() + stage.ca.servers.roots()[0]
 
 
-async def test_a_ledger_that_is_damaged_enrols_no_node(office: Office) -> None:
-    token = office.token()
-    (office.directory / "ca" / "ledger.jsonl").write_text("not a ledger\n")
-    response = await office.post(request_of(token))
+async def test_a_ledger_that_is_damaged_enrols_no_node(stage: Stage) -> None:
+    token = stage.token()
+    (stage.directory / "ca" / "ledger.jsonl").write_text("not a ledger\n")
+    response = await stage.post(request_of(token))
     assert response.status_code == 500
-    assert str(office.directory) not in response.text
-    assert office.refusals() == [("failing", 1)]
+    assert str(stage.directory) not in response.text
+    assert stage.refusals() == [("failing", 1)]
 
 
 async def test_what_cannot_be_recorded_is_not_handed_out_and_is_there_for_the_next_try(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = office.token()
+    token = stage.token()
 
     def fail(**_facts: object) -> None:
         raise AuditUnavailableError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(office.hub.audit, "write", fail)
-        response = await office.post(request_of(token))
+        patched.setattr(stage.hub.audit, "write", fail)
+        response = await stage.post(request_of(token))
     assert response.status_code == 500
     assert "certificate" not in response.text
-    assert office.refusals() == [("audit", 1)]
-    await office.enrolled(token)
-    assert len(office.enrolments()) == 1
+    assert stage.refusals() == [("audit", 1)]
+    await stage.enrolled(token)
+    assert len(stage.enrolments()) == 1
 
 
 # --- names
 
 
-async def test_a_node_has_the_names_of_its_join_token_as_soon_as_it_is_enrolled(office: Office) -> None:
-    await office.enrolled(office.token(label="greenhouse pi", tags=["site=north"]))
-    assert office.names.read().by_node == {NODE_ID: NodeName(TENANT, "greenhouse pi", ("site=north",))}
+async def test_a_node_has_the_names_of_its_join_token_as_soon_as_it_is_enrolled(
+    stage: Stage,
+) -> None:
+    await stage.enrolled(stage.token(label="greenhouse pi", tags=["site=north"]))
+    assert stage.names.read().by_node == {NODE_ID: NodeName(TENANT, "greenhouse pi", ("site=north",))}
 
 
-async def test_every_node_of_a_join_token_has_its_tags(office: Office) -> None:
-    token = office.token(uses=2, tags=["gateway"])
-    await office.enrolled(token)
-    await office.enrolled(token, OTHER_NODE_ID, key_named("another node"))
-    assert {name.tags for name in office.names.read().by_node.values()} == {("gateway",)}
-    assert len(office.names.read().by_node) == 2
+async def test_every_node_of_a_join_token_has_its_tags(stage: Stage) -> None:
+    token = stage.token(uses=2, tags=["gateway"])
+    await stage.enrolled(token)
+    await stage.enrolled(token, OTHER_NODE_ID, key_named("another node"))
+    assert {name.tags for name in stage.names.read().by_node.values()} == {("gateway",)}
+    assert len(stage.names.read().by_node) == 2
 
 
 async def test_a_node_whose_label_was_given_away_meanwhile_enrols_without_it_and_the_log_shows_that(
-    office: Office,
+    stage: Stage,
 ) -> None:
-    token = office.token(label="pi", tags=["gateway"])
-    office.names.label(OTHER_NODE_ID, TENANT, "PI")
-    await office.enrolled(token)
-    assert office.names.read().by_node[NODE_ID] == NodeName(TENANT, "", ("gateway",))
-    [line] = office.hub.lines.entries("node enrolled without the label of its join token")
+    token = stage.token(label="pi", tags=["gateway"])
+    stage.names.label(OTHER_NODE_ID, TENANT, "PI")
+    await stage.enrolled(token)
+    assert stage.names.read().by_node[NODE_ID] == NodeName(TENANT, "", ("gateway",))
+    [line] = stage.hub.lines.entries("node enrolled without the label of its join token")
     assert (line["node_id"], line["join_id"]) == (NODE_ID, token.id)
 
 
-async def test_a_node_that_enrols_without_names_writes_none(office: Office) -> None:
-    await office.enrolled(office.token())
-    assert not (office.directory / "node_names.jsonl").exists()
+async def test_a_node_that_enrols_without_names_writes_none(stage: Stage) -> None:
+    await stage.enrolled(stage.token())
+    assert not (stage.directory / "node_names.jsonl").exists()
 
 
-async def test_a_node_cannot_name_itself(office: Office) -> None:
-    token = office.token()
+async def test_a_node_cannot_name_itself(stage: Stage) -> None:
+    token = stage.token()
     message = proven({**request_of(token), "label": "pi"}, token.key, NODE)
-    assert (await office.post(message)).status_code == 400
+    assert (await stage.post(message)).status_code == 400
 
 
-async def test_while_names_cannot_be_written_no_node_is_enrolled_with_one(office: Office) -> None:
-    token = office.token(label="pi")
-    (office.directory / "node_names.jsonl").write_text("no entry\n")
-    assert (await office.post(request_of(token))).status_code == 500
-    (office.directory / "node_names.jsonl").unlink()
-    await office.enrolled(token)
-    assert office.names.read().by_node == {NODE_ID: NodeName(TENANT, "pi")}
+async def test_while_names_cannot_be_written_no_node_is_enrolled_with_one(stage: Stage) -> None:
+    token = stage.token(label="pi")
+    (stage.directory / "node_names.jsonl").write_text("no entry\n")
+    assert (await stage.post(request_of(token))).status_code == 500
+    (stage.directory / "node_names.jsonl").unlink()
+    await stage.enrolled(token)
+    assert stage.names.read().by_node == {NODE_ID: NodeName(TENANT, "pi")}
 
 
 # --- without HTTP, as the service for other relays asks
 
 
-def enrolments(office: Office, name_node: NameNode | None = None) -> EnrolmentService:
+def enrolments(stage: Stage, name_node: NameNode | None = None) -> EnrolmentService:
     info = EnrolmentInfo(PUBLIC_URL, None, own_root=False)
-    return enrolments_of(office.hub, office.ca, office.join_tokens, name_node or office.names.name_new, info)
+    return enrolments_of(stage.hub, stage.ca, stage.join_tokens, name_node or stage.names.name_new, info)
 
 
 async def reason_of(enrolling: Awaitable[object]) -> EnrolmentRefusal | IdentityReason:
@@ -409,36 +413,38 @@ async def reason_of(enrolling: Awaitable[object]) -> EnrolmentRefusal | Identity
     return caught.value.reason
 
 
-async def test_a_node_learns_of_a_relay_without_a_broker_that_there_is_none(office: Office) -> None:
-    token = office.token()
-    answer = await enrolments(office).enrol(request_of(token))
+async def test_a_node_learns_of_a_relay_without_a_broker_that_there_is_none(stage: Stage) -> None:
+    token = stage.token()
+    answer = await enrolments(stage).enrol(request_of(token))
     assert is_proven(answer, token.key, RELAY)
     assert (answer["broker"], answer["own_root"], answer["relay_url"]) == (None, False, PUBLIC_URL)
 
 
-async def test_join_tokens_that_cannot_be_read_enrol_no_node_and_the_log_says_so_once(office: Office) -> None:
-    token = office.token()
-    file = office.directory / "join_tokens.jsonl"
+async def test_join_tokens_that_cannot_be_read_enrol_no_node_and_the_log_says_so_once(
+    stage: Stage,
+) -> None:
+    token = stage.token()
+    file = stage.directory / "join_tokens.jsonl"
     whole = file.read_bytes()
     file.write_text("no entry\n")
     for _ in range(3):
-        assert await reason_of(enrolments(office).enrol(request_of(token))) is EnrolmentRefusal.FAILING
-    assert len(office.hub.lines.entries("a node cannot be enrolled")) == 1
-    assert office.ca.in_force() == {}
+        assert await reason_of(enrolments(stage).enrol(request_of(token))) is EnrolmentRefusal.FAILING
+    assert len(stage.hub.lines.entries("a node cannot be enrolled")) == 1
+    assert stage.ca.in_force() == {}
     file.write_bytes(whole)
-    await enrolments(office).enrol(request_of(token))
+    await enrolments(stage).enrol(request_of(token))
 
 
-async def test_on_a_full_disk_no_node_is_enrolled_and_its_token_is_not_used_up(office: Office) -> None:
-    token = office.token(uses=1)
+async def test_on_a_full_disk_no_node_is_enrolled_and_its_token_is_not_used_up(stage: Stage) -> None:
+    token = stage.token(uses=1)
     with full_disk():
-        assert await reason_of(enrolments(office).enrol(request_of(token))) is EnrolmentRefusal.FAILING
-    assert office.ca.in_force() == {}
-    await enrolments(office).enrol(request_of(token, OTHER_NODE_ID, OTHER_KEY))
+        assert await reason_of(enrolments(stage).enrol(request_of(token))) is EnrolmentRefusal.FAILING
+    assert stage.ca.in_force() == {}
+    await enrolments(stage).enrol(request_of(token, OTHER_NODE_ID, OTHER_KEY))
 
 
 async def test_an_enrolment_that_is_cancelled_leaves_its_place_in_the_queue(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deciding, decide = Event(), Event()
 
@@ -447,8 +453,8 @@ async def test_an_enrolment_that_is_cancelled_leaves_its_place_in_the_queue(
         return decide.wait(BOUND_S)
 
     monkeypatch.setattr(relay.pki.enrolments, "_MAX_WAITING", 1)
-    named, token = office.token(label="pi"), office.token()
-    deciding_one = enrolments(office, slow)
+    named, token = stage.token(label="pi"), stage.token()
+    deciding_one = enrolments(stage, slow)
     first = asyncio.create_task(deciding_one.enrol(request_of(named)))
     try:
         await until(deciding.is_set)

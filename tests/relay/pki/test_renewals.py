@@ -64,7 +64,7 @@ async def refused(renewing: object, failure: Failure) -> ToolError:
 # --- renewing -----------------------------------------------------------------------------------------
 
 
-async def test_a_node_gets_a_leaf_for_its_key_and_the_roots_that_vouch_for_it(stage: RenewalStage) -> None:
+async def test_a_node_gets_a_leaf_for_its_key_and_the_roots_that_verify_it(stage: RenewalStage) -> None:
     stage.until_due()
     issued = await stage.renewals.renew(stage.identity, CSR)
     assert issued.keys() == {"certificate", "roots"}

@@ -161,7 +161,7 @@ def test_an_overlap_has_bounds(ca: CertificateAuthority, days: int) -> None:
         ca.servers.rotate(days)
 
 
-def test_each_root_of_nodes_that_is_trusted_vouches_for_all_roots_of_servers(
+def test_each_root_of_nodes_that_is_trusted_endorses_all_roots_of_servers(
     ca: CertificateAuthority,
 ) -> None:
     ca.rotate_root()

@@ -106,7 +106,7 @@ async def test_a_key_that_is_added_is_accepted_and_recorded_and_those_before_it_
     ]
 
 
-async def test_keys_end_with_the_last_root_that_vouches_for_them(stage: Stage) -> None:
+async def test_keys_end_with_the_last_root_that_endorses_them(stage: Stage) -> None:
     stage.keys.add(TOKEN_KEY, NOW_MS)
     await stage.watch.poll()
     until_ms = stage.real.as_operator().rotate_root(overlap_days=1)

@@ -479,7 +479,7 @@ async def test_a_call_to_a_node_that_has_retired_finds_no_session(stage: Stage) 
         await stage.sessions.run(wanted)
 
 
-class Beaten:
+class RevokedFirst:
     """A CA whose revocations take effect before they are acknowledged."""
 
     def __init__(self, stage: Stage) -> None:
@@ -512,7 +512,7 @@ class Beaten:
 async def test_a_node_that_is_shut_out_as_it_retires_is_told_first_that_it_is_done(
     stage: Stage, server: Server
 ) -> None:
-    stage.sessions = stage.hub.sessions(authority=Beaten(stage))
+    stage.sessions = stage.hub.sessions(authority=RevokedFirst(stage))
     server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, stage.sessions.serve)])
     async with stage.open() as end:
         await end.send("retire", {})

@@ -43,7 +43,7 @@ async def conversation(url: str, token: RenewableToken | str) -> AsyncIterator[C
         await http.close()
 
 
-async def told(talk: Conversation, message: Message) -> list[dict[str, Any]]:
+async def answers_to(talk: Conversation, message: Message) -> list[dict[str, Any]]:
     async with talk.sent(message) as answer:
         values = [value async for _, value in answer.messages()]
         if message.method == "initialize":
@@ -52,8 +52,8 @@ async def told(talk: Conversation, message: Message) -> list[dict[str, Any]]:
 
 
 async def opened(talk: Conversation) -> None:
-    await told(talk, said("initialize", **OPENING))
-    await told(talk, said("notifications/initialized", None))
+    await answers_to(talk, said("initialize", **OPENING))
+    await answers_to(talk, said("notifications/initialized", None))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -68,10 +68,10 @@ def mcp_of(relay: ServedRelay) -> str:
 
 async def test_what_says_its_era_needs_no_session(relay: ServedRelay, hub: Hub) -> None:
     async with conversation(mcp_of(relay), hub.token()) as talk:
-        [answer] = await told(talk, said("tools/list", _meta=META))
+        [answer] = await answers_to(talk, said("tools/list", _meta=META))
         assert answer["result"]["tools"] == []
         # What does not say it goes as the client's other messages do.
-        assert await told(talk, said("notifications/roots/list_changed", None)) == []
+        assert await answers_to(talk, said("notifications/roots/list_changed", None)) == []
         assert talk.session is None
 
 
@@ -82,7 +82,7 @@ async def test_a_session_is_kept_and_ended(relay: ServedRelay, hub: Hub) -> None
         assert session is not None
         assert session.version == OLD
         assert talk.follows.is_set()
-        assert (await told(talk, said("ping")))[0]["result"] == {}
+        assert (await answers_to(talk, said("ping")))[0]["result"] == {}
         await talk.close()
         with pytest.raises(SessionGoneError):
             async with talk.stream(session):
@@ -97,7 +97,7 @@ async def test_a_session_that_the_relay_forgot_is_opened_again_with_the_client_s
             await opened(talk)
             first = talk.session
         async with ServedRelay.open(hub, server):
-            [answer] = await told(talk, said("ping", 7))
+            [answer] = await answers_to(talk, said("ping", 7))
             assert (answer["id"], answer["result"]) == (7, {})
             assert first is not None
             assert talk.session is not None
@@ -136,7 +136,7 @@ async def test_however_many_miss_the_session_one_is_opened_for_all() -> None:
     relay = Forgetful(5)
     async with RawServer.running(relay) as server, conversation(server.url, "t") as talk:
         await opened(talk)
-        answers = await asyncio.gather(*(told(talk, said("ping", number)) for number in range(5)))
+        answers = await asyncio.gather(*(answers_to(talk, said("ping", number)) for number in range(5)))
         assert [answer["id"] for [answer] in answers] == list(range(5))
         assert relay.opened == 2
         words = [asked.body for asked in server.asked if b"initialize" in asked.body]
@@ -155,7 +155,7 @@ async def test_a_relay_that_forgets_each_session_at_once_is_not_asked_again_and_
     async with RawServer.running(respond) as server, conversation(server.url, "t") as talk:
         await opened(talk)
         with pytest.raises(NotSentError, match="loses each session"):
-            await told(talk, said("ping"))
+            await answers_to(talk, said("ping"))
         assert len(server.asked) < 20
 
 
@@ -173,12 +173,12 @@ async def test_while_no_session_can_be_opened_again_nothing_was_sent() -> None:
         await opened(talk)
         # The call itself was refused for certain, whatever became of the opening.
         with pytest.raises(NotSentError):
-            await told(talk, said("tools/call", name="a.b.c.d"))
+            await answers_to(talk, said("tools/call", name="a.b.c.d"))
 
 
 async def test_without_a_session_not_found_is_an_answer(relay: ServedRelay, hub: Hub) -> None:
     async with conversation(mcp_of(relay), hub.token()) as talk:
-        [answer] = await told(talk, said("no/such/method", 3, _meta=META))
+        [answer] = await answers_to(talk, said("no/such/method", 3, _meta=META))
         assert (answer["id"], answer["error"]["code"]) == (3, -32601)
 
 
@@ -199,17 +199,17 @@ async def test_a_token_that_was_renewed_is_used_without_a_word(
         session = talk.session
         hub.clock.advance(120_000)
         with pytest.raises(RefusedError, match=r"has expired; get a new one\. .*--token-file") as caught:
-            await told(talk, said("tools/list", **meta))
+            await answers_to(talk, said("tools/list", **meta))
         assert caught.value.code == "UNAUTHORIZED"
         file.write_text(hub.token())
-        assert (await told(talk, said("tools/list", **meta)))[0]["result"]["tools"] == []
+        assert (await answers_to(talk, said("tools/list", **meta)))[0]["result"]["tools"] == []
         assert talk.session is session
 
 
 async def test_no_token_is_ever_said_again(relay: ServedRelay) -> None:
     async with conversation(mcp_of(relay), "not-a-token") as talk:
         with pytest.raises(RefusedError) as caught:
-            await told(talk, said("tools/list", _meta=META))
+            await answers_to(talk, said("tools/list", _meta=META))
     assert "not-a-token" not in str(caught.value)
     assert "EDGE_TOKEN" in str(caught.value)
 
@@ -241,7 +241,7 @@ async def test_what_a_status_means_for_what_was_sent(
 
     async with RawServer.running(respond) as server, conversation(server.url, "t") as talk:
         with pytest.raises(expected):
-            await told(talk, said("ping"))
+            await answers_to(talk, said("ping"))
 
 
 async def test_a_refusal_in_the_protocol_s_own_words_is_an_answer(relay: ServedRelay, hub: Hub) -> None:
@@ -288,5 +288,5 @@ async def test_an_answer_in_place_of_a_stream_is_no_stream() -> None:
 async def test_a_relay_that_is_away_is_no_refusal() -> None:
     async with conversation(f"http://127.0.0.1:{unused_port()}", "t") as talk:
         with pytest.raises(NotSentError):
-            await told(talk, said("ping"))
+            await answers_to(talk, said("ping"))
         await talk.close()  # there is nothing to end

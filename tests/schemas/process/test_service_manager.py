@@ -52,13 +52,13 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     manager.socket.close()
 
 
-def told(manager: Manager, log: LogLines, **environment: str) -> ServiceManager:
+def manager_at(manager: Manager, log: LogLines, **environment: str) -> ServiceManager:
     address = str(manager.socket.getsockname())
     return ServiceManager.of({"NOTIFY_SOCKET": address, **environment}, PID, make_logger("kubelet", log))
 
 
 async def test_the_manager_is_told_of_each_state(manager: Manager, log: LogLines) -> None:
-    ours = told(manager, log)
+    ours = manager_at(manager, log)
     ours.ready()
     assert await manager.next() == ["READY=1"]
     ours.reloading()
@@ -79,7 +79,7 @@ async def test_an_abstract_address_is_reached(log: LogLines) -> None:
 
 async def test_the_watchdog_is_fed_while_no_loop_is_stalled(manager: Manager, log: LogLines) -> None:
     stalled, status = [""], ["announced"]
-    ours = told(manager, log, WATCHDOG_USEC="40000", WATCHDOG_PID=str(PID))
+    ours = manager_at(manager, log, WATCHDOG_USEC="40000", WATCHDOG_PID=str(PID))
     running = asyncio.create_task(ours.run(lambda: [name for name in stalled if name], lambda: status[0]))
     assert await manager.next() == ["STATUS=announced"]
     await manager.until("WATCHDOG=1")
@@ -99,7 +99,7 @@ async def test_the_watchdog_is_fed_while_no_loop_is_stalled(manager: Manager, lo
 async def test_without_a_watchdog_of_this_process_only_the_status_is_told(
     manager: Manager, log: LogLines
 ) -> None:
-    ours = told(manager, log, WATCHDOG_USEC="40000", WATCHDOG_PID="1")
+    ours = manager_at(manager, log, WATCHDOG_USEC="40000", WATCHDOG_PID="1")
     running = asyncio.create_task(ours.run(list, lambda: "ready"))
     assert await manager.next() == ["STATUS=ready"]
     await asyncio.sleep(0)

@@ -6,7 +6,7 @@ By chance, so that relays that failed at one moment do not all return at one. Mu
 from collections.abc import Callable
 
 
-class Patience:
+class RetryBackoff:
     """Waits from ``first_s`` up to ``longest_s``, in seconds. ``chance`` is uniform in [0, 1)."""
 
     def __init__(self, first_s: float, longest_s: float, chance: Callable[[], float]) -> None:
