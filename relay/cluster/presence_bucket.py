@@ -7,10 +7,10 @@ it reads: ``presence`` does.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -128,15 +128,25 @@ class PresenceBucket:
         info = (await bucket.status()).stream_info
         await grow(context, info)
         self._begin(str(info.created))
+        first = await self._put_lease(context)
+        async with asyncio.TaskGroup() as tasks:
+            # Also while no reader can be made: for that the servers need a leader of their cluster, and for
+            # a write one of the bucket. Those that elect the former may have the latter.
+            tasks.create_task(self._renew(context))
+            async with self._watcher(bucket) as watcher:
+                tasks.create_task(self._read(watcher))
+                tasks.create_task(self._write(context))
+                await self._check_reading(first)
+
+    @asynccontextmanager
+    async def _watcher(self, bucket: KeyValue) -> AsyncIterator[KeyValue.KeyWatcher]:
+        """Hold what reads all entries and then each that is written."""
         watcher = await bucket.watchall()
         if self._reported is not None:
             self._reported = None
             self._log.info("presence available")
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(watcher))
-                tasks.create_task(self._renew(context))
-                tasks.create_task(self._write(context))
+            yield watcher
         finally:
             with suppress(NatsError, TimeoutError):
                 async with asyncio.timeout(_RETRY_S):
@@ -207,8 +217,17 @@ class PresenceBucket:
         self._log.warning("presence not read", key=printable(entry.key, 64))
 
     async def _renew(self, context: JetStreamContext) -> None:
-        """Renew the lease; each time, the one before must have come back."""
-        first, is_all_read = await self._put_lease(context), False
+        while True:
+            await self._sleep(LEASE_INTERVAL_S)
+            await self._put_lease(context)
+
+    async def _check_reading(self, first: int) -> NoReturn:
+        """See that leases come back that this relay writes; all is read once that of revision ``first`` has.
+
+        Raises:
+            _NotReadError: they do not.
+        """
+        is_all_read = False
         while True:
             await self._sleep(LEASE_INTERVAL_S)
             # The library's own sign that all was read may come before it was.
@@ -216,7 +235,6 @@ class PresenceBucket:
                 is_all_read = True
                 self._presence.all_read()
                 self._wake.set()
-            await self._put_lease(context)
             if not self._presence.is_current:
                 raise _NotReadError("what is written does not come back")
 

@@ -1,4 +1,7 @@
 import asyncio
+import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,9 +9,11 @@ from nats.aio.client import Client
 
 from relay.ascii_json import encoded
 from relay.cluster.presence_bucket import MAX_BUCKET_BYTES, PresenceBucket
+from relay.demo.cluster_server import new_credentials, relay_permissions
+from schemas.files import PRIVATE, write_atomic
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
-from tests.fakes.cluster_server import NatsServer
+from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 
@@ -32,6 +37,22 @@ async def until_dropped(nats: NatsServer, key: str) -> None:
             if not info.state.subjects:
                 break
             await asyncio.sleep(0.05)  # the server does not announce what it drops
+    await client.close()
+
+
+async def until_renewed(nats: NatsServer, key: str) -> None:
+    """Wait until ``key`` of the bucket is written once more."""
+    client = Client()
+    await client.connect(
+        nats.url, nkeys_seed_str=nats.credentials.read_text(), inbox_prefix="edge.main.inbox"
+    )
+    watcher = await (await client.jetstream().key_value("edge_main_presence")).watch(key)
+    revisions = set[int | None]()
+    async with asyncio.timeout(BOUND_S):
+        async for entry in watcher:
+            revisions |= {entry.revision} if entry is not None else set()
+            if len(revisions) == 2:
+                break
     await client.close()
 
 
@@ -82,6 +103,30 @@ async def test_a_relay_that_starts_reads_what_is_there(
         ((relay, nodes),) = [(each["relay"], each["nodes"]) for each in later.part.status()["others"]]
         assert nodes == 2
         assert [relay] == list(later.part.presence.others())
+
+
+async def test_a_relay_that_cannot_read_says_that_it_runs(
+    tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cluster.presence_bucket.LEASE_INTERVAL_S", 0.1)
+    seed, key = new_credentials(os.urandom)
+    # As while the servers elect the leader that makes readers: there is no answer to that alone.
+    allowed = relay_permissions(FLEET)
+    create = "$JS.API.CONSUMER.CREATE.KV_edge_main_presence"
+    allowed["publish"]["deny"] = [create, f"{create}.>"]
+    user = f"    {{ nkey: {key}, permissions: {json.dumps(allowed)} }}\n"
+    with NatsServer.running(tmp_path, user) as nats:
+        limited = tmp_path / "limited.seed"
+        write_atomic(limited, seed, PRIVATE)
+        config = replace(nats.config, credentials=limited)
+        async with (
+            Member.joined(nats.config, tmp_path / "reads", registry) as reads,
+            Member.joined(config, tmp_path / "does not", registry) as member,
+        ):
+            relay = member.part.peers.relay
+            await until(lambda: relay in reads.part.presence.others())
+            await until_renewed(nats, f"relay.{relay}")
+            assert not member.part.presence.is_current
 
 
 async def test_the_nodes_of_a_relay_that_has_ended_are_gone(
