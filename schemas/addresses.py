@@ -238,8 +238,11 @@ def check_one_fleet(relay_urls: Sequence[str]) -> None:
             f"{len(relay_urls)} relays are named, and a node takes {MOST_RELAYS} at most: "
             "give several of them one name with their addresses"
         )
-    if len(set(map(is_secure, relay_urls))) > 1:
-        raise AddressError(f"{' and '.join(relay_urls)}: the relays of a fleet are all https, or all http")
+    differing = [url for url in relay_urls if is_secure(url) != is_secure(relay_urls[0])]
+    if differing:
+        raise AddressError(
+            f"{relay_urls[0]} and {differing[0]}: the relays of a fleet are all https, or all http"
+        )
 
 
 def connect_url(relay_url: str) -> str:

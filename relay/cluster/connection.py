@@ -19,6 +19,7 @@ from relay.cluster.client_end import END_TIMEOUT_S, closed, ended, until_lost
 from relay.cluster.client_start import ClusterConnectError, connect
 from relay.cluster.credentials import Credentials
 from relay.cluster.direct_client import DirectClient
+from relay.cluster.reasons import reason_of, reason_of_end
 from relay.cluster.replies import Replies
 from relay.config import ClusterServer
 from relay.routing.peers import NoResponderError
@@ -29,7 +30,6 @@ from schemas.text import printable
 PROBE_INTERVAL_S = 2.5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
 _LOOP_S = 60.0
-_MAX_REASON = 1024
 
 Work = Callable[[Client], Awaitable[None]]
 """Uses a connection until cancelled. It starts with each one, and must expect that it is lost at any time."""
@@ -122,10 +122,10 @@ class ClusterConnection:
                 replies = await self._connected(server, lost)
                 await self._serve(replies, server, lost)
             except (EdgeError, NatsError, OSError) as error:
-                self.problem = _reason(error)
+                self.problem = reason_of(error)
                 self._report(str(server), self.problem)
             except Exception as error:  # noqa: BLE001 - what a server answers must not end the relay
-                self.problem = _reason(error)
+                self.problem = reason_of(error)
                 self._failed(server, error)
             else:
                 wait_s, failed = _FIRST_WAIT_S, 0
@@ -206,7 +206,7 @@ class ClusterConnection:
         async def failed(error: Exception) -> None:
             if self._replies is not None and self._replies.client is client:
                 # The server names what it does not permit.
-                self._log.warning("cluster reports", reason=_reason(error))
+                self._log.warning("cluster reports", reason=printable(str(error)))
             else:
                 reported.append(error)
 
@@ -220,18 +220,29 @@ class ClusterConnection:
                 closed=has_ended,
                 failed=failed,
             )
-            for check in self._checks:
-                await check(client)
+            await self._check(client, reported)
             replies = Replies(client)
             await replies.open(self._log)
         except BaseException as error:
             await closed(client)
             if isinstance(error, NoServersError) and reported:
-                raise ClusterConnectError(_reason(reported[0])) from None  # it says only that none is left
+                raise ClusterConnectError(reason_of(reported[0])) from None  # it says only that none is left
             raise
         if lost.is_set():  # given up meanwhile, or lost
             await closed(client)
         return replies
+
+    async def _check(self, client: Client, reported: list[Exception]) -> None:
+        """Do what comes before the works.
+
+        Raises:
+            ClusterConnectError: the server does not permit what every relay needs.
+        """
+        reported.clear()  # of an attempt before the one that has succeeded
+        for check in self._checks:
+            await check(client)
+        if reported:
+            raise ClusterConnectError(reason_of(reported[0]))
 
     async def _serve(self, replies: Replies, server: ClusterServer, lost: asyncio.Event) -> None:
         client = replies.client
@@ -263,7 +274,7 @@ class ClusterConnection:
     def _lost(self, server: ClusterServer, done: Iterable["asyncio.Future[str | None]"]) -> None:
         """Log why the connection is not used any more, unless ``move`` has a reason already."""
         if self.problem is None:
-            self.problem = _why(done)
+            self.problem = reason_of_end(done)
         self._log.warning("cluster lost", server=str(server), reason=self.problem)
 
 
@@ -279,17 +290,3 @@ async def respond(message: Msg, answer: bytes) -> None:
         raise
     except NatsError:
         return
-
-
-def _why(done: Iterable["asyncio.Future[str | None]"]) -> str:
-    """Return why a connection is not used any more, by the tasks of which one has ended first."""
-    for task in done:
-        if isinstance(error := task.exception(), Exception):
-            return _reason(error)
-        if (lost := task.result()) is not None:
-            return printable(lost, _MAX_REASON)
-    return "a part of this relay has ended it: see the line before"
-
-
-def _reason(error: Exception) -> str:
-    return printable(str(error) or type(error).__name__, _MAX_REASON)

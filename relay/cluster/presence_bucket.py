@@ -25,6 +25,7 @@ from relay.cluster.copies import grow, in_copies
 from relay.cluster.expected_sequence import append
 from relay.cluster.presence import Presence
 from relay.cluster.presence_entries import ENDED_KEPT_S, NodeEntry
+from relay.cluster.reasons import reason_of
 from relay.cluster.relay_leases import LEASE_INTERVAL_S
 from relay.routing.port import NodeRef
 from schemas.error_roots import PeerError
@@ -102,7 +103,7 @@ class PresenceBucket:
             try:
                 await self._follow(context)
             except* (NatsError, PeerError, TimeoutError) as errors:
-                self._report(printable(str(errors.exceptions[0]) or "no answer", 200))
+                self._report(reason_of(errors.exceptions[0]))
             await self._sleep(_RETRY_S)
 
     async def leave(self, client: Client) -> None:

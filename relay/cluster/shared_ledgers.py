@@ -20,6 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.ledger_reading import CountEntry, LedgerReading, LostReaderError, Shared
 from relay.cluster.ledger_stream import MAX_STREAM_BYTES, LedgerStream, NotUnderstoodError, UnfitEntryError
+from relay.cluster.reasons import reason_of
 from relay.cluster.retry_backoff import RetryBackoff
 from relay.ledger import Entry
 from relay.shared_ledger import AT_ONCE, SharedLedger
@@ -138,7 +139,7 @@ class SharedLedgers:
         self.is_current = False
         if self._client is None or not self._client.is_connected:
             return
-        self._problem = printable(str(error) or "no answer", 200)
+        self._problem = reason_of(error)
         if self._reported.get(kind) != self._problem:
             self._reported[kind] = self._problem
             self._log.error("shared ledgers not current", ledger=kind, reason=self._problem)

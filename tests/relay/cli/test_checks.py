@@ -195,6 +195,15 @@ async def test_a_broker_without_access_list_or_one_that_refuses_is_found(
     assert found == [OK, FAILURE]
 
 
+async def test_a_relay_without_a_broker_lacks_nothing_of_it(checks: RelayChecks) -> None:
+    without = replace(checks, config=replace(checks.config, broker=None))
+    subsystems = {name: part for name, part in STATUS["subsystems"].items() if name != "broker"}
+    status = {**STATUS, "subsystems": subsystems, "broker": {"url": "none", "missing": 0}}
+    async with served(checks.config.state.root, lambda: status):
+        for name in ("broker", "announces"):
+            assert (await made(without, name)).severity is OK, name
+
+
 async def test_a_relay_that_is_not_reached_is_found(checks: RelayChecks) -> None:
     finding = await made(checks, "relay")
     assert (finding.severity, "is not reached" in finding.found) == (FAILURE, True)
