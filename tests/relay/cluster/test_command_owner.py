@@ -17,7 +17,7 @@ from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import Member, echo
+from tests.fakes.cluster import HeldNodes, Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.hub import Hub
 from tests.fakes.polling import BOUND_S, until
@@ -235,18 +235,32 @@ async def test_more_than_can_be_refused_at_once_is_left_to_its_deadline(
 
 
 async def test_of_two_relays_that_believe_to_hold_a_node_one_is_asked(
-    asker: Member, nats: NatsServer, tmp_path_factory: pytest.TempPathFactory
+    asker: Member,
+    nats: NatsServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def hold_on(_nodes: HeldNodes, _node_id: str) -> None:
+        """Go on with the session, as until presence has settled which of two is newer."""
+
+    monkeypatch.setattr(HeldNodes, "lose", hold_on)
     registry = asker.fake.environment.registry
     first, second = ScriptedRouter(), ScriptedRouter()
+    asked = 0
     async with (
         Member.joined(nats.config, tmp_path_factory.mktemp("first"), registry, first) as one,
         Member.joined(nats.config, tmp_path_factory.mktemp("second"), registry, second) as other,
+        asyncio.timeout(BOUND_S),
     ):
         await one.hold(NODE_ID, asker)
         await other.hold(NODE_ID, asker)
-        await asker.part.router.run(echo(NODE_ID))
-    assert len(first.commands) + len(second.commands) == 1
+        # The server picks one each time. Once each was picked both are subscribed, and some more are asked.
+        more = 10
+        while more > 0:
+            await asker.part.router.run(echo(NODE_ID))
+            asked += 1
+            more -= bool(first.commands and second.commands)
+    assert len(first.commands) + len(second.commands) == asked
 
 
 @pytest.mark.parametrize(

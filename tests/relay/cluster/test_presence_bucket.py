@@ -1,20 +1,26 @@
 import asyncio
 import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
+from nats.js.kv import KeyValue
 
 from relay.ascii_json import encoded
 from relay.cluster.presence_bucket import MAX_BUCKET_BYTES, PresenceBucket
 from relay.demo.cluster_server import new_credentials, relay_permissions
+from schemas.errors import Failure, ToolError
 from schemas.files import PRIVATE, write_atomic
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import Member
+from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
+from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.polling import BOUND_S, until
+from tests.fakes.routers import echoed
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 
 pytestmark = pytest.mark.integration
@@ -22,6 +28,17 @@ pytestmark = pytest.mark.integration
 
 async def nothing(_bucket: PresenceBucket, _client: Client) -> None:
     """Stand for the end of a relay that is killed."""
+
+
+@asynccontextmanager
+async def relay_user(nats: NatsServer) -> AsyncIterator[KeyValue]:
+    """Hold the bucket as one who has the credentials of a relay."""
+    client = Client()
+    await client.connect(
+        nats.url, nkeys_seed_str=nats.credentials.read_text(), inbox_prefix="edge.main.inbox"
+    )
+    yield await client.jetstream().key_value("edge_main_presence")
+    await client.close()
 
 
 async def until_dropped(nats: NatsServer, key: str) -> None:
@@ -127,6 +144,47 @@ async def test_a_relay_that_cannot_read_says_that_it_runs(
             await until(lambda: relay in reads.part.presence.others())
             await until_renewed(nats, f"relay.{relay}")
             assert not member.part.presence.is_current
+
+
+async def test_a_command_goes_where_the_node_is_and_not_where_the_bucket_says(
+    asker: Member, owner: Member, nats: NatsServer
+) -> None:
+    await asker.hold(NODE_ID, owner)
+    await until(lambda: NODE_ID in owner.seen.elsewhere)
+    owner.part.presence.relay_gone(asker.part.peers.relay)  # as when its lease has ended
+    assert owner.seen.elsewhere == set()
+    assert await owner.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
+    # A relay that never ran has a lease, and a node that no relay holds.
+    relay = owner.fake.environment.ulids.new()
+    async with relay_user(nats) as bucket:
+        await bucket.put(f"relay.{relay}", encoded({"url": PUBLIC_URL}).encode())
+        entry = {"relay": relay, "session_id": relay, "connected": True}
+        await bucket.put(f"node.{OTHER_NODE_ID}", encoded(entry).encode())
+    await until(lambda: (OTHER_NODE_ID, True) in owner.seen.changes)
+    with pytest.raises(ToolError) as refused:
+        await owner.part.router.run(echo(OTHER_NODE_ID))
+    assert refused.value.failure is Failure.NODE_OFFLINE
+
+
+async def test_while_nodes_stay_connected_only_leases_are_written(
+    asker: Member, owner: Member, nats: NatsServer
+) -> None:
+    for node_id in (NODE_ID, OTHER_NODE_ID):
+        owner.nodes.connect(node_id)
+    await until(lambda: asker.seen.elsewhere == {NODE_ID, OTHER_NODE_ID})
+    leases = {f"relay.{member.part.peers.relay}" for member in (asker, owner)}
+    written = list[str]()
+    async with relay_user(nats) as bucket, asyncio.timeout(BOUND_S):
+        watcher = await bucket.watch(">")
+        are_new = False
+        async for entry in watcher:
+            if entry is None:
+                are_new = True
+            elif are_new:
+                written.append(entry.key)
+            if all(written.count(lease) >= 2 for lease in leases):
+                break
+    assert set(written) == leases
 
 
 async def test_the_nodes_of_a_relay_that_has_ended_are_gone(
