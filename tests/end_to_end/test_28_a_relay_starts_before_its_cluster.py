@@ -81,6 +81,6 @@ async def test_it_serves_its_own_nodes_says_so_and_joins_once_the_server_is_up(s
 
         await asyncio.to_thread(story.nats.start)
         joined = await story.until_cluster(ready=True)
-        assert joined.startswith(f"connected to {story.nats.url}: 1 relays")
+        assert joined.startswith(f"connected to {story.nats.url}: 1 relay, ")
         assert (await story.status()).startswith(f"connected to {story.nats.url}")
         await story.call()
