@@ -3,12 +3,13 @@
 Must not repeat unescaped what a server has sent.
 """
 
+import ssl
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nats.js.errors import ServiceUnavailableError
 
-from schemas.connection_faults import connection_reason
+from schemas.connection_faults import connection_fault, connection_reason
 from schemas.error_roots import EdgeError
 from schemas.text import printable
 
@@ -26,7 +27,9 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, EdgeError):
         return text
     if isinstance(error, OSError):
-        return connection_reason(error)
+        reason = connection_reason(error)
+        is_untrusted = isinstance(connection_fault(error), ssl.SSLCertVerificationError)
+        return f"{reason}: see --cluster-root, and the names in the certificate" if is_untrusted else reason
     if isinstance(error, ServiceUnavailableError) and not error.description:
         return "no server that is reached has JetStream: enable it in the configuration of the servers"
     if _NOT_ADMITTED in text.lower():

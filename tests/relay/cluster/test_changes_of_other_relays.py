@@ -17,7 +17,7 @@ from tests.fakes.caller_stage import CallerStage
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.joined_hub import JoinedHub
 from tests.fakes.polling import until
-from tests.fakes.signer import ECHO, METRICS, TENANT, SimulatedCa
+from tests.fakes.signer import ECHO, METRICS, TENANT, SimulatedCa, SimulatedNode, key_named
 
 pytestmark = pytest.mark.integration
 
@@ -98,3 +98,20 @@ async def test_a_client_hears_of_a_node_of_another_relay_that_comes_changes_and_
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
+
+
+async def test_what_this_relay_has_not_verified_is_not_listed_wherever_the_node_is_connected(
+    hubs: tuple[JoinedHub, JoinedHub],
+) -> None:
+    here, there = hubs
+    here.clock.advance(GRACE_MS)
+    node = there.ca.issue()
+    forged = SimulatedNode(node.node_id, TENANT, key_named("of no node"), node.leaf_pem, node.root_pem)
+    CallerStage(there, there.ulids.new(), node)
+    assert there.fleet.selected.listed(READERS)
+    await until(lambda: [each.nodes for each in here.part.presence.other_relays()] == [1])
+    here.announce(forged, capabilities=[ECHO])
+    assert here.fleet.tenant_of(node.node_id) is None  # or it would be listed as connected there
+    assert here.fleet.selected.listed(READERS) == []
+    here.announce(node, capabilities=[ECHO])
+    await until(lambda: here.fleet.selected.listed(READERS))
