@@ -15,7 +15,9 @@ from typing import Any, Self
 
 import httpx2
 
+from kubelet.daemon.composition import last_issued_file
 from schemas.addresses import MCP_PATH
+from schemas.manifest import MAX_FUTURE_MS
 from tests.chaos.call_workload import CallWorkload
 from tests.chaos.callers import Callers, measure_loop, new_id
 from tests.chaos.checker import violations
@@ -234,6 +236,14 @@ class FleetStory:
             for agent in self.agents.values():
                 while await agent.accepts(token) is not accepted:  # noqa: ASYNC110 - on another machine
                     await asyncio.sleep(_POLL_S)
+
+    async def until_signed_times_are_accepted(self) -> None:
+        """Wait until the times that nodes have signed or reserved are accepted by a clock that is right."""
+
+        def newest_ms() -> int:
+            return max(int(last_issued_file(self.site.state(node)).read_text("ascii")) for node in NODES)
+
+        await until(lambda: newest_ms() < now_ms() + MAX_FUTURE_MS, BOUND_S)
 
     async def failures(self, relay: Program) -> dict[str, str]:
         """Return what ``relay doctor`` finds that keeps calls from passing a relay, by check."""

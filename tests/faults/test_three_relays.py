@@ -235,7 +235,7 @@ async def test_a_relay_that_is_behind_the_clocks_of_all_others_is_not_ready_and_
 ) -> None:
     behind = story.holders()[story.nodes[0]]
     others = [relay for relay in RELAYS if relay is not behind]
-    # Just beyond what is accepted: what they sign now must be accepted again when their clocks are right.
+    # Just beyond what is accepted: what they sign now is soon accepted again when their clocks are right.
     ahead = story.clock_off_by(305, "time-ahead")
     moved = [*others, *NODES]
     async with healed(story):
@@ -246,5 +246,7 @@ async def test_a_relay_that_is_behind_the_clocks_of_all_others_is_not_ready_and_
         async with story.lists_hold(others, story.nodes):
             await story.until_all_called(others, story.nodes)
         async with story.without(*moved, end=End.SIGTERM):
+            # A node signs no earlier time again, and would be refused until its next heartbeat, in a minute.
+            await story.until_signed_times_are_accepted()
             for program in moved:
                 del story.site.prefixes[program]
