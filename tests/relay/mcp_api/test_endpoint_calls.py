@@ -1,0 +1,126 @@
+"""Calls by clients of both eras."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from mcp_types import HEADER_MISMATCH, TextContent
+
+from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_ERROR, META_HOP
+from tests.fakes.hub import Hub
+from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, NEW, PING, Era, Stage
+from tests.fakes.routers import ScriptedRouter, SilentRouter
+from tests.fakes.serving import Server
+from tests.fakes.signer import NODE_ID, NOW_MS
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("query", ["", "?names=dashed"])
+@pytest.mark.parametrize("name", [ECHO_NAME, ECHO_NAME.replace(".", "-")], ids=["dotted", "dashed"])
+async def test_both_forms_of_a_name_can_be_called_always(
+    stage: Stage, router: ScriptedRouter, era: Era, query: str, name: str
+) -> None:
+    async with stage.client(era, query=query) as client:
+        result = await client.call_tool(name, PING)
+    assert not result.is_error
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    assert json.loads(content.text) == result.structured_content
+    assert result.structured_content == {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
+    assert router.commands[0].tool == ECHO_NAME
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_an_error_is_a_result_whose_envelope_stands_in_text_and_meta_and_nowhere_else(
+    stage: Stage, router: ScriptedRouter, era: Era
+) -> None:
+    def offline(_command: object) -> dict[str, Any]:
+        raise ToolError(Failure.NODE_OFFLINE)
+
+    router.answer = offline
+    async with stage.wire(era) as wire:
+        result = await wire.result("tools/call", {"name": ECHO_NAME, "arguments": PING})
+    assert result["isError"] is True
+    (content,) = result["content"]
+    envelope = json.loads(content["text"])
+    assert (result["_meta"][META_ERROR], result["_meta"][META_HOP]) == (envelope, "session")
+    assert envelope["code"] == "E_NODE_OFFLINE"
+    assert stage.hub.registry.load("error@1.0.0").is_valid(envelope)
+    assert "structuredContent" not in result
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_the_official_client_takes_an_error_as_one(stage: Stage, era: Era) -> None:
+    async with stage.client(era) as client:
+        await client.list_tools()
+        result = await client.call_tool(ECHO_NAME, {"message": 1})
+    assert result.is_error
+    assert result.structured_content is None
+    assert result.meta is not None
+    assert result.meta[META_ERROR]["code"] == "E_MANIFEST_INVALID"
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"arguments": None}, id="null"),
+        pytest.param({"arguments": {}}, id="empty"),
+    ],
+)
+async def test_no_arguments_are_empty_arguments(
+    stage: Stage, router: ScriptedRouter, era: Era, params: dict[str, Any]
+) -> None:
+    sample = {"ts_ms": NOW_MS, "node_id": NODE_ID, "uptime_s": 1}
+    router.answer = lambda _: {"ok": True, "result": sample}
+    async with stage.wire(era) as wire:
+        result = await wire.result("tools/call", {"name": METRICS_NAME, **params})
+    assert result["structuredContent"] == sample
+    assert router.commands[0].arguments == {}
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("params", [{}, {"name": 7}, {"name": None}, {"name": [ECHO_NAME]}], ids=str)
+async def test_a_call_without_a_name_is_no_call(
+    stage: Stage, router: ScriptedRouter, era: Era, params: dict[str, Any]
+) -> None:
+    async with stage.wire(era) as wire:
+        answer = await wire.ask("tools/call", {**params, "arguments": PING})
+    if era == NEW and params.get("name") is not None:
+        # The SDK compares the name with its header, before anything else.
+        assert answer["error"]["code"] == HEADER_MISMATCH
+    else:
+        envelope = answer["result"]["_meta"][META_ERROR]
+        assert envelope["code"] == "E_MANIFEST_INVALID"
+        assert envelope["message"] == "The request is not a call: /tool violates pattern."
+    assert router.commands == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("arguments", [["ping"], "ping", 7], ids=str)
+async def test_arguments_that_are_no_object_are_refused_by_the_gateway(
+    stage: Stage, router: ScriptedRouter, era: Era, arguments: object
+) -> None:
+    async with stage.wire(era) as wire:
+        result = await wire.result("tools/call", {"name": ECHO_NAME, "arguments": arguments})
+    assert result["_meta"][META_ERROR]["code"] == "E_MANIFEST_INVALID"
+    assert router.commands == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_when_the_agent_gives_up_the_node_is_not_waited_for(hub: Hub, server: Server, era: Era) -> None:
+    hub.connect(hub.ca.issue())
+    router = SilentRouter()
+    async with Stage(hub, router, server).running() as stage, stage.client(era) as client:
+        calling = asyncio.create_task(client.call_tool(ECHO_NAME, PING))
+        await router.asked.wait()
+        calling.cancel()
+        await router.given_up.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+    assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]

@@ -1,0 +1,101 @@
+"""What clients of both eras hear of changes, until their token is revoked."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from mcp.client.subscriptions import ToolsListChanged
+from mcp.shared.exceptions import MCPError
+from mcp_types import ToolListChangedNotification
+
+from tests.fakes.mcp_stage import NEW, OTHER, Notified, Stage, Wire
+from tests.fakes.signer import OTHER_NODE_ID
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+# --- what has changed ---------------------------------------------------------------------------------
+
+
+async def test_a_client_of_the_old_era_is_told_that_the_list_has_changed(stage: Stage) -> None:
+    notes = Notified()
+    async with stage.client("legacy", heard=notes) as client:
+        assert client.server_capabilities.tools is not None
+        assert client.server_capabilities.tools.list_changed
+        await client.list_tools()
+        stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+        assert isinstance(await notes.next(), ToolListChangedNotification)
+        assert len((await client.list_tools()).tools) == 4
+
+
+async def test_a_client_of_the_new_era_is_told_that_the_list_has_changed(stage: Stage) -> None:
+    async with stage.client(NEW) as client, client.listen(tools_list_changed=True) as changes:
+        await client.list_tools()
+        stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+        assert isinstance(await anext(changes), ToolsListChanged)
+        assert len((await client.list_tools()).tools) == 4
+
+
+async def test_another_tenants_changes_are_not_told(stage: Stage) -> None:
+    theirs = stage.hub.token(tenant="globex")
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(stage.client(NEW, token=theirs))
+        changes = await stack.enter_async_context(client.listen(tools_list_changed=True))
+        ours = await stack.enter_async_context(stage.client(NEW))
+        our_changes = await stack.enter_async_context(ours.listen(tools_list_changed=True))
+        hearing = asyncio.create_task(anext(changes))
+        stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+        await anext(our_changes)
+        assert not hearing.done()
+        stage.hub.connect(stage.hub.ca.issue("01hzx9k3m4p7q8r9s0t1v2w3x0", "globex"))
+        assert isinstance(await hearing, ToolsListChanged)
+
+
+async def test_a_subscription_ends_in_good_order_with_its_token(stage: Stage) -> None:
+    token = stage.hub.token(ttl_s=1)
+    stage.hub.clock.advance(950)
+    async with stage.client(NEW, token=token) as client, client.listen(tools_list_changed=True) as changes:
+        assert [event async for event in changes] == []
+
+
+async def test_subscriptions_are_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.streams, "_per_agent", 1)
+    async with stage.client(NEW) as client, client.listen(tools_list_changed=True):
+        with pytest.raises(MCPError, match="Too many sessions and subscriptions"):
+            async with client.listen(tools_list_changed=True):
+                raise AssertionError
+
+
+# --- a token that is revoked --------------------------------------------------------------------------
+
+
+async def test_revoking_its_token_ends_a_subscription_in_good_order_and_no_other(stage: Stage) -> None:
+    revoked, other = stage.hub.token(), stage.hub.token()
+    jti = stage.hub.authenticator.identify(revoked).jti
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(stage.client(NEW, token=revoked))
+        changes = await stack.enter_async_context(client.listen(tools_list_changed=True))
+        theirs = await stack.enter_async_context(stage.client(NEW, token=other))
+        their_changes = await stack.enter_async_context(theirs.listen(tools_list_changed=True))
+        stage.mcp.revoke({jti})
+        assert [event async for event in changes] == []
+        stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+        assert isinstance(await anext(their_changes), ToolsListChanged)
+
+
+async def test_revoking_its_token_ends_what_a_session_of_the_old_era_is_told(stage: Stage) -> None:
+    notes, other_listener = Notified(), Notified()
+    revoked, other = stage.hub.token(), stage.hub.token(**OTHER)
+    async with (
+        stage.client("legacy", token=revoked, heard=notes) as client,
+        stage.client("legacy", token=other, heard=other_listener) as others_client,
+    ):
+        await client.list_tools()
+        await others_client.list_tools()
+        jti = stage.hub.authenticator.identify(revoked).jti
+        stage.mcp.revoke({jti})
+        stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+        assert isinstance(await other_listener.next(), ToolListChangedNotification)
+        assert notes.is_empty
+        stage.hub.authenticator.revoke(frozenset({jti}))
+        async with stage.http(revoked) as http:
+            assert (await Wire(http, "/mcp", NEW).post("tools/list")).status_code == 401
