@@ -1,7 +1,12 @@
 """The outcomes of calls that carry an idempotency key: for ten minutes, the same call is made once.
 
 A key is of one caller and one tool. The store keeps the outcome of a call that was sent, and the task
-of one in flight. Must not decide who may call, nor send anything.
+of one in flight. The relay that a call arrives at (``idempotent_calls``) and the one that holds the node
+(``keyed_commands``) each have a store; what becomes of a key is decided here for both. ``KeyedCall.begin``
+makes it running. ``IdempotencyStore.ended`` keeps the outcome if the node has answered, and forgets the key
+if no attempt has run. Otherwise the outcome is unknown: only a call that may run twice is sent again.
+
+Must not decide who may call, nor send anything.
 """
 
 import asyncio
@@ -62,6 +67,22 @@ class KeyedCall(Generic[AnswerT]):
     outcome: AnswerT | ToolError | None = None
     unknown: bool = False
     size: int = 0
+
+    def may_be_sent(self, *, repeatable: bool) -> bool:
+        """Return whether an attempt may be made; ``repeatable``: the call may run twice."""
+        if self.running is not None or self.outcome is not None:
+            return False
+        return not self.unknown or repeatable
+
+    def begin(self, running: asyncio.Task[AnswerT]) -> None:
+        """Take in that ``running`` makes an attempt: from now on the call may have run."""
+        self.attempts += 1
+        self.unknown = True
+        self.running = running
+        running.add_done_callback(self._no_longer_running)
+
+    def _no_longer_running(self, _: asyncio.Task[AnswerT]) -> None:
+        self.running = None
 
 
 @dataclass(slots=True)
@@ -126,12 +147,26 @@ class IdempotencyStore(Generic[AnswerT]):
             if not holding.keys:
                 del self._holdings[holder]
 
-    def keep(self, key: CallKey, answer: AnswerT, size: int) -> None:
-        """Store ``answer``, of ``size`` bytes, as the outcome of the call under ``key``."""
-        keyed = self._keyed_calls[key]
-        keyed.outcome, keyed.size = answer, size
-        for holder in _holders(key):
-            self._holdings[holder].size += size
+    def ended(
+        self, key: CallKey, failure: Failure | None, answer: AnswerT | ToolError | None, size: int = 0
+    ) -> None:
+        """Take in how the attempt under ``key`` has ended: with ``failure`` if it has failed.
+
+        ``answer``, of ``size`` bytes, is what the node has answered: the outcome from now on. It is unknown
+        without an answer, and if the node gave up.
+        """
+        if failure in NOT_RUN:
+            self.not_run(key)
+        elif answer is not None and failure is not Failure.DEADLINE_EXCEEDED:
+            keyed = self._keyed_calls[key]
+            keyed.outcome, keyed.unknown, keyed.size = answer, False, size
+            for holder in _holders(key):
+                self._holdings[holder].size += size
+
+    def not_run(self, key: CallKey) -> None:
+        """Take in that the attempt under ``key`` has not run: forget it unless an earlier one may have."""
+        if self._keyed_calls[key].attempts == 1:
+            self.forget(key)
 
     def _evict_expired(self, now: float, new: CallKey) -> None:
         while self._keyed_calls:

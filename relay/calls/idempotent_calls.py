@@ -14,7 +14,7 @@ from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.executor import CallExecutor
-from relay.calls.idempotency_store import NOT_RUN, OUTCOME_UNKNOWN, CallKey, IdempotencyStore, KeyedCall
+from relay.calls.idempotency_store import OUTCOME_UNKNOWN, CallKey, IdempotencyStore, KeyedCall
 from relay.calls.relay_tools import RelayTool
 from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
@@ -59,21 +59,21 @@ class IdempotentCalls:
         except ToolError as error:
             record.denied(self._audit, error)
             raise
-        if not _is_to_be_sent(keyed, tool):
+        if not keyed.may_be_sent(repeatable=tool.idempotent):
             return await self._repeated(keyed, tool, record)
-        keyed.attempts += 1
-        record.attempt = keyed.attempts
         record.idempotency = Idempotency(principal.name, hashed_key, arguments, tool.idempotent)
-        keyed.running = asyncio.create_task(self._sent(key_of_call, keyed, tool, record))
-        self._running.add(keyed.running)
-        keyed.running.add_done_callback(self._ended)
+        running = asyncio.create_task(self._sent(key_of_call, tool, record))
+        keyed.begin(running)
+        record.attempt = keyed.attempts
+        self._running.add(running)
+        running.add_done_callback(self._ended)
         share.acquire_extra()
-        keyed.running.add_done_callback(lambda _: share.release())
+        running.add_done_callback(lambda _: share.release())
         # Shield: when the caller disconnects, the call goes on, and a repetition gets its outcome.
         try:
-            return await asyncio.shield(keyed.running)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
-            keyed.running.add_done_callback(partial(self._report, record.correlation_id))
+            running.add_done_callback(partial(self._report, record.correlation_id))
             raise
 
     async def end(self) -> None:
@@ -94,32 +94,19 @@ class IdempotentCalls:
         if error is not None and not isinstance(error, ToolError | AuditUnavailableError):
             self._log.error("call failed", correlation_id=correlation_id, exc_info=error)
 
-    async def _sent(
-        self, key_of_call: CallKey, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord
-    ) -> CallAnswer:
-        keyed.unknown = True
+    async def _sent(self, key_of_call: CallKey, tool: Tool | RelayTool, record: CallRecord) -> CallAnswer:
         try:
             answer = await self._executor.run(tool, record)
-            # The text alone: parsed, it takes about three times the memory.
-            self._store.keep(key_of_call, CallAnswer(answer.text), len(answer.text))
         except AuditUnavailableError:
-            self._forget(key_of_call, keyed)
+            self._store.not_run(key_of_call)
             raise
         except ToolError as error:
-            if error.failure in NOT_RUN:
-                self._forget(key_of_call, keyed)
-            elif record.answered and error.failure is not Failure.DEADLINE_EXCEEDED:
-                keyed.outcome, keyed.unknown = _without_traceback(error), False
+            outcome = _without_traceback(error) if record.answered else None
+            self._store.ended(key_of_call, error.failure, outcome)
             raise
-        finally:
-            keyed.running = None
-        keyed.unknown = False
+        # The text alone: parsed, it takes about three times the memory.
+        self._store.ended(key_of_call, None, CallAnswer(answer.text), len(answer.text))
         return answer
-
-    def _forget(self, key_of_call: CallKey, keyed: KeyedCall[CallAnswer]) -> None:
-        """Remove a call that was not made, unless an earlier attempt may have run."""
-        if keyed.attempts == 1:
-            self._store.forget(key_of_call)
 
     async def _repeated(
         self, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord
@@ -158,9 +145,3 @@ async def _result_of_first(running: "asyncio.Task[CallAnswer]") -> CallAnswer:
 def _without_traceback(error: ToolError) -> ToolError:
     """Return the same error without its traceback, which would keep the frames alive."""
     return ToolError(error.failure, error.detail, retry_after_ms=error.retry_after_ms)
-
-
-def _is_to_be_sent(keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool) -> bool:
-    if keyed.running is not None or keyed.outcome is not None:
-        return False
-    return not keyed.unknown or tool.idempotent

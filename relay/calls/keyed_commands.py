@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from relay.ascii_json import encoded
 from relay.calls.idempotency_store import (
-    NOT_RUN,
     OUTCOME_UNKNOWN,
     REMEMBERED_S,
     CallKey,
@@ -67,13 +66,13 @@ class KeyedCommands(LocalRouter):
             return await _outcome_of(keyed.running, command)
         if keyed.outcome is not None:
             return _read(keyed.outcome)
-        if keyed.unknown and not idempotency.repeatable:
+        if not keyed.may_be_sent(repeatable=idempotency.repeatable):
             raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
         if self._may_have_run_elsewhere(command.node_id, keyed) and not idempotency.repeatable:
             self._store.forget(key)
             raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
-        keyed.attempts += 1
-        running = keyed.running = asyncio.create_task(self._sent(key, keyed, command))
+        running = asyncio.create_task(self._sent(key, command))
+        keyed.begin(running)
         running.add_done_callback(_retrieve)
         try:
             return await _outcome_of(running, command)
@@ -87,29 +86,17 @@ class KeyedCommands(LocalRouter):
         )
         return keyed.attempts == 0 and may_be_known_elsewhere
 
-    async def _sent(self, key: CallKey, keyed: KeyedCall[str], command: Command) -> str:
+    async def _sent(self, key: CallKey, command: Command) -> str:
         """Send ``command``, and return the node's answer as it is kept."""
-        keyed.unknown = True
         try:
             answer = await self._router.run(command)
         except ToolError as error:
-            self._settle_unsent(key, keyed, error.failure)
+            self._store.ended(key, error.failure, None)
             raise
-        finally:
-            keyed.running = None
         failure = None if answer["ok"] else ToolError.from_node(answer["error"]).failure
         text = encoded(answer)
-        if failure in NOT_RUN:
-            self._settle_unsent(key, keyed, failure)
-        elif failure is not Failure.DEADLINE_EXCEEDED:
-            self._store.keep(key, text, len(text))
-            keyed.unknown = False
+        self._store.ended(key, failure, text, len(text))
         return text
-
-    def _settle_unsent(self, key: CallKey, keyed: KeyedCall[str], failure: Failure | None) -> None:
-        """Forget a command that did not run, unless an earlier one under the key may have."""
-        if failure in NOT_RUN and keyed.attempts == 1:
-            self._store.forget(key)
 
 
 async def _outcome_of(running: "asyncio.Task[str]", command: Command) -> CmdAck:

@@ -10,6 +10,7 @@ from relay.calls.idempotency_store import (
     REMEMBERED_S,
     CallKey,
     IdempotencyStore,
+    KeyedCall,
     Quota,
 )
 from schemas.errors import Failure, ToolError
@@ -102,6 +103,85 @@ def test_what_is_forgotten_is_as_if_it_had_never_been(store: IdempotencyStore[st
     assert store.open(place(), OTHER_ARGUMENTS, "second") is not keyed
 
 
+# --- attempts --------------------------------------------------------------------------------------------
+
+
+async def hanging() -> str:
+    await asyncio.Event().wait()
+    return "never"
+
+
+async def attempt(store: IdempotencyStore[str]) -> KeyedCall[str]:
+    """Make an attempt that has ended, of which it is not known yet how."""
+    keyed = store.open(place(), ARGUMENTS, "first")
+
+    async def sent() -> str:
+        return "ok"
+
+    task = asyncio.create_task(sent())
+    keyed.begin(task)
+    assert keyed.running is task
+    assert not keyed.may_be_sent(repeatable=True)
+    await task
+    assert store.open(place(), ARGUMENTS, "again").running is None
+    return keyed
+
+
+FATES = [
+    pytest.param(None, "answer", "answer", id="a result"),
+    pytest.param(Failure.INTERNAL, "answer", "answer", id="an error that the node answered with"),
+    pytest.param(Failure.INTERNAL, None, "unknown", id="an error on the way"),
+    pytest.param(Failure.DEADLINE_EXCEEDED, None, "unknown", id="no answer in time"),
+    pytest.param(Failure.DEADLINE_EXCEEDED, "answer", "unknown", id="the node gave up"),
+    pytest.param(Failure.NODE_OFFLINE, None, "forgotten", id="never sent"),
+    pytest.param(Failure.RATE_LIMITED, "answer", "forgotten", id="refused by the node"),
+]
+
+
+@pytest.mark.parametrize(("failure", "answer", "fate"), FATES)
+async def test_how_an_attempt_ends_decides_what_becomes_of_its_key(
+    store: IdempotencyStore[str], failure: Failure | None, answer: str | None, fate: str
+) -> None:
+    keyed = await attempt(store)
+    store.ended(place(), failure, answer, 6)
+    assert len(store) == (0 if fate == "forgotten" else 1)
+    assert keyed.outcome == ("answer" if fate == "answer" else None)
+    if fate != "forgotten":
+        assert keyed.may_be_sent(repeatable=True) is (fate == "unknown")
+        assert not keyed.may_be_sent(repeatable=False)
+
+
+@pytest.mark.parametrize(("failure", "answer", "fate"), FATES)
+async def test_a_key_under_which_an_earlier_attempt_may_have_run_is_not_forgotten(
+    store: IdempotencyStore[str], failure: Failure | None, answer: str | None, fate: str
+) -> None:
+    await attempt(store)
+    store.ended(place(), Failure.DEADLINE_EXCEEDED, None)
+    keyed = await attempt(store)
+    assert keyed.attempts == 2
+    store.ended(place(), failure, answer, 6)
+    assert store.open(place(), ARGUMENTS, "again") is keyed
+    assert keyed.may_be_sent(repeatable=True) is (fate != "answer")
+    assert not keyed.may_be_sent(repeatable=False)
+
+
+async def test_an_attempt_of_which_nothing_is_known_may_have_run(store: IdempotencyStore[str]) -> None:
+    keyed = await attempt(store)
+    assert not keyed.may_be_sent(repeatable=False)
+    assert keyed.may_be_sent(repeatable=True)
+
+
+async def test_an_attempt_that_ends_before_its_first_step_is_no_longer_running(
+    store: IdempotencyStore[str],
+) -> None:
+    keyed = store.open(place(), ARGUMENTS, "first")
+    keyed.begin(task := asyncio.create_task(hanging()))
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert keyed.running is None
+
+
 # --- full -----------------------------------------------------------------------------------------------
 
 
@@ -137,7 +217,7 @@ def test_one_caller_cannot_take_the_room_of_all(seconds: Seconds) -> None:
 def test_answers_are_remembered_up_to_so_many_bytes(seconds: Seconds) -> None:
     store = IdempotencyStore[str](seconds, of_tenant=Quota(10, 10))
     store.open(place("large"), ARGUMENTS, "first")
-    store.keep(place("large"), "x" * 10, 10)
+    store.ended(place("large"), None, "x" * 10, 10)
     assert refused(store, place("new")).failure is Failure.RATE_LIMITED
     assert store.open(place("large"), ARGUMENTS, "again").outcome == "x" * 10
     seconds.now += REMEMBERED_S
@@ -195,14 +275,13 @@ async def test_a_call_under_way_is_neither_forgotten_nor_begun_anew_when_its_tim
 ) -> None:
     filled(store, seconds)
     keyed = store.open(place("key 0"), ARGUMENTS, "again")
-    keyed.running = task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
+    keyed.begin(task := asyncio.create_task(hanging()))
     seconds.now += 2 * REMEMBERED_S
     assert store.open(place("key 0"), ARGUMENTS, "late") is keyed
     error = refused(store, place("new"))
     assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 1)
     assert store.open(place("key 0"), ARGUMENTS, "later") is keyed
-    keyed.running = None
-    assert store.open(place("key 0"), ARGUMENTS, "last").first == "last"
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+    assert store.open(place("key 0"), ARGUMENTS, "last").first == "last"
