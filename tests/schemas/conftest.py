@@ -2,6 +2,7 @@ import pytest
 
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
+from schemas.trust import TrustRules
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,8 @@ def registry() -> SchemaRegistry:
 @pytest.fixture(scope="session")
 def kinds() -> KindRegistry:
     return KindRegistry()
+
+
+@pytest.fixture
+def rules(registry: SchemaRegistry, kinds: KindRegistry) -> TrustRules:
+    return TrustRules(registry, kinds)
