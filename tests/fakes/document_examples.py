@@ -1,0 +1,272 @@
+"""A good example of each document."""
+
+import json
+from typing import Any
+
+from tests.fakes.frames import ERROR, PAYLOADS, REQUEST_ID, SESSION_ID, message
+from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
+
+SAMPLE = {
+    "ts_ms": NOW_MS,
+    "node_id": NODE_ID,
+    "uptime_s": 12,
+    "cpu": {"cores": 4, "usage_pct": 12.5, "per_core_pct": [0, 100]},
+    "mem": {"total_bytes": 1, "available_bytes": 0},
+    "load": {"one": 0, "five": 0.5, "fifteen": 1.25},
+    "disk": [{"mount": "/", "fs_type": "ext4", "total_bytes": 2, "available_bytes": 1}],
+}
+REQUEST_ULID = "01HZX9K3M4P7Q8R9S0T1V2W3XA"
+TOOL_ID = f"mcp.tool:sysecho.{NODE_ID}.echo.invoke"
+CLAIMS = {"aud": "relay", "iat": 1, "exp": 2, "jti": "j"}
+MANIFEST = json.loads(SimulatedCa().issue().manifest())
+EVENTS = {
+    "session_id": SESSION_ID,
+    "events": [
+        {
+            "type": "caller_tool_request",
+            "session_id": SESSION_ID,
+            "cursor": 1,
+            "request_id": REQUEST_ID,
+            "tool": "get_memory",
+            "arguments": {"about": "the weather"},
+        }
+    ],
+    "next": 1,
+    "more": False,
+    "missed": False,
+    "ended": False,
+}
+PRINCIPAL = {
+    "tenant": "acme",
+    "sub": "agent-1",
+    "jti": REQUEST_ULID,
+    "issuer": "https://relay.example",
+    "scopes": [],
+    "expires_s": 1,
+    "kid": "ab" * 32,
+}
+EXAMPLES: dict[str, Any] = {
+    "capability@1.0.0": MANIFEST["capabilities"][0],
+    "enrol.request@1.0.0": {
+        "join_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
+        "csr": "PEM",
+        "nonce": "n" * 43,
+        "proof": "p" * 43,
+    },
+    "cluster.cmd@1.0.0": {
+        "relay": REQUEST_ULID,
+        "node_id": NODE_ID,
+        "tool": f"sysecho.{NODE_ID}.echo.invoke",
+        "arguments": {"message": "ping"},
+        "deadline_ms": 2000,
+        "sent_at_ms": 1,
+        "correlation_id": REQUEST_ULID,
+        "cost": 1.0,
+        "idempotency": {
+            "caller": ["https://relay.example", "acme", "agent"],
+            "key": "ab" * 32,
+            "arguments": "ab" * 32,
+            "repeatable": False,
+        },
+    },
+    "cluster.cancel@1.0.0": {"relay": REQUEST_ULID, "correlation_id": REQUEST_ULID},
+    "cluster.answer@1.0.0": {"failure": {"name": "RATE_LIMITED", "retry_after_ms": 100}},
+    "cluster.ca_request@1.0.0": {
+        "relay": REQUEST_ULID,
+        "retire": {"node_id": NODE_ID, "kid": "ab" * 32},
+    },
+    "cluster.ca_answer@1.0.0": {"refused": {"reason": "id_taken", "retry_after_ms": 100}},
+    "cluster.ask@1.0.0": {"relay": REQUEST_ULID, "id": REQUEST_ULID, "body": {}},
+    "cluster.reply@1.0.0": {"reply": {}},
+    "cluster.session_call@1.0.0": {
+        "tool": "session_events",
+        "arguments": {},
+        "correlation_id": REQUEST_ULID,
+        "stream": False,
+        "principal": PRINCIPAL,
+    },
+    "cluster.telemetry_listen@1.0.0": {"node_id": NODE_ID, "principal": PRINCIPAL, "ttl_ms": 30_000},
+    "cluster.telemetry_updated@1.0.0": {
+        "node_id": NODE_ID,
+        "name": ["https://relay.example", "acme", "agent-1"],
+    },
+    "cluster.telemetry_read@1.0.0": {"uri": f"node://{NODE_ID}/telemetry", "principal": PRINCIPAL},
+    "cluster.session_event@1.0.0": {"correlation_id": REQUEST_ULID, "event": "{}"},
+    "cluster.frame@1.0.0": {
+        "node_id": REQUEST_ULID.lower(),
+        "session_id": REQUEST_ULID,
+        "type": "telemetry",
+        "payload": {},
+    },
+    "cluster.identity@1.0.0": {
+        "relay": REQUEST_ULID,
+        "url": "https://relay.example",
+        "roots": ["ab" * 32],
+    },
+    "cluster.node@1.0.0": {"relay": REQUEST_ULID, "session_id": REQUEST_ULID, "connected": True},
+    "cluster.relay@1.0.0": {"url": "https://relay.example"},
+    "cluster.name@1.0.0": {"node_id": NODE_ID, "tenant": "acme", "label": "pi", "tags": ["site=north"]},
+    "cluster.leaf@1.0.0": {
+        "kid": "ab" * 32,
+        "serial": "1f",
+        "node_id": NODE_ID,
+        "tenant": "acme",
+        "public_key": "cd" * 32,
+        "issued_ms": NOW_MS,
+        "not_after_ms": NOW_MS + 1,
+    },
+    "cluster.token_key@1.0.0": {
+        "public_key": "ab" * 32,
+        "made_ms": NOW_MS,
+        "others_until_ms": NOW_MS,
+        "root": "cd" * 32,
+        "signature": "x" * 86,
+    },
+    "cluster.join_token_revocation@1.0.0": {"token": "ab" * 32, "revoked_ms": NOW_MS},
+    "cluster.join_token_use@1.0.0": {
+        "token": "ab" * 32,
+        "use": 1,
+        "node_id": NODE_ID,
+        "expires_at_ms": NOW_MS + 1,
+    },
+    "cluster.token_revocation@1.0.0": {"jti": "a token of another issuer", "revoked_ms": NOW_MS},
+    "cluster.revocation@1.0.0": {
+        "kid": "ab" * 32,
+        "serial": "1f",
+        "not_after_ms": NOW_MS + 1,
+        "revoked_ms": NOW_MS,
+    },
+    "enrol.response@1.0.0": {
+        "certificate": "PEM",
+        "roots": "PEM",
+        "relay_url": "https://relay.example",
+        "broker": "mqtts://mqtt.example:8883",
+        "own_root": True,
+        "nonce": "n" * 43,
+        "server_time_ms": NOW_MS,
+        "proof": "p" * 43,
+    },
+    "envelope@1.0.0": {
+        "id": 1,
+        "jsonrpc": "2.0",
+        "method": "tools/call",
+        "params": {"name": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "ping"}},
+        "meta": {},
+        "idempotencyKey": "k",
+    },
+    "error@1.0.0": ERROR,
+    "find_nodes.input@1.0.0": {
+        "query": "greenhouse",
+        "kind": "system.metrics",
+        "tags": ["site=north", "gateway"],
+        "online": True,
+        "page": 2,
+    },
+    "find_nodes.output@1.0.0": {
+        "nodes": [
+            {
+                "node_id": NODE_ID,
+                "label": "barn",
+                "tags": ["gateway"],
+                "online": True,
+                "since_ms": NOW_MS,
+                "kinds": ["system.metrics"],
+                "measured": {
+                    "ts_ms": NOW_MS,
+                    "uptime_s": 1,
+                    "cpu": {"usage_pct": 12.5},
+                    "mem": {"total_bytes": 2, "available_bytes": 1},
+                    "load": {"one": 0.5},
+                },
+            },
+            {"node_id": NODE_ID, "label": None, "tags": [], "online": False, "kinds": []},
+        ],
+        "total": 51,
+        "page": 2,
+        "pages": 2,
+    },
+    "session_message.input@1.0.0": {
+        "node_id": NODE_ID,
+        "message": "Hello",
+        "context": {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]},
+        "wait_ms": 1000,
+    },
+    "session_message.output@1.0.0": {**EVENTS, "node_id": NODE_ID},
+    "session_events.input@1.0.0": {"session_id": SESSION_ID, "after": 1, "wait_ms": 1000},
+    "session_events.output@1.0.0": EVENTS,
+    "caller_tool_response.input@1.0.0": {
+        "session_id": SESSION_ID,
+        "request_id": REQUEST_ID,
+        "result": {"found": 2},
+        "error": None,
+    },
+    "caller_tool_response.output@1.0.0": {
+        "session_id": SESSION_ID,
+        "request_id": REQUEST_ID,
+        "accepted": True,
+    },
+    "heartbeat@1.0.0": {
+        "node_id": NODE_ID,
+        "ts_ms": NOW_MS,
+        "seq": 0,
+        "manifest_etag": "ab" * 32,
+        "expires_at_ms": NOW_MS,
+    },
+    "kind_call.input@1.0.0": {"nodes": ["greenhouse pi", "site=north", "*"], "capability": "sysmetrics"},
+    "kind_call.output@1.0.0": {
+        "results": [
+            {"node_id": NODE_ID, "label": "barn", "manifest_etag": "ab" * 32, "ok": True, "result": SAMPLE},
+            {"node_id": NODE_ID, "label": None, "manifest_etag": None, "ok": False, "error": ERROR},
+        ],
+        "asked": 2,
+        "answered": 1,
+        "failed": 1,
+        "truncated": True,
+    },
+    "manifest@1.0.0": MANIFEST,
+    "manifest@1.1.0": MANIFEST,
+    "system.echo.invoke.input@1.0.0": {"message": "ping"},
+    "system.echo.invoke.output@1.0.0": {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID},
+    "system.metrics.sample@1.0.0": SAMPLE,
+    "system.metrics.snapshot.input@1.0.0": {"include": ["cpu", "disk"]},
+    "system.metrics.subscribe.input@1.0.0": {"interval_ms": 1000},
+    "tool_io@1.0.0": {
+        "tool": TOOL_ID,
+        "input": {"message": "ping"},
+        "version": {"major": 1, "minor": 0, "patch": 0},
+        "metadata": {},
+    },
+    "token.agent_runtime@1.0.0": {
+        **CLAIMS,
+        "iss": "relay",
+        "sub": "agent",
+        "tenant": "acme",
+        "scope": "tools:call:read_only",
+        "token_class": "agent_runtime",
+    },
+    "token.device_runtime@1.0.0": {
+        **CLAIMS,
+        "iss": NODE_ID,
+        "sub": NODE_ID,
+        "nonce": "n" * 43,
+        "scope": "device:connect",
+        "token_class": "device_runtime",
+    },
+    "token.agent_external@1.0.0": {
+        **CLAIMS,
+        "aud": ["relay", "another"],
+        "nbf": 1,
+        "iss": "https://issuer.example",
+        "sub": "auth0|an agent",
+        "tenant": "acme",
+        "scope": "openid tools:call:read_only [x]",
+        "token_class": "agent_runtime",
+    },
+    "token.header@1.0.0": {"alg": "EdDSA", "kid": "k", "typ": "JWT"},
+    "token.header_external@1.0.0": {"alg": "Ed25519", "kid": "a:b/1=", "typ": "at+jwt"},
+    "token.key_external@1.0.0": {"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": "x" * 43, "use": "sig"},
+    **{f"session.{type_}@1.0.0": message(type_) for type_ in PAYLOADS},
+    "session.heartbeat_ack@1.1.0": message(
+        "heartbeat_ack", broker_etag="ab" * 32, heartbeat_interval_ms=300_000
+    ),
+}
