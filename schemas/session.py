@@ -62,6 +62,13 @@ class ByeReason(StrEnum):
     AUTH_FAILED = "auth_failed"
 
 
+class CancelReason(StrEnum):
+    """Why ``cmd_cancel`` ends a command."""
+
+    CALLER_GONE = "caller_gone"
+    DEADLINE = "deadline"
+
+
 class CloseCode(IntEnum):
     """WebSocket close codes of the session."""
 

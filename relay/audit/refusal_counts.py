@@ -53,6 +53,23 @@ class RefusalEvent(StrEnum):
     CALL_REFUSED = "call_refused"
 
 
+class RefusalReason(StrEnum):
+    """Why, where it is for no reason of a token, an identity, a frame or a call."""
+
+    TOKEN_TWICE = "twice"  # noqa: S105 - a reason, and no password
+    NO_LEAF = "unvouched"  # operators search the audit for it: the value stays
+    TOO_MANY = "too_many"
+    MALFORMED = "malformed"
+    SAMPLE_INVALID = "sample_invalid"
+    SUPERSEDED = "superseded"
+    PROTOCOL = "protocol"
+    FRAME_TOO_LARGE = "frame_too_large"
+    FLOODED = "flooded"
+    REQUEST_UNKNOWN = "request_unknown"
+    SESSION_UNKNOWN = "session_unknown"
+    MESSAGE_TOO_LARGE = "message_too_large"
+
+
 _PROVEN = frozenset(
     {
         RefusalEvent.FRAME_DROPPED,

@@ -11,7 +11,7 @@ from typing import Any
 from relay.audit.log import AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.caller_tools.declarations import caller_id_of, checked_size, lent, owner_of
-from relay.caller_tools.endings import ENDED, Endings
+from relay.caller_tools.endings import Endings, SessionEnding
 from relay.caller_tools.events import EventBuffer
 from relay.caller_tools.limits import Timeouts
 from relay.caller_tools.memory_budget import MemoryBudget
@@ -77,7 +77,7 @@ class CallerSessions:
             self._send(session, use)
         session.use(use.principal, self._monotonic())
         if use.arguments.get("end"):
-            self._endings.end_session(session, ENDED)
+            self._endings.end_session(session, SessionEnding.ENDED)
         return session
 
     def session_of(self, use: Use) -> CallerSession:
@@ -149,7 +149,7 @@ class CallerSessions:
             self._outbox.send(facts.node_id, OneWayType.SESSION_OPEN, session.frame())
             self._send(session, use)
         except ToolError:
-            self._endings.end_session(session, ENDED)
+            self._endings.end_session(session, SessionEnding.ENDED)
             raise
         return session
 

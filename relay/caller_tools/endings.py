@@ -4,6 +4,7 @@ Every end of a request passes ``Endings``, so that it ends once. Must not decide
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 from relay.caller_tools.events import EventType
@@ -17,10 +18,16 @@ from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError, size_of
 from schemas.frame_types import OneWayType
 from schemas.payloads import CallerToolResult, SessionEnd
 
-ENDED, IDLE, REVOKED, NODE_REVOKED = "ended", "idle", "revoked", "node_revoked"
-"""Why a session ended: by its caller, unused, all its tokens have ended, its node was revoked or replaced."""
-UNKNOWN = "unknown"
-"""The reason that a node is given for a session that does not exist."""
+
+class SessionEnding(StrEnum):
+    """Why a session has ended."""
+
+    ENDED = "ended"  # by its caller
+    IDLE = "idle"
+    REVOKED = "revoked"  # all its tokens have ended
+    NODE_REVOKED = "node_revoked"  # or replaced: the node is sent nothing
+    UNKNOWN = "unknown"  # there is no such session: the node alone is told
+
 
 _WITHDRAWN = "withdrawn"
 
@@ -69,7 +76,7 @@ class Endings:
         self._records.ended(session, request, _WITHDRAWN, self._monotonic())
         session.push(EventType.REQUEST_ENDED, {"request_id": request_id, "reason": _WITHDRAWN})
 
-    def end_session(self, session: CallerSession, reason: str) -> None:
+    def end_session(self, session: CallerSession, reason: SessionEnding) -> None:
         """End ``session`` and its requests, and withdraw its tools from the node."""
         for request in session.requests:
             self.fail(session, request, CallerToolError.DISCONNECTED)
@@ -78,7 +85,7 @@ class Endings:
         self._registry.remove(session)
         # What waits for its events reads them once more, and they are freed with it.
         self._budget.give_back(session.facts.node_id, session.lent.size + session.events.size)
-        if reason != NODE_REVOKED:
+        if reason is not SessionEnding.NODE_REVOKED:
             end: SessionEnd = {"session_id": session.session_id, "reason": reason}
             self._outbox.post(session.facts.node_id, OneWayType.SESSION_END, end)
         self._records.closed(session, reason)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import Authenticator, Principal
-from relay.caller_tools.endings import IDLE, NODE_REVOKED, REVOKED, Endings
+from relay.caller_tools.endings import Endings, SessionEnding
 from relay.caller_tools.limits import Timeouts
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.outbox import Outbox
@@ -81,11 +81,11 @@ class Expiry:
         for session in self._registry:
             session.requests.forget_before(now - self._timeouts.kept)
             if now - session.last_used >= self._timeouts.idle:
-                self._endings.end_session(session, IDLE)
+                self._endings.end_session(session, SessionEnding.IDLE)
             elif not any(map(self._is_accepted, session.tokens.values())):
-                self._endings.end_session(session, REVOKED)
+                self._endings.end_session(session, SessionEnding.REVOKED)
             elif not self._is_with_its_node(session):
-                self._endings.end_session(session, NODE_REVOKED)
+                self._endings.end_session(session, SessionEnding.NODE_REVOKED)
 
     def _end_of(self, request: PendingRequest, unreachable_s: float, now: float) -> CallerToolError | None:
         waited_s = now - request.arrived

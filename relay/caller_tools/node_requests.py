@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relay.audit.log import AuditUnavailableError
-from relay.caller_tools.endings import UNKNOWN, Endings, error_payload
+from relay.audit.refusal_counts import RefusalReason
+from relay.caller_tools.endings import Endings, SessionEnding, error_payload
 from relay.caller_tools.events import EventsFullError, EventType
 from relay.caller_tools.outbox import Outbox
 from relay.caller_tools.records import CallerRecords
@@ -89,7 +90,7 @@ class NodeRequests:
             return
         message: str = payload["message"]
         if size_of(message) > MAX_VALUE_BYTES:
-            self._records.refused(node.node_id, "message_too_large")
+            self._records.refused(node.node_id, RefusalReason.MESSAGE_TOO_LARGE)
             return
         session.last_used = self._monotonic()
         session.push(EventType.MESSAGE, {"message": message})
@@ -118,8 +119,8 @@ class NodeRequests:
         session_id: str = payload["session_id"]
         session = self._registry.with_node(node.tenant, node.node_id, session_id)
         if session is None:
-            self._records.refused(node.node_id, "session_unknown")
-            end: SessionEnd = {"session_id": session_id, "reason": UNKNOWN}
+            self._records.refused(node.node_id, RefusalReason.SESSION_UNKNOWN)
+            end: SessionEnd = {"session_id": session_id, "reason": SessionEnding.UNKNOWN}
             self._outbox.offer(node.node_id, OneWayType.SESSION_END, end)
         return session
 
@@ -141,6 +142,6 @@ class NodeRequests:
         return None
 
     def _refuse(self, session: CallerSession, request_id: str, error: CallerToolError) -> None:
-        self._records.refused(session.facts.node_id, error.value)
+        self._records.refused(session.facts.node_id, error)
         payload = error_payload(session.session_id, request_id, error)
         self._outbox.post(session.facts.node_id, OneWayType.CALLER_TOOL_RESULT, payload)

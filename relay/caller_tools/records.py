@@ -3,11 +3,13 @@
 Must never be given arguments, results, messages, or any text of a caller or a local agent.
 """
 
+from enum import StrEnum
+
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import members_of
 from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.agent_tokens import Principal
 from relay.caller_tools.requests import PendingRequest
 from relay.caller_tools.session import CallerSession
@@ -45,7 +47,7 @@ class CallerRecords:
         self._metrics.caller_sessions.inc()
         self._log.info("session opened", session_id=facts.session_id, node_id=facts.node_id)
 
-    def closed(self, session: CallerSession, reason: str) -> None:
+    def closed(self, session: CallerSession, reason: StrEnum) -> None:
         """Record that a session has ended."""
         facts = session.facts
         self._metrics.caller_sessions.dec()
@@ -63,8 +65,8 @@ class CallerRecords:
         """
         self._audit.append(f'{_members(session, request)},"decision":"allow","code":"ok"')
 
-    def refused(self, node_id: str, reason: str) -> None:
-        """Count a request of a node that is refused; ``reason`` is a fixed word."""
+    def refused(self, node_id: str, reason: StrEnum) -> None:
+        """Count a request of a node that is refused."""
         self._metrics.caller_requests.labels(reason).inc()
         if self._refusals.count(RefusalEvent.CALLER_TOOL_REFUSED, node_id, reason):
             self._log.warning("caller tool refused", node_id=node_id, reason=reason)
@@ -85,7 +87,7 @@ class CallerRecords:
     def unexpected_answer(self, principal: Principal, session: CallerSession, request_id: str) -> None:
         """Record an answer to a request that is not pending."""
         who = f"{principal.tenant}/{principal.sub}"
-        if self._refusals.count(RefusalEvent.CALL_REFUSED, who, "request_unknown"):
+        if self._refusals.count(RefusalEvent.CALL_REFUSED, who, RefusalReason.REQUEST_UNKNOWN):
             self._log.warning(
                 "answer to no pending request ignored",
                 session_id=session.session_id,

@@ -11,7 +11,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.permissions import Rights
 from relay.fleet.absences import Absences
 from relay.fleet.fleet_changes import FleetChange, NodeChange
@@ -78,9 +78,8 @@ class Fleet:
         self.search = NodeSearch(self._nodes, self.names)
         for node_id, tenant, mark in marks.load():
             self._nodes.update(self._new_record(node_id, tenant, mark), now_ms())
-        self._pending = PendingManifests(
-            lambda node_id: self._refusals.count(RefusalEvent.MANIFEST_REFUSED, node_id, "unvouched")
-        )
+        event, reason = RefusalEvent.MANIFEST_REFUSED, RefusalReason.NO_LEAF
+        self._pending = PendingManifests(lambda node_id: self._refusals.count(event, node_id, reason))
         self.inventory = Inventory(self._nodes, metrics, now_ms, log)
         self.clocks = NodeClocks(self._nodes, now_ms, log)
         self._announced: dict[str, Tool] = {}

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from structlog.typing import FilteringBoundLogger
 
 from relay.allowance import Allowance
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.fleet.fleet import Fleet
 from relay.fleet.mqtt_connection import MqttConnection, MqttMessage
 from relay.observability.metrics import Metrics
@@ -151,8 +151,8 @@ class MqttFeed:
                 self._dispatch(node_id, channel, payload)
         except ToolError:
             # One node that floods its topic must not take the others' time; its newest messages are repeated.
-            self._metrics.messages_dropped.labels("too_many").inc()
-            self._refusals.count(RefusalEvent.MESSAGE_DROPPED, node_id, "too_many")
+            self._metrics.messages_dropped.labels(RefusalReason.TOO_MANY).inc()
+            self._refusals.count(RefusalEvent.MESSAGE_DROPPED, node_id, RefusalReason.TOO_MANY)
 
     def _dispatch(self, node_id: str, channel: str, payload: bytes) -> None:
         match channel:
@@ -176,7 +176,7 @@ class MqttFeed:
             beat = None
         if not self._heartbeat.is_valid(beat) or beat["node_id"] != node_id:
             self._metrics.heartbeats("malformed").inc()
-            self._refusals.count(RefusalEvent.HEARTBEAT_REFUSED, node_id, "malformed")
+            self._refusals.count(RefusalEvent.HEARTBEAT_REFUSED, node_id, RefusalReason.MALFORMED)
             return
         self._fleet.inventory.heartbeat(node_id, beat["manifest_etag"])
 

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relay.http.connections import AcceptedConnection, Connections
+from relay.http.connections import AcceptedConnection, ConnectionRefusal, Connections
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """How long a TLS handshake may take."""
@@ -87,7 +87,7 @@ class Acceptor:
             if error.errno in _UNUSABLE:
                 raise
             if error.errno in _EXHAUSTED:
-                self._connections.refuse("descriptors")
+                self._connections.refuse(ConnectionRefusal.DESCRIPTORS)
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S)
             return  # else the peer disconnected before it was accepted
         connection = self._connections.begin(address[0])

@@ -8,6 +8,7 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from prometheus_client import Counter
@@ -57,6 +58,16 @@ class Bounds:
         return connections + _RESERVED
 
 
+class ConnectionRefusal(StrEnum):
+    """Why a connection was rejected: which limit is reached; the value is fit for a counter's label."""
+
+    ADDRESS = "address"
+    TOTAL = "total"
+    STRANGERS = "strangers"
+    HOLDER = "holder"
+    DESCRIPTORS = "descriptors"
+
+
 class Connections:
     """The open connections, within ``bounds``. Rejected ones are counted in ``refused``.
 
@@ -68,7 +79,7 @@ class Connections:
         bounds: Bounds,
         refused: Counter,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
-        on_refused: Callable[[str], None] = lambda _: None,
+        on_refused: Callable[[ConnectionRefusal], None] = lambda _: None,
     ) -> None:
         self.request_timeout_s = request_timeout_s
         self._bounds = bounds
@@ -88,11 +99,11 @@ class Connections:
         """Return a connection from ``address``, whose timer runs; None if a limit is reached."""
         group = address_group(address)
         if group is not None and self._by_address.get(group, 0) >= self._bounds.per_address:
-            self.refuse("address")
+            self.refuse(ConnectionRefusal.ADDRESS)
         elif len(self._open) >= self._bounds.total:
-            self.refuse("total")
+            self.refuse(ConnectionRefusal.TOTAL)
         elif self._unauthenticated >= self._bounds.unauthenticated and not self._evict_longest_waiting():
-            self.refuse("strangers")
+            self.refuse(ConnectionRefusal.STRANGERS)
         else:
             connection = AcceptedConnection(self, group)
             self._open.add(connection)
@@ -110,8 +121,8 @@ class Connections:
         """Remove ``connection`` from those that wait."""
         self._waiting.pop(connection, None)
 
-    def refuse(self, reason: str) -> None:
-        """Count a rejected connection; ``reason`` is a fixed word."""
+    def refuse(self, reason: ConnectionRefusal) -> None:
+        """Count a rejected connection."""
         self._refused.labels(reason).inc()
         self._on_refused(reason)
 
@@ -127,7 +138,7 @@ class Connections:
     def take(self, connection: "AcceptedConnection", holder: Hashable) -> bool:
         """Count ``connection`` towards ``holder``, unless its limit is reached."""
         if not self.has_room(holder):
-            self.refuse("holder")
+            self.refuse(ConnectionRefusal.HOLDER)
             return False
         self._uncount(connection)
         self._by_holder[holder] += 1
@@ -147,7 +158,7 @@ class Connections:
         if not self._waiting:
             return False
         longest = next(iter(self._waiting))
-        self.refuse("strangers")
+        self.refuse(ConnectionRefusal.STRANGERS)
         longest.abort()
         longest.end()
         return True

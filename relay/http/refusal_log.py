@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.http.connections import Bounds
+from relay.http.connections import Bounds, ConnectionRefusal
 from schemas.faults import OncePerPlace
 
 
@@ -17,7 +17,7 @@ def refusal_log(
     bounds: Bounds,
     descriptors: int,
     monotonic: Callable[[], float] = time.monotonic,
-) -> Callable[[str], None]:
+) -> Callable[[ConnectionRefusal], None]:
     """Return what logs a refused connection by its reason.
 
     ``descriptors`` is how many files the process may open, from which ``bounds`` are; ``monotonic`` is in
@@ -25,7 +25,7 @@ def refusal_log(
     """
     once = OncePerPlace()
 
-    def report(reason: str) -> None:
+    def report(reason: ConnectionRefusal) -> None:
         suppressed = once.suppressed_before(reason, monotonic())
         if suppressed is not None:
             log.warning(

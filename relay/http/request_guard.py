@@ -7,11 +7,12 @@ rebinding); Host and Origin reveal that, on the WebSocket too. Must not know MCP
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
@@ -65,7 +66,21 @@ _REFUSALS = {
     "audience": "The token is for another resource.",
 }
 # No honest client causes these; an unknown path or a missing token is no attack.
-_HOSTILE = frozenset({"host", "origin"})
+
+
+class RequestRefusal(StrEnum):
+    """Why a request is refused: the ``error`` of its answer, and the label of a counter."""
+
+    HOST = "host"
+    ORIGIN = "origin"
+    METRICS = "metrics"
+    WEBSOCKET = "websocket"
+    CONNECTIONS = "connections"
+    NO_TOKEN = "no_token"  # noqa: S105 - a reason, and no password
+    TOKEN = "token"  # noqa: S105 - as above
+
+
+_HOSTILE = frozenset({RequestRefusal.HOST, RequestRefusal.ORIGIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +149,14 @@ class RequestGuard:
         scope["headers"][:] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         headers = _headers(scope["headers"])
         if not self._has_allowed_host(headers, _address(scope)):
-            await self._refuse(scope, send, 421, "host", "This server has another name.")
+            await self._refuse(scope, send, 421, RequestRefusal.HOST, "This server has another name.")
         elif not self._has_allowed_origin(headers):
-            await self._refuse(scope, send, 403, "origin", "This origin may not use this server.")
+            await self._refuse(
+                scope, send, 403, RequestRefusal.ORIGIN, "This origin may not use this server."
+            )
         elif scope["path"] == METRICS_PATH and headers[b"host"] not in self._allowed.loopback:
             # The same port is public: the relay's metrics are for its own machine.
-            await self._refuse(scope, send, 404, "metrics", "Not found.")
+            await self._refuse(scope, send, 404, RequestRefusal.METRICS, "Not found.")
         elif scope["type"] == "websocket":
             headers.clear()  # not needed any more, and the session lasts
             await self._to_node_sessions(scope, receive, send)
@@ -184,7 +201,7 @@ class RequestGuard:
         if scope["path"] == CONNECT_PATH:
             await self._node_sessions(scope, receive, send)
         else:
-            await self._refuse(scope, send, 404, "websocket", "Not found.")
+            await self._refuse(scope, send, 404, RequestRefusal.WEBSOCKET, "Not found.")
 
     async def _to_mcp(self, headers: dict[bytes, str], scope: Scope, receive: Receive, send: Send) -> None:
         # Two functions: the locals of this one live as long as a session or a stream, and must hold no token.
@@ -192,7 +209,9 @@ class RequestGuard:
         if principal is None:
             return
         if not admit(scope, principal.name):
-            await self._refuse(scope, send, 429, "connections", "This agent holds too many connections.")
+            await self._refuse(
+                scope, send, 429, RequestRefusal.CONNECTIONS, "This agent holds too many connections."
+            )
             return
         scope[CALLER_IN_SCOPE] = _caller(principal, headers, scope["query_string"])
         await self._mcp(scope, receive, send)
@@ -202,11 +221,11 @@ class RequestGuard:
         authorization = headers.pop(_AUTHORIZATION, None)
         scope["headers"][:] = [line for line in scope["headers"] if line[0] != _AUTHORIZATION]
         if authorization == TWICE:
-            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), "twice")
+            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), RefusalReason.TOKEN_TWICE)
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: the answer to a request without credentials has no error code.
             await self._refuse(
-                scope, send, 401, "no_token", self._how_to_get_one, f"Bearer {self._challenge}"
+                scope, send, 401, RequestRefusal.NO_TOKEN, self._how_to_get_one, f"Bearer {self._challenge}"
             )
             return None
         try:
@@ -216,11 +235,17 @@ class RequestGuard:
             self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), error.reason)
             text = _REFUSALS.get(error.reason, _REFUSED)
             challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
-            await self._refuse(scope, send, 401, "token", text, challenge)
+            await self._refuse(scope, send, 401, RequestRefusal.TOKEN, text, challenge)
             return None
 
     async def _refuse(  # noqa: PLR0913, PLR0917 - the parts of one answer
-        self, scope: Scope, send: Send, status: int, reason: str, text: str, challenge: str | None = None
+        self,
+        scope: Scope,
+        send: Send,
+        status: int,
+        reason: RequestRefusal,
+        text: str,
+        challenge: str | None = None,
     ) -> None:
         self._metrics.requests_refused.labels(reason).inc()
         if reason in _HOSTILE:

@@ -37,7 +37,7 @@ from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, Frame, FrameReader, agreed
 from schemas.identity import Identity
 from schemas.payloads import CmdCancel, Welcome
-from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
+from schemas.session import CancelReason, CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5
@@ -179,7 +179,7 @@ class NodeSessions(LocalRouter):
                 self._release(node_id, session)
 
     def _expire(self, session: NodeSession, msg_id: str, answer: CommandAnswer) -> None:
-        self._cancel(session, msg_id, "deadline")
+        self._cancel(session, msg_id, CancelReason.DEADLINE)
         answer.expire()
 
     def _ended(
@@ -188,9 +188,9 @@ class NodeSessions(LocalRouter):
         expiry.cancel()
         session.pending.pop(msg_id)
         if answer.cancelled():
-            self._cancel(session, msg_id, "caller_gone")
+            self._cancel(session, msg_id, CancelReason.CALLER_GONE)
 
-    def _cancel(self, session: NodeSession, msg_id: str, reason: str) -> None:
+    def _cancel(self, session: NodeSession, msg_id: str, reason: CancelReason) -> None:
         connection = session.connection
         if connection is None or not connection.is_open:
             return
@@ -204,7 +204,7 @@ class NodeSessions(LocalRouter):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _send_cancel(self, connection: NodeConnection, msg_id: str, reason: str) -> None:
+    async def _send_cancel(self, connection: NodeConnection, msg_id: str, reason: CancelReason) -> None:
         # If the connection ends first, the node stops the command at its deadline.
         with suppress(WebSocketDisconnect, ProtocolError):
             cancel: CmdCancel = {"reason": reason}

@@ -2,7 +2,7 @@
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.http.websocket_protocol import FLOODED
 from relay.observability.metrics import Metrics
 from relay.sessions.connection import NodeConnection
@@ -32,7 +32,7 @@ class PeerFaults:
     def identity_twice(self, node_id: str) -> None:
         """Record that two machines use one identity."""
         self._metrics.sessions.labels("duplicate_identity").inc()
-        if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, "superseded"):
+        if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, RefusalReason.SUPERSEDED):
             self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
 
     def newer_elsewhere(self, node_id: str, relay: str) -> None:
@@ -43,16 +43,16 @@ class PeerFaults:
     def broken(self, node_id: str, error: PeerProtocolError) -> None:
         """Record that the node broke the protocol."""
         self._metrics.sessions.labels("protocol_violation").inc()
-        if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "protocol"):
+        if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, RefusalReason.PROTOCOL):
             self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
 
     def closed_by_server(self, node_id: str, code: int) -> None:
         """Record that the server closed the connection by itself, before a frame reached this package."""
         if code == _TOO_LARGE:
-            self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "frame_too_large")
+            self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, RefusalReason.FRAME_TOO_LARGE)
         elif code == FLOODED:
             self._metrics.sessions.labels("flooded").inc()
-            if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "flooded"):
+            if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, RefusalReason.FLOODED):
                 self._log.warning("node sent more frames than its rate", node_id=node_id)
 
     def dropped(self, node_id: str, connection: NodeConnection) -> None:

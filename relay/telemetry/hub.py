@@ -10,7 +10,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.calls.call_record import CallAnswer, Following
 from relay.calls.relay_tools import StreamClosedError
@@ -223,7 +223,7 @@ class TelemetryHub:
             answer = checked({"ok": True, "result": payload["sample"]}, stream.tool, {})
         except ToolError:
             self._metrics.telemetry_samples.labels("invalid").inc()
-            if self._refusals.count(RefusalEvent.FRAME_DROPPED, node.node_id, "sample_invalid"):
+            if self._refusals.count(RefusalEvent.FRAME_DROPPED, node.node_id, RefusalReason.SAMPLE_INVALID):
                 self._log.warning("sample not accepted", node_id=node.node_id)
             return
         self._metrics.telemetry_samples.labels("accepted").inc()

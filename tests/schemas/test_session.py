@@ -12,6 +12,7 @@ from schemas.session import (
     ANSWERED_BY,
     SENDS,
     ByeReason,
+    CancelReason,
     CloseCode,
     DropReason,
     OverRateError,
@@ -459,6 +460,11 @@ def test_an_answer_reaches_the_caller_exactly_once_however_often_it_comes(
 def test_the_reasons_of_a_bye_are_those_of_its_document(registry: SchemaRegistry) -> None:
     reason = registry.document("session.bye@1.0.0")["properties"]["payload"]["properties"]["reason"]
     assert set(ByeReason) == set(reason["enum"])
+
+
+def test_every_reason_of_a_cancellation_is_one_that_its_document_knows(registry: SchemaRegistry) -> None:
+    reason = registry.document("session.cmd_cancel@1.0.0")["properties"]["payload"]["properties"]["reason"]
+    assert set(CancelReason) == set(reason["enum"])
 
 
 def test_only_what_is_received_is_the_fault_of_the_other_end(reader: FrameReader) -> None:

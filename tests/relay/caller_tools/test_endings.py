@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from relay.caller_tools.endings import error_payload
+from relay.caller_tools.endings import SessionEnding, error_payload
 from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError
 from schemas.frames import MAX_FRAME_BYTES, FrameReader
+from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import CallerStage, request_id
 from tests.fakes.frames import SESSION_ID, message
 
@@ -39,3 +40,8 @@ async def test_an_end_is_counted_and_recorded_with_its_code(stage: CallerStage) 
         if line.get("event") == "caller_tool" and "outcome" in line
     ]
     assert outcomes == [("ok", "ok"), ("error", "E_INTERNAL")]
+
+
+def test_every_reason_that_a_node_is_given_is_one_that_the_document_knows(registry: SchemaRegistry) -> None:
+    reason = registry.document("session.session_end@1.0.0")["properties"]["payload"]["properties"]["reason"]
+    assert set(SessionEnding) - {SessionEnding.NODE_REVOKED} == set(reason["enum"])
