@@ -345,6 +345,33 @@ async def test_the_rate_of_a_capability_is_exact_however_many_relays_call_it(
         assert len(node.commands) == 6
 
 
+async def test_the_concurrency_of_a_capability_is_exact_however_many_relays_call_it(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, hub: Hub
+) -> None:
+    node = HeldRouter()
+    limited = {**ECHO, "constraints": {"rate_limit_rps": 9, "max_concurrency": 2}}
+    hub.connect(hub.ca.issue(), capabilities=[limited])
+    limits = CapabilityLimits(hub.fleet, node, Seconds())
+    commands = [echo(NODE_ID, correlation_id=f"01HZX9K3M4P7Q8R9S0T1V2W3X{number}") for number in range(5)]
+    async with Member.joined(nats.config, tmp_path / "limits", registry, limits) as owner:
+        await owner.hold(NODE_ID, asker)
+        by_both = zip((owner, asker), commands, strict=False)
+        running = [asyncio.create_task(by.part.router.run(command)) for by, command in by_both]
+        held_there = [await node.next() for _ in running]
+        for by, command in zip((owner, asker), commands[2:], strict=False):
+            with pytest.raises(ToolError) as refused:
+                await by.part.router.run(command)
+            assert refused.value.failure is Failure.RATE_LIMITED
+        for command, waiter in held_there:
+            waiter.set_result(echoed(command))
+        assert [answer["ok"] for answer in await asyncio.gather(*running)] == [True, True]
+        # What has ended makes room, for the other relay too.
+        last = asyncio.create_task(asker.part.router.run(commands[4]))
+        command, waiter = await node.next()
+        waiter.set_result(echoed(command))
+        assert (await last)["ok"]
+
+
 async def test_a_command_that_hangs_at_its_node_ends_at_its_deadline_when_the_owner_ends(
     asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
