@@ -64,7 +64,7 @@ class KeyedCommands(LocalRouter):
         keyed = self._store.open(key, idempotency.arguments, command.correlation_id)
         if keyed.running is not None:
             return await _outcome_of(keyed.running, command)
-        if keyed.outcome is not None:
+        if isinstance(keyed.outcome, str):
             return _read(keyed.outcome)
         if not keyed.may_be_sent(repeatable=idempotency.repeatable):
             raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
@@ -109,9 +109,7 @@ async def _outcome_of(running: "asyncio.Task[str]", command: Command) -> CmdAck:
     return _read(running.result())
 
 
-def _read(outcome: str | ToolError) -> CmdAck:
-    if isinstance(outcome, ToolError):
-        raise outcome
+def _read(outcome: str) -> CmdAck:
     answer: CmdAck = json.loads(outcome)
     return answer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.calls.idempotency_store import REMEMBERED_S, IdempotencyStore
+from relay.calls.idempotency_store import OUTCOME_UNKNOWN, REMEMBERED_S, IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
 from relay.routing.port import Command, Idempotency, LocalRouter
 from schemas.errors import Failure, ToolError
@@ -88,6 +88,16 @@ async def test_a_repetition_that_is_cancelled_leaves_the_first_alone() -> None:
     assert await first == echoed(COMMAND)
 
 
+async def test_a_repetition_waits_no_longer_than_its_own_budget_and_leaves_the_first_alone() -> None:
+    router = HeldRouter()
+    commands = keyed(router)
+    first = asyncio.create_task(commands.run(COMMAND))
+    command, answer = await router.next()
+    assert await failure_of(commands, SECOND._replace(deadline_ms=1)) is Failure.DEADLINE_EXCEEDED
+    answer.set_result(echoed(command))
+    assert await first == await commands.run(SECOND) == echoed(COMMAND)
+
+
 async def test_the_first_when_cancelled_is_cancelled_at_the_node_and_its_outcome_is_unknown() -> None:
     router = HeldRouter()
     commands = keyed(router)
@@ -99,7 +109,7 @@ async def test_the_first_when_cancelled_is_cancelled_at_the_node_and_its_outcome
     await until(answer.cancelled)
     with pytest.raises(ToolError) as joined:
         await second
-    assert joined.value.failure is Failure.DEADLINE_EXCEEDED
+    assert (joined.value.failure, joined.value.detail) == (Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
     assert await failure_of(commands, SECOND) is Failure.DEADLINE_EXCEEDED
 
 
