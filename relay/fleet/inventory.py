@@ -47,7 +47,8 @@ class Inventory:
     def subscribed(self) -> None:
         """Record that the broker was subscribed to: from now on it sends what it retains."""
         self._subscription += 1
-        self._awaited = {node.node_id for node in self._nodes if self._is_missing(node)}
+        # Every node is read, once for each time that the broker sends the announces of them all.
+        self._awaited = {node.node_id for node in self._nodes if self._is_expected(node)}
 
     @property
     def is_subscribed(self) -> bool:
@@ -94,6 +95,5 @@ class Inventory:
                 known=self.known(),
             )
 
-    def _is_missing(self, node: NodeRecord) -> bool:
-        is_expected = node.mark is not None and node.node_id not in self._nodes.retired
-        return is_expected and node.announced_in != self._subscription
+    def _is_expected(self, node: NodeRecord) -> bool:
+        return node.mark is not None and node.node_id not in self._nodes.retired
