@@ -30,7 +30,7 @@ def own_tests(module: Path) -> list[Path]:
     directory = ROOT / "tests" / module.relative_to(ROOT).parent
     of_others = {f"test_{other.stem}.py" for other in module.parent.glob(f"{module.stem}_*.py")}
     files = [*directory.glob(f"test_{module.stem}.py"), *directory.glob(f"test_{module.stem}_*.py")]
-    return [path for path in files if path.name not in of_others]
+    return sorted(path for path in files if path.name not in of_others)
 
 
 def measure(module: Path, tests: Sequence[Path], directory: Path) -> float:
