@@ -1,6 +1,7 @@
 """What the documents name exists: modules, other documents, and the sections that links lead to."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NEW_FILE = re.compile(r"<!-- file: ([^,\s]+) -->")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 DECISION = re.compile(r"\A# ([0-9]{4}) (.+)\n")
+PICTURED = {"relay": slice(0, 48), "kubelet": slice(48, None)}
+"""Where in a line of the architecture's picture each program is."""
 INDEX_ROW = re.compile(r"^\| \[([0-9]{4})\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
 
 documents = pytest.mark.parametrize(
@@ -94,9 +97,43 @@ def test_the_architecture_names_every_package_and_every_module_of_the_way_of_one
         for entry in (ROOT / package).iterdir()
         if not entry.name.startswith("_") and (entry.suffix == ".py" or (entry / "__init__.py").exists())
     }
-    picture = text.split("```")[1]
-    absent = {package for package in packages if not re.search(rf"\b{Path(package).name}\b", picture)}
-    assert absent == set()
+    for program in PICTURED:
+        pictured = {f"{program}/{name}" for layer in pictured_layers(text, program) for name in layer}
+        assert pictured == {package for package in packages if package.startswith(program)}
+    rows = set(re.findall(r"^\| `((?:relay|kubelet)/\w+)/` \|", text, re.MULTILINE))
+    assert rows >= {package for package in packages if (ROOT / package).is_dir()}
     way = text.split("## The way of one call")[1].split("\n## ")[0]
     named = PATH.findall(way)
     assert sorted(named) == sorted(set(named)), "each module once"
+    drawn = re.findall(r"\w+", way.split("```")[1])
+    assert sorted(drawn) == sorted(set(drawn)), "each package once"
+
+
+def pictured_layers(text: str, program: str) -> list[set[str]]:
+    """Return the layers of a program in the picture, from the top; the lowest takes several lines."""
+    layers: list[set[str]] = []
+    is_lowest = False
+    for line in text.split("```")[1].splitlines()[3:]:
+        part = line[PICTURED[program]]
+        if "└" in part:
+            break
+        names = set(re.findall(r"[a-z_]+", part))
+        if is_lowest:
+            layers[-1] |= names
+        else:
+            layers.append(names)
+        is_lowest = is_lowest or "├" in part
+    return layers
+
+
+@pytest.mark.parametrize("program", PICTURED)
+def test_the_picture_has_the_layers_that_the_linter_enforces(program: str) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    (contract,) = (
+        contract
+        for contract in settings["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers" and contract["containers"] == [program]
+    )
+    layers = [set(re.findall(r"\w+", layer)) for layer in contract["layers"]]
+    assert pictured_layers(text, program) == layers
