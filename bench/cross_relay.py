@@ -66,9 +66,9 @@ async def measure_cross_relay() -> list[Figure]:
     of_own, of_cross = (sum(each.values()) for each in cpu_us)
     return [
         Figure("cross_relay_call_p50", p50s[1], "ms", _REFERENCE, p50s[0], "ratio <= 1.5"),
-        Figure("cross_relay_cpu_us_per_call", of_cross, "us", _REFERENCE, of_own, "told"),
+        Figure("cross_relay_cpu_us_per_call", of_cross, "us", _REFERENCE, of_own, "reported"),
         *(
-            Figure(f"cross_relay_cpu_us_{part}", used_us, "us", "all processes", of_cross, "told")
+            Figure(f"cross_relay_cpu_us_{part}", used_us, "us", "all processes", of_cross, "reported")
             for part, used_us in cpu_us[1].items()
         ),
         Figure("cross_relay_offline_p50", offline, "ms", _REFERENCE, p50s[0], "<= 5 ms"),
