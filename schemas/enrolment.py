@@ -9,7 +9,7 @@ import hmac
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from schemas.canonical import jcs
 from schemas.error_roots import OperatorError
@@ -70,6 +70,35 @@ class JoinToken:
             raise JoinTokenError("the join token is damaged: copy all of it again") from None
 
 
+class EnrolRequest(TypedDict):
+    """``enrol.request@1.0.0``: a node asks for its first leaf, by a join token."""
+
+    join_id: str
+    csr: str
+    server_roots: NotRequired[Literal[True]]
+    nonce: str
+    proof: str
+
+
+class EnrolAnswer(TypedDict):
+    """``enrol.response@1.0.0`` without its proof."""
+
+    certificate: str
+    roots: str
+    server_roots: NotRequired[str]
+    relay_url: str
+    broker: str | None
+    own_root: bool
+    nonce: str
+    server_time_ms: int
+
+
+class EnrolResponse(EnrolAnswer):
+    """``enrol.response@1.0.0``."""
+
+    proof: str
+
+
 def shown_roots(roots_pem: str, server_roots_pem: str, server_endorsements: Sequence[str]) -> str:
     """Return what ``GET`` answers: all roots in PEM, and before those of servers their endorsements."""
     return roots_pem + "".join(f"{_ENDORSED}{each}\n" for each in server_endorsements) + server_roots_pem
@@ -80,9 +109,14 @@ def shown_endorsements(text: str) -> list[str]:
     return [line.removeprefix(_ENDORSED) for line in text.splitlines() if line.startswith(_ENDORSED)]
 
 
+def proof_of(message: Mapping[str, Any], key: bytes, sender: bytes) -> str:
+    """Return the proof of ``message`` that ``sender``, ``NODE`` or ``RELAY``, has the ``key``."""
+    return base64url(_mac(message, key, sender))
+
+
 def proven(message: Mapping[str, Any], key: bytes, sender: bytes) -> dict[str, Any]:
-    """Return ``message`` with the proof that ``sender``, ``NODE`` or ``RELAY``, has the ``key``."""
-    return {**message, _PROOF: base64url(_mac(message, key, sender))}
+    """Return ``message`` with its proof."""
+    return {**message, _PROOF: proof_of(message, key, sender)}
 
 
 def is_proven(message: Mapping[str, Any], key: bytes, sender: bytes) -> bool:

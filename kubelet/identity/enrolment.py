@@ -27,6 +27,7 @@ from schemas.enrolment import (
     NODE,
     RELAY,
     RESPONSE_REF,
+    EnrolResponse,
     JoinToken,
     is_proven,
     proven,
@@ -149,7 +150,7 @@ class Enroller:
                 return _Anchors(to_pem(servers if endorsed else [root]), of_servers=endorsed)
         raise EnrolmentError(f"{self.relay_url} is another relay than the one that made this join token")
 
-    async def _issued_by(self, anchors: "_Anchors") -> dict[str, Any]:
+    async def _issued_by(self, anchors: "_Anchors") -> EnrolResponse:
         """Request a leaf, and return the message of the relay that made the token."""
         own, registry = self.files.read(), SchemaRegistry()
         nonce = base64url(self.random_bytes(_NONCE_BYTES))
@@ -169,7 +170,7 @@ class Enroller:
             )
         return message
 
-    def _installed(self, message: dict[str, Any]) -> Enrolled:
+    def _installed(self, message: EnrolResponse) -> Enrolled:
         try:
             broker = None if message["broker"] is None else parse_broker(message["broker"])
             relay_url = normal_url(message["relay_url"])
@@ -218,14 +219,15 @@ class Enroller:
             why = _REFUSALS.get(answer.status, f"answers with status {answer.status}: check its log")
             raise EnrolmentError(f"{self.relay_url} {why}")
 
-    def _genuine(self, answer: HttpResponse, nonce: str, form: Validator) -> dict[str, Any]:
+    def _genuine(self, answer: HttpResponse, nonce: str, form: Validator) -> EnrolResponse:
         """Return the message if the relay that made the token sent it, in reply to this request."""
         try:
-            message = loads(answer.body, max_bytes=MAX_RESPONSE_BYTES)
+            read = loads(answer.body, max_bytes=MAX_RESPONSE_BYTES)
         except StrictJsonError:
-            message = None
-        if not isinstance(message, dict) or not form.is_valid(message):
+            read = None
+        if not form.is_valid(read):
             raise EnrolmentError(f"{self.relay_url} answers with something else than a relay would")
+        message: EnrolResponse = read
         if message["nonce"] != nonce or not is_proven(message, self.token.key, RELAY):
             raise EnrolmentError(
                 f"the answer of {self.relay_url} was changed, or is not from the relay of this join token"

@@ -6,7 +6,6 @@ Must not decide who is enrolled: ``enrolments`` does, here or on the relay that 
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -15,7 +14,7 @@ from starlette.routing import Route
 from relay.audit.refusal_counts import RefusalEvent
 from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError, EnrolmentService
 from relay.pki.environment import PkiEnvironment
-from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, REQUEST_REF, shown_roots
+from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, REQUEST_REF, EnrolRequest, shown_roots
 from schemas.error_roots import StateError
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
@@ -103,16 +102,15 @@ class EnrolmentEndpoint:
             raise EnrolmentRefusedError(EnrolmentRefusal.GONE) from None
         return bytes(body)
 
-    def _read(self, request: Request, body: bytes) -> dict[str, Any]:
+    def _read(self, request: Request, body: bytes) -> EnrolRequest:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
-            message = loads(body, max_bytes=MAX_REQUEST_BYTES)
+            read = loads(body, max_bytes=MAX_REQUEST_BYTES)
         except StrictJsonError:
-            message = None
-        if media_type != "application/json" or not isinstance(message, dict):
+            raise EnrolmentRefusedError(EnrolmentRefusal.MALFORMED) from None
+        if media_type != "application/json" or not self._form.is_valid(read):
             raise EnrolmentRefusedError(EnrolmentRefusal.MALFORMED)
-        if not self._form.is_valid(message):
-            raise EnrolmentRefusedError(EnrolmentRefusal.MALFORMED)
+        message: EnrolRequest = read
         return message
 
 

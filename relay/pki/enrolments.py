@@ -5,10 +5,10 @@ Must not know HTTP, or whether the node has asked this relay or another one.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalEvent
@@ -19,7 +19,7 @@ from relay.pki.join_tokens import JoinRefusedError, JoinTokens
 from relay.routing.authority_port import AWAY_RETRY_MS
 from schemas.addresses import BrokerAddress
 from schemas.certificates import IdentityError, IdentityReason, read_csr
-from schemas.enrolment import NODE, RELAY, is_proven, proven
+from schemas.enrolment import NODE, RELAY, EnrolAnswer, EnrolRequest, EnrolResponse, is_proven, proof_of
 from schemas.error_roots import PeerError, StateError
 from schemas.identity import first_certificate_in, kid_of
 from schemas.text import printable
@@ -86,7 +86,7 @@ class EnrolmentRefusedError(PeerError):
 class EnrolmentService(Protocol):
     """Enrols nodes: this relay's CA does, or the relay that has the key of the CA."""
 
-    async def enrol(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def enrol(self, message: EnrolRequest) -> EnrolResponse:
         """Return the ``enrol.response`` to ``message``, which is an ``enrol.request``.
 
         Raises:
@@ -175,11 +175,11 @@ class Enrolments:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
 
-    async def enrol(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def enrol(self, message: EnrolRequest) -> EnrolResponse:
         """Enrol, as ``EnrolmentService`` describes."""
         return self._answered(message, await self._in_turn(message))
 
-    async def _in_turn(self, message: Mapping[str, Any]) -> _Issued:
+    async def _in_turn(self, message: EnrolRequest) -> _Issued:
         """Decide on threads: they wait for the disk and for locks that a command may hold."""
         if self._waiting >= _MAX_WAITING:
             raise EnrolmentRefusedError(EnrolmentRefusal.BUSY)
@@ -205,7 +205,7 @@ class Enrolments:
         finally:
             self._waiting -= 1
 
-    def _spend(self, message: Mapping[str, Any]) -> _Asked:
+    def _spend(self, message: EnrolRequest) -> _Asked:
         """Spend a use of the token on the node, before its leaf is issued.
 
         After a crash in between, the same node alone can enrol with it again.
@@ -253,7 +253,7 @@ class Enrolments:
             if sum(leaf.join_id == join_id for leaf in records.unrevoked(node_id)) >= _MAX_ANSWERS:
                 raise EnrolmentRefusedError(EnrolmentRefusal.USED_UP)
 
-    def _answered(self, message: Mapping[str, Any], issued: _Issued) -> dict[str, Any]:
+    def _answered(self, message: EnrolRequest, issued: _Issued) -> EnrolResponse:
         """Return the answer once it is in the audit: what is not recorded is not issued."""
         kid = kid_of(first_certificate_in(issued.certificate))
         facts = {"node_id": issued.node_id, "tenant": issued.tenant, "join_id": message["join_id"]}
@@ -265,14 +265,15 @@ class Enrolments:
         self._log.info("node enrolled", kid=kid, **facts)
         if not issued.label_given:
             self._log.warning("node enrolled without the label of its join token", **facts)
-        answer = {
-            "certificate": issued.certificate,
-            "roots": issued.roots,
-            **({"server_roots": issued.server_roots} if "server_roots" in message else {}),
-            "relay_url": self._info.public_url,
-            "broker": None if self._info.broker is None else str(self._info.broker),
-            "own_root": self._info.own_root,
-            "nonce": message["nonce"],
-            "server_time_ms": self._environment.now_ms(),
-        }
-        return proven(answer, issued.key, RELAY)
+        answer = EnrolAnswer(
+            certificate=issued.certificate,
+            roots=issued.roots,
+            relay_url=self._info.public_url,
+            broker=None if self._info.broker is None else str(self._info.broker),
+            own_root=self._info.own_root,
+            nonce=message["nonce"],
+            server_time_ms=self._environment.now_ms(),
+        )
+        if "server_roots" in message:
+            answer["server_roots"] = issued.server_roots
+        return {**answer, "proof": proof_of(answer, issued.key, RELAY)}

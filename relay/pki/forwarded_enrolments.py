@@ -6,7 +6,6 @@ join token's key, which is on that relay and on the node alone. Must not decide 
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -19,6 +18,7 @@ from relay.routing.authority_port import (
     RemoteAuthority,
 )
 from schemas.certificates import IdentityError, IdentityReason, read_csr
+from schemas.enrolment import EnrolRequest, EnrolResponse
 from schemas.identity import CertificateFormatError, first_certificate_in, kid_of
 from schemas.text import printable
 
@@ -37,7 +37,7 @@ class ForwardedEnrolments:
         self._audit = audit
         self._log = log
 
-    async def enrol(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def enrol(self, message: EnrolRequest) -> EnrolResponse:
         """Enrol, as ``Enrols`` describes."""
         try:
             # Here already: what proves no key must not take the time of the other relay.
@@ -53,7 +53,7 @@ class ForwardedEnrolments:
         except AuthorityRefusedError as error:
             reason = _REASONS.get(error.reason, EnrolmentRefusal.FAILING)
             raise EnrolmentRefusedError(reason, retry_after_ms=error.retry_after_ms) from None
-        response: Mapping[str, Any] = answer["response"]
+        response: EnrolResponse = answer["response"]
         self._record(node_id, message["join_id"], response["certificate"])
         return response
 

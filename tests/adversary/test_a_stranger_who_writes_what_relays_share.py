@@ -123,7 +123,7 @@ async def test_no_key_that_it_writes_verifies_a_token(
         assert len(relay.keys.entries()) == 1
 
 
-def request_of(join: JoinToken, node_id: str) -> dict[str, Any]:
+def request_of(join: JoinToken, node_id: str) -> Any:
     csr = make_csr(key_named(node_id), node_id)
     return proven({"join_id": join.id, "csr": csr, "nonce": base64url(os.urandom(32))}, join.key, NODE)
 

@@ -64,8 +64,8 @@ def endpoint_of(
 
 def request_of(
     token: JoinToken, node_id: str = NODE_ID, key: SigningKey = KEY, *, csr: str | None = None
-) -> Message:
-    """Return the request that a node makes with ``token``."""
+) -> Any:
+    """Return the request that a node makes with ``token``, which a test may then spoil."""
     nonce = base64url(os.urandom(32))
     message = {"join_id": token.id, "csr": csr or make_csr(key, node_id), "nonce": nonce}
     return proven(message, token.key, NODE)

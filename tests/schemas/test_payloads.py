@@ -3,7 +3,7 @@ from typing import Any, NotRequired, get_args, get_type_hints, is_typeddict
 
 import pytest
 
-from schemas import payloads
+from schemas import enrolment, payloads
 from schemas.frames import document_of
 from schemas.registry import SchemaRegistry
 
@@ -68,6 +68,8 @@ def test_the_type_of_a_payload_has_the_members_of_its_document(registry: SchemaR
     ("type_", "ref", "path"),
     [
         (payloads.ErrorEnvelope, "error@1.0.0", []),
+        (enrolment.EnrolRequest, "enrol.request@1.0.0", []),
+        (enrolment.EnrolResponse, "enrol.response@1.0.0", []),
         (payloads.CallerToolFailure, "session.caller_tool_result@1.0.0", CALLER_ERROR),
         (payloads.CallerTool, "session.session_open@1.0.0", CALLER_TOOL),
         (payloads.Manifest, "manifest@1.1.0", []),

@@ -11,7 +11,7 @@ import pytest
 from relay.pki.counted_uses import CountedUses
 from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusedError, Enrolments
 from schemas.certificates import make_csr
-from schemas.enrolment import NODE, JoinToken, proven
+from schemas.enrolment import NODE, EnrolRequest, JoinToken, proven
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import TENANT, Member
@@ -51,12 +51,12 @@ def made(machine: Machine, uses: int = 1) -> JoinToken:
     return machine.join_tokens.create(TENANT, 3600, uses, machine.ca.root_pem())
 
 
-def request_of(token: JoinToken, node_id: str = NODE_ID) -> dict[str, Any]:
+def request_of(token: JoinToken, node_id: str = NODE_ID) -> Any:
     csr = make_csr(key_named(node_id), node_id)
     return proven({"join_id": token.id, "csr": csr, "nonce": base64url(os.urandom(32))}, token.key, NODE)
 
 
-async def reason_of(enrolments: Enrolments, request: dict[str, Any]) -> str:
+async def reason_of(enrolments: Enrolments, request: EnrolRequest) -> str:
     with pytest.raises(EnrolmentRefusedError) as refused:
         await enrolments.enrol(request)
     return refused.value.reason
