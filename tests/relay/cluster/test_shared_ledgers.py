@@ -17,7 +17,7 @@ from relay.shared_ledger import AT_ONCE
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
-from tests.fakes.cluster import TENANT, Member
+from tests.fakes.cluster import TENANT, Member, echo
 from tests.fakes.cluster_machine import Machine
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import counted
@@ -331,10 +331,11 @@ async def test_servers_that_do_not_answer_for_a_moment_have_nothing_read_again(
         ({"max_msgs": 1, "discard": "old"}, "max_msgs 1 in place of -1"),
         ({"max_age": 1000.0}, "max_age 1000.0 in place of 0"),
         ({"max_bytes": 4096}, "max_bytes 4096"),
+        ({"subjects": ["edge.main.>"]}, "subjects ['edge.main.>']"),
     ],
-    ids=["few", "old", "small"],
+    ids=["few", "old", "small", "commands too"],
 )
-async def test_a_stream_that_could_forget_a_revocation_is_refused_and_named(  # noqa: PLR0913, PLR0917
+async def test_a_stream_that_could_forget_a_revocation_or_keep_more_is_refused_and_named(  # noqa: PLR0913, PLR0917
     one: Machine,
     nats: NatsServer,
     registry: SchemaRegistry,
@@ -358,7 +359,7 @@ async def test_a_stream_that_could_forget_a_revocation_is_refused_and_named(  # 
 async def test_no_secret_and_no_free_text_is_in_what_the_servers_keep(
     one: Machine, nats: NatsServer, registry: SchemaRegistry
 ) -> None:
-    kid, reason = one.issued(NODE_ID), "stolen from the shed"
+    kid, reason, said = one.issued(NODE_ID), "stolen from the shed", "what is in a call and its result"
     used, revoked = (one.join_tokens.create(TENANT, 3600, 2, one.ca.root_pem()) for _ in range(2))
     one.join_tokens.spend(used.id, OTHER_NODE_ID)
     one.join_tokens.revoke(revoked.id)
@@ -366,8 +367,12 @@ async def test_no_secret_and_no_free_text_is_in_what_the_servers_keep(
     one.keys.add(bytes(key_named("the key of tokens").verify_key), NOW_MS)
     one.names.label(NODE_ID, TENANT, "pump")
     one.ca.revoke(NODE_ID, reason)
-    async with one.joined(nats.config, registry) as member:
+    joined = Member.joined(nats.config, one.directory / "asker", registry)
+    async with one.joined(nats.config, registry) as member, joined as asker:
         await current(member)
+        await member.hold(NODE_ID, asker)
+        answer = await asker.part.router.run(echo(NODE_ID, arguments={"message": said}))
+        assert said in str(answer)
         for ledger in one.ledgers:
             assert member.counted_entries("appended", ledger.kind) >= 1, ledger.kind
     nats.stop()
@@ -377,7 +382,7 @@ async def test_no_secret_and_no_free_text_is_in_what_the_servers_keep(
     keys = [key for token in (used, revoked) for key in (token.key, token.key.hex(), base64url(token.key))]
     pems = [file.read_text("ascii").split("\n")[1] for file in one.directory.rglob("*.key")]
     signing = bytes(key_named("the key of tokens"))
-    secrets = [*keys, *pems, signing, signing.hex(), used.id, revoked.id, reason]
+    secrets = [*keys, *pems, signing, signing.hex(), used.id, revoked.id, reason, said]
     assert pems
     for secret in secrets:
         assert (secret if isinstance(secret, bytes) else secret.encode()) not in kept
