@@ -8,6 +8,7 @@ from relay.broker.server_config import AccessFiles, nats_config
 from schemas.addresses import HostPort
 from schemas.error_roots import OperatorError
 
+SHIPPED = Path(__file__).parents[3] / "docs" / "brokers"
 ACCESS = AccessFiles(Path("/b/server.pem"), Path("/b/server.key"), Path("/b/roots.pem"), "nats-users.conf")
 
 
@@ -25,6 +26,11 @@ def test_on_loopback_it_has_no_tls_and_limits() -> None:
     assert "tls" not in config
     for limit in ("max_payload: 1048576", "max_memory_store: 67108864", "max_file_store: 1073741824"):
         assert limit in config
+    # What ships, for a broker that these programs do not start, lets as much wait for a relay.
+    for shipped in ("nats-server.conf", "nats-server-tls.conf"):
+        lines = (SHIPPED / shipped).read_text("utf-8").splitlines()
+        (pending,) = (line for line in lines if line.startswith("max_pending"))
+        assert pending in config.splitlines()
     # NATS' own protocol is on loopback alone, whatever MQTT is on.
     assert 'listen: "127.0.0.1:-1"' in config
 
