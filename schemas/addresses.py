@@ -14,11 +14,10 @@ from schemas.error_roots import CommandLineError
 
 CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
-CONNECT_PATH = "/devices/connect"
 PLAIN_OPTION = "--insecure-plain-transports"
-MOST_RELAYS = 64
-"""Of one fleet that a node is given: all of them are in its arguments, and in one file."""
 """The option that allows connections that others on the network can read and change."""
+MOST_RELAYS = 64
+"""How many relays of one fleet a node is given at most: all are in its arguments, and in one file."""
 
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -65,7 +65,6 @@ _REFUSALS = {
     "not_yet": "The token is not valid yet.",
     "audience": "The token is for another resource.",
 }
-# No honest client causes these; an unknown path or a missing token is no attack.
 
 
 class RequestRefusal(StrEnum):
@@ -80,6 +79,7 @@ class RequestRefusal(StrEnum):
     TOKEN = "token"  # noqa: S105 - as above
 
 
+# No honest client causes these; an unknown path or a missing token is no attack.
 _HOSTILE = frozenset({RequestRefusal.HOST, RequestRefusal.ORIGIN})
 
 
