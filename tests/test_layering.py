@@ -144,13 +144,3 @@ def test_a_public_class_or_alias_has_a_name_of_its_own() -> None:
             homes[name].append(str(file))
     assert len(homes) > 500
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
-
-
-@pytest.mark.parametrize("package", ["schemas", "kubelet", "relay"])
-def test_a_module_has_at_most_300_lines(package: str) -> None:
-    longest = {
-        str(file.relative_to(ROOT)): lines
-        for file in (ROOT / package).rglob("*.py")
-        if (lines := len(file.read_text("utf-8").splitlines())) > 300
-    }
-    assert longest == {}
