@@ -1,11 +1,11 @@
 """Encrypts backups in the age format (age-encryption.org/v1), for recipients or with a passphrase.
 
-The one module that imports the library. Must not read a secret from a file, nor log or repeat one.
+The one module that imports the library, and only for a backup: the help of the commands is shown without it,
+where the extra ``[client]`` alone is installed. Must not read a secret from a file, nor log or repeat one.
 """
 
 from collections.abc import Sequence
-
-import pyrage  # type: ignore[import-untyped]  # the library brings no types
+from typing import Any
 
 from schemas.error_roots import CommandLineError, OperatorError
 
@@ -16,6 +16,12 @@ _TOO_MUCH_WORK = "Excessive work"
 
 class EncryptionError(OperatorError):
     """A backup cannot be encrypted or decrypted with this; the text says why."""
+
+
+def _library() -> Any:
+    import pyrage  # type: ignore[import-untyped]  # noqa: PLC0415 - see above; the library brings no types
+
+    return pyrage
 
 
 def is_encrypted(data: bytes) -> bool:
@@ -29,6 +35,7 @@ def encrypt_for(data: bytes, recipients: Sequence[str]) -> bytes:
     Raises:
         CommandLineError: one of them is not a recipient.
     """
+    pyrage = _library()
     try:
         keys = [pyrage.x25519.Recipient.from_str(each) for each in recipients]
     except pyrage.RecipientError:
@@ -38,7 +45,7 @@ def encrypt_for(data: bytes, recipients: Sequence[str]) -> bytes:
 
 def encrypt_with(data: bytes, passphrase: str) -> bytes:
     """Return ``data`` encrypted with ``passphrase``."""
-    return bytes(pyrage.passphrase.encrypt(data, passphrase))
+    return bytes(_library().passphrase.encrypt(data, passphrase))
 
 
 def decrypt_for(data: bytes, identities: str) -> bytes:
@@ -47,6 +54,7 @@ def decrypt_for(data: bytes, identities: str) -> bytes:
     Raises:
         EncryptionError: that is no identity file, or ``data`` is damaged or not for any of them.
     """
+    pyrage = _library()
     lines = [line.strip() for line in identities.splitlines()]
     try:
         keys = [pyrage.x25519.Identity.from_str(line) for line in lines if line and not line.startswith("#")]
@@ -68,6 +76,7 @@ def decrypt_with(data: bytes, passphrase: str) -> bytes:
     Raises:
         EncryptionError: it was another passphrase, or none; ``data`` is damaged; or the machine is too slow.
     """
+    pyrage = _library()
     for _ in range(_MEASUREMENTS):
         try:
             return bytes(pyrage.passphrase.decrypt(data, passphrase))

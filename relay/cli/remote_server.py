@@ -1,14 +1,16 @@
-"""What ``relay tools`` and ``relay call`` share: their options, and the guarded client made of them.
+"""What the commands that call an MCP server share: their options, and the guarded client made of them.
 
-They work with any MCP server. Must not import the client before a command needs it: it takes half a second to
-load.
+A file or program that was named and cannot be used is an error of the command, and none of the server.
+Must not import the client before a command needs it: it takes half a second to load.
 """
 
 import json
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,19 +18,28 @@ from urllib.parse import urlsplit
 import typer
 
 from relay.cli.exits import fail
+from relay.connect.clients import Machine, token_directory
+from relay.connect.profile import Profile, read_profile
+from relay.connect.token_files import check_token_file, keep_token
 from schemas.addresses import MCP_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
-from schemas.process.home_directory import needed_home_directory
+from schemas.process.home_directory import home_directory, needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable
-from schemas.tls import read_root
+from schemas.tls import client_context, read_root
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from relay.remote_tools import Permissions, RemoteToolError, RemoteTools
+    from relay.remote_tools import (
+        HttpServer,
+        Permissions,
+        RemoteToolError,
+        RemoteTools,
+        Surveyed,
+    )
 
 ResultT = TypeVar("ResultT")
 
@@ -49,7 +60,14 @@ _EXITS = {
     "ToolProviderFailure": EXIT_PROVIDER_FAILURE,
 }
 
-Url = Annotated[str, typer.Option(metavar="URL", help="The MCP server, over Streamable HTTP.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The MCP server, over Streamable HTTP. Default: that of `relay login`, with its token and root; "
+        f"else {DEFAULT_URL}.",
+    ),
+]
 Stdio = Annotated[
     str | None,
     typer.Option(metavar="COMMAND", help="Instead of --url: a server to start, spoken to over stdio."),
@@ -89,45 +107,33 @@ Plain = Annotated[bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted conne
 class RemoteOptions:
     """The options of a command."""
 
-    url: str
-    stdio: str | None
-    token_file: Path | None
-    root: Path | None
-    certificate: Path | None
-    key: Path | None
-    verify_manifests: Path | None
-    kinds: str
-    trust_annotations: bool
-    pins: Path | None
-    audit: Path | None
-    plain: bool
+    url: str | None
+    stdio: str | None = None
+    token_file: Path | None = None
+    root: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    verify_manifests: Path | None = None
+    kinds: str = ""
+    trust_annotations: bool = False
+    pins: Path | None = None
+    audit: Path | None = None
+    plain: bool = False
 
     def client(self, permissions: "Permissions") -> "AbstractAsyncContextManager[RemoteTools]":
         """Return the guarded client."""
-        from relay.remote_tools import (  # noqa: PLC0415 - for a command that runs, as above
-            BearerToken,
-            HttpServer,
-            RemoteTools,
-            StdioServer,
-        )
+        from relay.remote_tools import RemoteTools, StdioServer  # noqa: PLC0415 - as above
 
         if (self.certificate is None) != (self.key is None):
             fail("--certificate and --key go together", EXIT_USAGE)
         server: HttpServer | StdioServer
         if self.stdio is not None:
             command, *arguments = _words(self.stdio)
+            if shutil.which(command) is None:
+                fail(f"{printable(command)}: there is no such program", EXIT_CANNOT_RUN)
             server = StdioServer(command, tuple(arguments))
         else:
-            if self.root is not None:
-                read_root(self.root)  # a file that cannot be used is no failure of the server
-            token = self.token_file or os.environ.get(TOKEN_VARIABLE, "").strip()
-            server = HttpServer(
-                with_path(self.url),
-                BearerToken(token) if token else None,
-                client_certificate=(self.certificate, self.key) if self.certificate and self.key else None,
-                root=self.root,
-                plain_allowed=self.plain,
-            )
+            server = _http_server(self._with_profile())
         return RemoteTools(
             server,
             permissions=permissions,
@@ -137,6 +143,52 @@ class RemoteOptions:
             kinds=list_of(kind_name)(self.kinds),
             trust_annotations=self.trust_annotations,
         )
+
+    def _with_profile(self) -> "RemoteOptions":
+        """Return the options with those of ``relay login`` where no server is named, or the usual one."""
+        if self.url is not None:
+            return self
+        profile = kept_profile()
+        if profile is None:
+            return replace(self, url=DEFAULT_URL)
+        return replace(
+            self,
+            url=profile.url,
+            token_file=self.token_file or profile.token_file,
+            root=self.root or profile.root,
+            plain=self.plain or profile.plain,
+        )
+
+
+def profile_path() -> Path:
+    """Return where the profile of ``relay login`` is kept."""
+    return token_directory(Machine(sys.platform, needed_home_directory(), os.environ)) / "profile.json"
+
+
+def kept_profile() -> Profile | None:
+    """Return the profile of ``relay login``; None if there is none, or no home directory for one."""
+    return read_profile(profile_path()) if home_directory() is not None else None
+
+
+def keep_given_token(path: Path) -> None:
+    """Keep the token of the environment, else what is there already, else the answer to a question."""
+    given = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not given and path.exists():
+        check_token_file(path)
+        return
+    if not given:
+        if not sys.stdin.isatty():
+            fail(f"there is no token: give one with --token-file, or in {TOKEN_VARIABLE}", EXIT_USAGE)
+        given = str(typer.prompt("Token of the agent (relay token issue)", hide_input=True))
+    keep_token(path, given)
+
+
+async def survey(options: RemoteOptions) -> "list[Surveyed]":
+    """Return the tools of a server, and what a call that only reads would be refused for."""
+    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
+
+    async with options.client(Permissions(("*",), Risk.READ, scopes=None)) as client:
+        return list(await client.survey())
 
 
 def with_path(url: str) -> str:
@@ -150,6 +202,25 @@ def with_path(url: str) -> str:
     except ValueError:
         return url
     return url.rstrip("/") + MCP_PATH if bare else url
+
+
+def _http_server(options: RemoteOptions) -> "HttpServer":
+    from relay.remote_tools import BearerToken, HttpServer  # noqa: PLC0415 - for a command that runs
+
+    shown = (options.certificate, options.key) if options.certificate and options.key else None
+    # Made here for its errors alone; the client makes it again, of files that are renewed too.
+    client_context(read_root(options.root) if options.root is not None else None, shown)
+    if options.token_file is not None:
+        token: Path | str = check_token_file(options.token_file)
+    else:
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    return HttpServer(
+        with_path(options.url or DEFAULT_URL),
+        BearerToken(token) if token else None,
+        client_certificate=shown,
+        root=options.root,
+        plain_allowed=options.plain,
+    )
 
 
 def run_command(work: "Coroutine[Any, Any, ResultT]", *, as_json: bool) -> ResultT:

@@ -46,7 +46,7 @@ call_app = group("Call a tool of any MCP server.")
 
 @tools_app.command(epilog=example("relay tools --url https://mcp.example/mcp"))
 def tools(
-    url: remote.Url = remote.DEFAULT_URL,
+    url: remote.Url = None,
     stdio: remote.Stdio = None,
     accept: Annotated[
         str | None, typer.Option(metavar="NAME", help="Pin this tool as it is now, after a review.")
@@ -104,7 +104,7 @@ def call(
         str | None, typer.Option(metavar="DURATION", help="The longest that the call may take: 500ms, 30s.")
     ] = None,
     max_risk: Annotated[Ceiling, typer.Option(help="The risk up to which the call is made.")] = Ceiling.ADMIN,
-    url: remote.Url = remote.DEFAULT_URL,
+    url: remote.Url = None,
     stdio: remote.Stdio = None,
     token_file: remote.TokenFile = None,
     root: remote.Root = None,

@@ -25,6 +25,7 @@ from schemas.addresses import mcp_url
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, write_atomic
 from schemas.process.resources import raise_open_files_limit
+from schemas.tls import client_context
 
 _READY_TIMEOUT_S = 60
 """For each relay."""
@@ -54,12 +55,14 @@ async def run_demo(  # noqa: PLR0913 - the options of the command
 
     Raises:
         DemoError: too few open files are allowed, or not everything was ready in time.
+        TlsFilesError: SSL_CERT_FILE names no roots.
         StartError: something could not be started, or a part of it ended by itself.
     """
     if ready_file is not None and not ready_file.parent.is_dir():
         # Before anything is started: it is written when all of it is up.
         raise DemoError(f"--ready-file {ready_file}: there is no directory {ready_file.parent}")
     _require_open_files(nodes)
+    client_context()  # the client that calls the tools needs the roots of this machine
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-demo-") as name:
         directory = Path(name)
         async with AsyncExitStack() as stack:
@@ -132,7 +135,10 @@ async def _show_calls(system: LocalSystem) -> bool:
     """Call each tool as an agent runtime would that does not trust the relay."""
     worked = True
     async with _guarded(system) as tools:
-        contracts = await tools.list_tools()
+        try:
+            contracts = await tools.list_tools()
+        except RemoteToolError as error:
+            raise DemoError(str(error)) from None
         _print(f"\nThe guarded client has verified the manifests of {len(contracts)} tools. Calling each:")
         # This machine first: its values are the ones that a user can check.
         for contract in sorted(contracts, key=lambda contract: system.real_node not in contract.name):

@@ -29,6 +29,7 @@ from schemas.error_roots import OperatorError
 from schemas.errors import MAX_TEXT, Failure
 from schemas.meta_names import META_ERROR
 from schemas.text import printable
+from schemas.tls import TlsFilesError
 
 _MAX_RETRY_AFTER_MS = 600_000
 _REMOTE_ID = re.compile("[A-Za-z0-9]{1,64}")
@@ -95,6 +96,8 @@ class FailureTable:
     def of_connecting(self, error: NotConnectedError) -> RemoteToolError:
         """Return the error of a connection that was not made: nothing of a call was sent."""
         wire, cause = error.wire, error.cause
+        if isinstance(cause, TlsFilesError):
+            return ToolProviderFailure(str(cause), reason=Reason.UNREACHABLE, suggested_fix=_CHECK_FILE)
         if isinstance(cause, OperatorError):
             return ToolUnauthorized(str(cause), reason=Reason.CREDENTIAL, suggested_fix=_CREDENTIAL)
         if isinstance(cause, MCPError) and wire.fault in {None, Reason.CREDENTIAL}:

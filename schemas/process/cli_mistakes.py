@@ -3,7 +3,7 @@
 The parser's own errors take four lines. Must not know a command.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,14 @@ from schemas.text import printable
 from schemas.unknown_names import unknown
 
 _MAX_TEXT = 512
+_OF_OTHER_PROGRAMS: Mapping[str, str] = {
+    "--ca": "--root",
+    "--ca-file": "--root",
+    "--cacert": "--root",
+    "--cafile": "--root",
+    "--token": "--token-file",
+}
+"""What curl, mosquitto and others call an option, and what it is called here."""
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Any mistake that the parser finds. Typer exports only this one kind of them."""
 
@@ -34,10 +42,15 @@ def mistakes_in_one_line(context: Any) -> Iterator[None]:
 
 def _text(error: Any, context: Any) -> str:
     if hasattr(error, "possibilities"):  # an option that there is not
-        return unknown("option", error.option_name, _options(context))
+        return _unknown_option(str(error.option_name), tuple(_options(context)))
     text = " ".join(error.format_message().split()).rstrip(".")
     # A token that was typed where none belongs is not shown again.
     return printable(without_secrets(text[:1].lower() + text[1:]), _MAX_TEXT)
+
+
+def _unknown_option(name: str, known: tuple[str, ...]) -> str:
+    ours = _OF_OTHER_PROGRAMS.get(name)
+    return unknown("option", name, (ours,) if ours in known else known)
 
 
 def _options(context: Any) -> Iterator[str]:

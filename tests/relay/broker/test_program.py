@@ -47,9 +47,13 @@ def test_with_neither_the_error_names_the_three_ways_out(
     [
         pytest.param("echo hello", "does not say that it is nats-server", id="another program"),
         pytest.param("echo 'not nats-server: v2.11.0'", "does not say", id="the name elsewhere"),
-        pytest.param("exit 1", "does not say", id="no answer"),
+        pytest.param("exit 0", "does not say", id="no answer"),
+        pytest.param(
+            "echo 'fatal error: out of memory' >&2; exit 2", "status 2: fatal error: out", id="failed"
+        ),
+        pytest.param("kill -9 $$", "ended by signal 9: no output. Check .* memory", id="killed"),
         pytest.param("echo nats-server: v2.10.29", "is nats-server 2.10, older than 2.11", id="too old"),
-        pytest.param("head -c 100000 /dev/zero", "does not say", id="no text"),
+        pytest.param("/usr/bin/head -c 100000 /dev/zero", "does not say", id="no text"),
     ],
 )
 def test_another_program_of_that_name_is_refused_and_nothing_else_is_taken_instead(

@@ -22,6 +22,31 @@ def test_help_is_a_result(
     assert "Usage" in capsys.readouterr().out
 
 
+@pytest.mark.integration
+def test_the_help_is_shown_where_the_extra_client_alone_is_installed() -> None:
+    without_the_others = """
+import sys
+OTHERS = {"httptools", "nats", "nkeys", "opentelemetry", "prometheus_client", "pyrage", "starlette"}
+OTHERS |= {"uvicorn", "uvloop"}
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OTHERS:
+            raise ModuleNotFoundError(name + " is not here", name=name)
+sys.meta_path.insert(0, Blocker())
+from relay.cli.entry import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", without_the_others, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The certificate authority that nodes are enrolled with." in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [["config", "check"], ["token", "list"], ["run", "--no-broker"]])
 def test_a_user_without_a_home_directory_has_to_name_the_state_directory(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -183,6 +183,99 @@ async def test_a_root_that_cannot_be_used_is_named(relay: Command, tmp_path: Pat
         assert why in outcome.error
 
 
+@pytest.mark.parametrize("name", ["tools", "call"])
+async def test_what_was_named_and_cannot_be_used_is_one_line_of_this_machine(
+    relay: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    command = (name, "echo") if name == "call" else (name,)
+    nothing, no_token = tmp_path / "nothing", tmp_path / "no-token"
+    no_token.touch(0o600)
+    url = ("--url", "https://127.0.0.1:9")
+    for options, said in (
+        ((*url, "--token-file", nothing), f"{nothing}: No such file or directory"),
+        ((*url, "--token-file", no_token), f"{no_token} holds no token"),
+        ((*url, "--certificate", nothing, "--key", nothing), f"{nothing}: No such file or directory"),
+        (("--stdio", f"{nothing} --flag"), f"{nothing}: there is no such program"),
+    ):
+        outcome = await relay(*command, *options)
+        assert (outcome.code, outcome.err.count("\n")) == (3, 1)
+        assert said in outcome.err
+    monkeypatch.setenv("SSL_CERT_FILE", str(nothing))
+    outcome = await relay(*command, *url)
+    assert (outcome.code, outcome.err) == (
+        3,
+        f"relay: SSL_CERT_FILE names {nothing}: No such file or directory\n",
+    )
+
+
+@pytest.fixture
+def logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which `relay login` keeps the server."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    return tmp_path / "config" / "edge-kubelet" / "profile.json"
+
+
+def kept(file: Path) -> tuple[int, str] | None:
+    """Return the mode and the text of a file, if it is there."""
+    return (file.stat().st_mode & 0o777, file.read_text()) if file.exists() else None
+
+
+def keep(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+async def test_after_a_login_calls_need_no_option(relay: Command, tmp_path: Path, logged_in: Path) -> None:
+    token = keep(tmp_path / "token", "secret\n")
+    call = ("call", "echo", '{"message": "ping"}', "-o", "message")
+    async with FakeMcpServer(token="secret").over_http() as url:
+        done = await relay("login", url, "--token-file", token)
+        assert (done.code, f"now use {url}" in done.out) == (0, True)
+        mode, text = kept(logged_in) or (0, "secret")
+        assert (mode, "secret" in text) == (0o600, False)
+        assert (await relay(*call)).out == "ping\n"
+        assert (await relay("tools")).code == 0
+        # The profile's token is for its own server: another that is named does not get it.
+        assert (await relay(*call, "--url", url)).code == 11
+        assert (await relay("login", "--remove")).code == 0
+    assert kept(logged_in) is None
+    assert kept(token) is not None
+
+
+async def test_a_token_of_the_environment_is_kept_and_removed_with_the_profile(
+    relay: Command, monkeypatch: pytest.MonkeyPatch, logged_in: Path
+) -> None:
+    monkeypatch.setenv("EDGE_TOKEN", "secret")
+    async with FakeMcpServer(token="secret").over_http() as url:
+        assert (await relay("login", url)).code == 0
+        monkeypatch.delenv("EDGE_TOKEN")
+        assert (await relay("call", "echo", '{"message": "ping"}')).code == 0
+    kept = [path for path in logged_in.parent.iterdir() if path != logged_in]
+    assert [path.stat().st_mode & 0o777 for path in kept] == [0o600]
+    assert (await relay("login", "--remove")).code == 0
+    assert list(logged_in.parent.iterdir()) == []
+
+
+async def test_a_login_that_fails_keeps_the_profile_as_it_was(
+    relay: Command, tmp_path: Path, logged_in: Path
+) -> None:
+    wrong = keep(tmp_path / "token", "wrong\n")
+    async with FakeMcpServer(token="secret").over_http() as url:
+        assert (await relay("login", url, "--token-file", wrong)).code == 11
+    assert kept(logged_in) is None
+    assert (await relay("login")).code == 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"url": "https://x"}'])
+async def test_a_damaged_profile_says_what_to_do(relay: Command, logged_in: Path, content: str) -> None:
+    keep(logged_in, content)
+    outcome = await relay("tools")
+    assert (outcome.code, outcome.err) == (3, f"relay: {logged_in} is damaged: run `relay login` again\n")
+
+
 async def test_tools_are_a_table_with_risk_and_state(relay: Command) -> None:
     fake = FakeMcpServer()
     fake.tools[1]["inputSchema"] = {"type": "object", "properties": {"a": {"$ref": "http://evil.example/"}}}
@@ -252,7 +345,8 @@ async def test_the_token_comes_from_the_environment_or_a_private_file(
         call = ("call", "echo", '{"message": "ping"}', "--url", url)
         assert (await relay(*call)).code == 11
         exposed = await relay(*call, "--token-file", file)
-        assert exposed.code == 11
+        assert (exposed.code, exposed.err.count("\n")) == (3, 1)
+        assert f"{file} can be read by others" in exposed.err
         file.chmod(0o600)
         assert (await relay(*call, "--token-file", file)).code == 0
         monkeypatch.setenv("EDGE_TOKEN", "secret")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.demo.run import DemoError, run_demo
+from schemas.error_roots import OperatorError
 from schemas.process.exit_codes import EXIT_NO
 
 
@@ -32,3 +33,11 @@ def test_more_nodes_than_open_files_are_refused_in_one_line_before_anything_star
         "relay: 300 mock nodes need 380 open files, and 256 are allowed:"
         " raise the limit with `ulimit -n 380`, or give fewer --nodes\n"
     )
+
+
+async def test_roots_that_cannot_be_read_are_named_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nothing"))
+    with pytest.raises(OperatorError, match=f"SSL_CERT_FILE names {tmp_path / 'nothing'}: No such file"):
+        await run_demo(nodes=0, once=True, ready_file=None)

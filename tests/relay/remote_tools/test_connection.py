@@ -168,7 +168,8 @@ async def test_a_root_that_is_no_certificate_is_the_operators_error(tmp_path: Pa
     root = tmp_path / "root.pem"
     root.write_text("no certificate")
     async with guarded(HttpServer("https://127.0.0.1:9/mcp", root=root)) as client:
-        with pytest.raises(ToolUnauthorized) as caught:
+        with pytest.raises(ToolProviderFailure) as caught:
             await client.tools.execute("echo", PING)
-    assert caught.value.reason is Reason.CREDENTIAL
+    assert caught.value.reason is Reason.UNREACHABLE
+    assert "credential" not in caught.value.suggested_fix
     assert f"{root} holds no certificate in PEM" in str(caught.value)

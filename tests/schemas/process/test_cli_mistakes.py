@@ -33,6 +33,7 @@ def app() -> typer.Typer:
     def paint(
         colour: Annotated[Colour, typer.Option()] = Colour.RED,
         flag: Annotated[bool, typer.Option("--flag")] = False,  # noqa: FBT002 - as typer wants it
+        root: Annotated[str, typer.Option()] = "",
         secret_way: Annotated[str, typer.Option(hidden=True)] = "",
     ) -> None: ...
 
@@ -54,6 +55,8 @@ def mistake_in(app: typer.Typer, *words: str) -> str:
         (["node", "lables"], "there is no command lables; the nearest is label; see edge node -h"),
         (["--verion"], "there is no option --verion; the nearest is --version; see edge -h"),
         (["paint", "--flagg"], "there is no option --flagg; the nearest is --flag; see edge paint -h"),
+        (["paint", "--cacert"], "there is no option --cacert; the nearest is --root; see edge paint -h"),
+        (["--cacert"], "there is no option --cacert; the nearest is --version; see edge -h"),
         (["paint", "--colour"], "option '--colour' requires an argument; see edge paint -h"),
         (
             ["paint", "--colour", "bl"],
