@@ -62,6 +62,7 @@ CHANGING = {
     "relay connect",
     "relay join-token create",
     "relay join-token revoke",
+    "relay login",
     "relay node forget",
     "relay node label",
     "relay node tag",
