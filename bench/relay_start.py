@@ -20,9 +20,9 @@ from relay.demo.local_system import TENANT, relay_command, start_broker
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.fleet.kept_leaves import KeptLeaf
-from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
 from relay.pki.authority import CertificateAuthority
+from relay.state.names import NameLedger
 from schemas.certificates import verify_leaf
 from schemas.identity_files import IdentityFiles
 from schemas.process.logs import make_logger

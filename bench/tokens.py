@@ -7,7 +7,8 @@ from collections.abc import Callable
 from nacl.signing import SigningKey
 
 from bench.results import Figure
-from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
+from relay.auth.agent_tokens import Authenticator, TokenIssuer
+from relay.state.token_keys import key_id
 from schemas.addresses import mcp_url
 from schemas.keys import verifies
 from schemas.registry import SchemaRegistry

@@ -13,6 +13,7 @@ from nacl.signing import SigningKey
 
 from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
+from relay.state.token_keys import key_id
 from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
@@ -293,8 +294,3 @@ class Authenticator:
         if key is None or claims["iss"] != issuer:
             raise TokenError(TokenReason.ISSUER)
         return claims, kid, key
-
-
-def key_id(public_key: bytes) -> str:
-    """Return the ``kid`` of a token key: SHA-256 of its 32 bytes, hex."""
-    return sha256(public_key).hexdigest()

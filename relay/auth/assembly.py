@@ -10,15 +10,12 @@ from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.auth.key_endorsement import KeyEndorsement
-from relay.auth.revoked_tokens import RevokedTokens
-from relay.auth.shared_revocations import SharedTokenRevocations
-from relay.auth.shared_token_keys import SharedTokenKeys
-from relay.auth.token_keys import KeyEndorser, TokenKeys
 from relay.config import ExternalIssuerConfig
 from relay.environment import RelayEnvironment
 from relay.key_files import load_or_create_key
 from relay.part import Part
-from relay.shared_ledger import SharedLedger
+from relay.state.token_keys import KeyEndorser, TokenKeys
+from relay.state.tokens import RevokedTokens
 from schemas.addresses import mcp_url
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 
@@ -31,7 +28,6 @@ class AuthPart(Part):
         token_keys, accepted_keys: the keys of the relay's own tokens, as kept and as accepted now.
         external: the issuer that the operator named besides the relay, if any.
         key_endorsement: follows a change of the roots; nothing to do where the CA's key is elsewhere.
-        shared_ledgers: what all relays of a fleet have in common of these lists.
     """
 
     authenticator: Authenticator
@@ -40,7 +36,6 @@ class AuthPart(Part):
     accepted_keys: AcceptedKeys
     external: ExternalIssuer | None
     key_endorsement: KeyEndorsement
-    shared_ledgers: tuple[SharedLedger, ...]
 
     async def run(self) -> None:
         """Keep the external issuer's keys fresh until cancelled."""
@@ -69,19 +64,13 @@ def assemble(environment: RelayEnvironment, ca: KeyEndorser) -> AuthPart:
         now_ms=environment.clock,
         external=external,
     )
-    revoked = RevokedTokens(config.state.revoked_tokens)
-    refused = environment.metrics.cluster_entries.labels("token_key", "not_endorsed").inc
     return AuthPart(
         authenticator=authenticator,
-        revoked_tokens=revoked,
+        revoked_tokens=RevokedTokens(config.state.revoked_tokens),
         token_keys=keys,
         accepted_keys=own_keys,
         external=external,
         key_endorsement=KeyEndorsement(keys, environment.log),
-        shared_ledgers=(
-            SharedTokenRevocations(revoked),
-            SharedTokenKeys(keys, refused, environment.log),
-        ),
     )
 
 

@@ -30,9 +30,9 @@ from relay.cli.state import authority, token_keys
 from relay.clock import now_ms
 from relay.key_files import load_or_create_key
 from relay.pki.errors import UnknownTargetError
-from relay.pki.records import KID_DIGITS
 from relay.pki.roots import MAX_OVERLAP_DAYS
 from relay.pki.server_files import issue_server_files
+from relay.state.certificates import KID_DIGITS
 from schemas.certificates import end_of
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.cli_manual import example, group

@@ -30,10 +30,10 @@ from relay.cli.options import (
 )
 from relay.cli.state import authority, name_ledger
 from relay.clock import now_ms
-from relay.fleet.name_ledger import LabelTakenError
-from relay.fleet.name_rules import NameRuleError, check_label, check_tags
 from relay.kept_settings import read_kept
-from relay.pki.join_tokens import JoinError, JoinTokens
+from relay.state.join_tokens import JoinError, JoinTokens
+from relay.state.name_rules import NameRuleError, check_label, check_tags
+from relay.state.names import LabelTakenError
 from schemas.addresses import PLAIN_OPTION, is_private_url
 from schemas.enrolment import JOIN_TOKEN_VARIABLE
 from schemas.process.cli_manual import example, group

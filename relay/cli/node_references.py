@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.cli.state import authority, name_ledger
-from relay.fleet.name_ledger import Names
 from relay.fleet.node_names import NodeNames, UnknownNodeError
-from relay.pki.records import CaRecords
+from relay.state.certificates import CaRecords
+from relay.state.names import Names
 from schemas.error_roots import OperatorError
 from schemas.text import printable
 

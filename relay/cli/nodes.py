@@ -14,9 +14,9 @@ from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceErr
 from relay.cli.options import AsJson, StateDir, answer, show_table, utc
 from relay.cli.state import name_ledger
 from relay.clock import now_ms
-from relay.fleet.name_ledger import LabelTakenError
-from relay.fleet.name_rules import NameRuleError
-from relay.pki.records import KID_DIGITS
+from relay.state.certificates import KID_DIGITS
+from relay.state.name_rules import NameRuleError
+from relay.state.names import LabelTakenError
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 

@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from relay.auth.token_keys import TokenKeys
 from relay.cli.options import state_files
 from relay.clock import now_ms
-from relay.fleet.name_ledger import NameLedger
 from relay.pki.authority import CertificateAuthority
+from relay.state.names import NameLedger
+from relay.state.token_keys import TokenKeys
 
 
 def authority(state_dir: Path | None) -> CertificateAuthority:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPES
-from relay.auth.revoked_tokens import RevokedTokens, is_jti
 from relay.cli import options
 from relay.cli.exits import fail
 from relay.cli.options import (
@@ -30,6 +28,7 @@ from relay.cli.options import (
 )
 from relay.clock import now_ms
 from relay.config import StateFiles
+from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens, is_jti
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.process.cli_manual import example, group
@@ -165,8 +164,9 @@ def token_rotate_key(
     """Make a new key that signs agents' tokens; every relay of the fleet accepts it within a second."""
     from nacl.signing import SigningKey  # noqa: PLC0415 - for this command alone
 
-    from relay.auth.agent_tokens import MAX_TTL_S, key_id  # noqa: PLC0415 - as above
+    from relay.auth.agent_tokens import MAX_TTL_S  # noqa: PLC0415 - as above
     from relay.cli.state import authority, token_keys  # noqa: PLC0415 - as above
+    from relay.state.token_keys import key_id  # noqa: PLC0415 - as above
     from schemas.keys import private_key_to_pem  # noqa: PLC0415 - as above
 
     state, now = _state(state_dir), now_ms()

@@ -24,7 +24,6 @@ from relay.cluster.presence_bucket import PresenceBucket
 from relay.cluster.presence_effects import Effects
 from relay.cluster.quorum import Quorum
 from relay.cluster.relay_peers import RelayPeers
-from relay.cluster.shared_ledgers import OnThread, SharedLedgers
 from relay.config import ClusterConfig, ClusterServer
 from relay.environment import RelayEnvironment
 from relay.routing.authority_messages import AuthorityMessages
@@ -32,7 +31,8 @@ from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.cluster_messages import ClusterMessages
 from relay.routing.nats import NatsRouter
 from relay.routing.port import LocalRouter, NodeFrames, NodeRouter
-from relay.shared_ledger import SharedLedger
+from relay.state.merging import SharedLedger
+from relay.state.sharer import OnThread, Sharer
 from schemas.health import Loop
 
 _SEED_BYTES = 16
@@ -71,15 +71,17 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
     peers, fleet_frames = _frames(here, presence, frames, tenant_of)
     for follower in (owner.connection_changed, bucket.connection_changed):
         frames.on_connection(follower)
-    shared = _ledgers(here, ledgers, on_thread)
+    shared = _sharer(here, ledgers, on_thread)
+    stream = LedgerStream(here.fleet, ledgers, environment.registry, environment.now_ms)
     asker, answerer = _authority(here, authority)
     identity = _identity(here, roots)
     connection = here.connection
     quorum = Quorum(presence, connection.move, stream=bucket.stream)
     connection.before(identity.check)
-    for part in (identity, owner, bucket, quorum, shared, peers, fleet_frames, answerer):
+    for part in (identity, owner, bucket, quorum, peers, fleet_frames, answerer):
         if part is not None:
             connection.during(part.serve)
+    connection.during(lambda client: shared.serve(stream.connected(client)))
     connection.at_end(bucket.leave)
     return ClusterPart(
         connection,
@@ -156,10 +158,10 @@ def _bucket(here: _Here, presence: Presence) -> PresenceBucket:
     )
 
 
-def _ledgers(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) -> SharedLedgers:
-    return SharedLedgers(
+def _sharer(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) -> Sharer:
+    return Sharer(
         ledgers,
-        LedgerStream(here.fleet, ledgers, here.environment.registry, here.environment.now_ms),
+        now_ms=here.environment.now_ms,
         on_thread=on_thread,
         count=partial(_count_entry, here.environment),
         filled=here.environment.metrics.cluster_ledger_filled.set,

@@ -13,10 +13,10 @@ from relay.cluster.fleet_frames import FleetFrames
 from relay.cluster.presence import Presence
 from relay.cluster.presence_bucket import PresenceBucket
 from relay.cluster.relay_peers import RelayPeers
-from relay.cluster.shared_ledgers import SharedLedgers
 from relay.part import Part
 from relay.routing.cluster_messages import ClusterMessages
 from relay.routing.port import NodeRouter
+from relay.state.sharer import Sharer
 from schemas.health import Health, Loop
 from schemas.text import counted
 
@@ -41,7 +41,7 @@ class ClusterPart(Part):
     owner: CommandOwner
     presence: Presence
     bucket: PresenceBucket
-    ledgers: SharedLedgers
+    ledgers: Sharer
     router: NodeRouter
     frames: FleetFrames
     peers: RelayPeers

@@ -5,11 +5,15 @@ appended with the sequence number that the relay expects: a key that is new must
 of an ordered kind the relay must have read all that is there. Must not know what an entry says.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeGuard, cast
 
+from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
@@ -17,9 +21,21 @@ from nats.js.errors import NotFoundError
 from relay.ascii_json import encoded
 from relay.cluster.copies import grow, in_copies
 from relay.cluster.expected_sequence import append
-from relay.ledger import Entry
-from relay.shared_ledger import SharedLedger
-from schemas.error_roots import PeerError, StateError
+from relay.cluster.reasons import reason_of
+from relay.state.ledger import Entry
+from relay.state.merging import SharedLedger
+from relay.state.sharer import (
+    Arrived,
+    EntryReader,
+    EntryStream,
+    LostReaderError,
+    NotUnderstoodError,
+    StreamEntry,
+    StreamError,
+    StreamFacts,
+    UnfitEntryError,
+)
+from schemas.error_roots import PeerError
 from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
@@ -45,37 +61,11 @@ _SETTINGS = (
 """What decides whether the stream keeps an entry. The number of copies is not among these: it grows."""
 _SEQUENCE_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 _SHOWN_SUBJECT = 96
-
-
-class NotUnderstoodError(PeerError):
-    """An entry of the stream cannot be read; the text says which."""
-
-    def __init__(self, sequence: int, subject: str, problem: str) -> None:
-        super().__init__(sequence, subject, problem)
-        self.sequence = sequence
-        self.subject = printable(subject, _SHOWN_SUBJECT)
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"entry {self.sequence} ({self.subject}) {self.problem}"
+_TIMEOUT_S = 2.0
 
 
 class UnfitStreamError(PeerError):
     """The stream is not configured as the relays make it; the text says in what, and what to do."""
-
-
-class UnfitEntryError(StateError):
-    """An entry of this relay's own file is none that others understand."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEntry:
-    """An entry as the stream has it."""
-
-    ledger: SharedLedger
-    key: str
-    entry: Entry
-    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +77,11 @@ class _Kind:
         """Return whether ``entry`` is one of this kind, with that key."""
         if not self.document.is_valid(entry):
             return False
+        entry = cast("Entry", entry)
+        if any(isinstance(value, float) for value in entry.values()):
+            return False  # to a JSON Schema 1.0 is an integer
         try:
-            return self.ledger.key_of(cast("Entry", entry)) == key
+            return self.ledger.key_of(entry) == key
         except ValueError:
             return False
 
@@ -122,6 +115,10 @@ class LedgerStream:
         self._kinds = {
             ledger.kind: _Kind(ledger, registry.load(f"cluster.{ledger.kind}@1.0.0")) for ledger in ledgers
         }
+
+    def connected(self, client: Client) -> EntryStream:
+        """Return the stream by the connection of ``client``."""
+        return _ConnectedStream(self, client)
 
     async def follow(
         self, context: JetStreamContext, handle: Callable[[Msg], Awaitable[None]]
@@ -164,28 +161,24 @@ class LedgerStream:
                 )
         return info
 
-    def lasts(self, end_ms: int | None) -> bool:
-        """Return whether the servers still keep an entry that ends at ``end_ms``, however clocks are off."""
-        return end_ms is None or end_ms > self._now_ms()
-
     def read(self, message: Msg) -> StreamEntry:
         """Return the entry in ``message``.
 
         Raises:
             NotUnderstoodError: there is none that this relay knows.
         """
-        sequence = message.metadata.sequence.stream
+        sequence, subject = message.metadata.sequence.stream, printable(message.subject, _SHOWN_SUBJECT)
         name, _, key = message.subject.removeprefix(self._prefix).partition(".")
         kind = self._kinds.get(name)
         if kind is None:
-            raise NotUnderstoodError(sequence, message.subject, "is of a kind that is not known here")
+            raise NotUnderstoodError(sequence, subject, "is of a kind that is not known here")
         try:
             entry = loads(message.data, max_bytes=MAX_ENTRY_BYTES)
         except StrictJsonError as error:
-            raise NotUnderstoodError(sequence, message.subject, f"is {error.reason}") from None
+            raise NotUnderstoodError(sequence, subject, f"is {error.reason}") from None
         if not kind.holds(entry, key):
-            raise NotUnderstoodError(sequence, message.subject, "does not fit its document")
-        return StreamEntry(kind.ledger, key, entry, sequence)
+            raise NotUnderstoodError(sequence, subject, "does not fit its document")
+        return StreamEntry(name, key, entry, sequence)
 
     async def append(
         self, context: JetStreamContext, ledger: SharedLedger, key: str, entry: Entry, after: int
@@ -219,3 +212,62 @@ class LedgerStream:
         if end_ms is None:
             return None
         return min(max(1, (end_ms - self._now_ms()) // 1000 + KEPT_AFTER_S), _LONGEST_KEPT_S)
+
+
+class _ConnectedStream:
+    """``stream`` by the connection of ``client``: an ``EntryStream``."""
+
+    def __init__(self, stream: LedgerStream, client: Client) -> None:
+        self._stream = stream
+        self._client = client
+        self._context = client.jetstream(timeout=_TIMEOUT_S)
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    async def follow(self, arrive: Callable[[Arrived], None]) -> EntryReader:
+        async def handle(message: Msg) -> None:
+            metadata, subject = message.metadata, printable(message.subject, _SHOWN_SUBJECT)
+            read = partial(self._stream.read, message)
+            arrive(Arrived(read, metadata.sequence.stream, subject, metadata.num_pending))
+
+        with _stream_errors():
+            return _Reader(await self._stream.follow(self._context, handle))
+
+    async def facts(self) -> StreamFacts:
+        with _stream_errors():
+            info = await self._stream.held(self._context)
+        return StreamFacts(info.created, info.state.messages, info.state.bytes / MAX_STREAM_BYTES)
+
+    async def append(self, ledger: SharedLedger, key: str, entry: Entry, after: int) -> int | None:
+        with _stream_errors():
+            return await self._stream.append(self._context, ledger, key, entry, after)
+
+
+class _Reader:
+    """The entries that one subscription brings: an ``EntryReader``."""
+
+    def __init__(self, subscription: JetStreamContext.PushSubscription) -> None:
+        self._subscription = subscription
+
+    async def pending(self) -> tuple[int, bool]:
+        with _stream_errors():
+            info = await self._subscription.consumer_info()
+        is_new = info.delivered is not None and info.delivered.consumer_seq == 0
+        return info.num_pending or 0, is_new
+
+    async def end(self) -> None:
+        with _stream_errors():
+            await self._subscription.unsubscribe()
+
+
+@contextmanager
+def _stream_errors() -> Iterator[None]:
+    """Raise what the library raises as StreamError, without its own text where that is not for a person."""
+    try:
+        yield
+    except NotFoundError:
+        raise LostReaderError("the servers do not know this reader any more") from None
+    except (NatsError, TimeoutError) as error:
+        raise StreamError(reason_of(error)) from None

@@ -20,7 +20,6 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextResourceContents, Tool
 
 from relay.auth.agent_tokens import TokenIssuer
-from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.broker.program import find_nats_server
 from relay.broker.server_config import nats_config
@@ -29,6 +28,7 @@ from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
+from relay.state.tokens import IssuedToken, IssuedTokens
 from schemas.addresses import HostPort, mcp_url
 from schemas.projection import parse
 from schemas.registry import SchemaRegistry

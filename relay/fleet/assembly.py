@@ -16,12 +16,10 @@ from relay.fleet.fleet import Fleet
 from relay.fleet.kept_leaves import KeptLeaves
 from relay.fleet.leaves import FleetTrust
 from relay.fleet.mqtt_feed import MqttFeed
-from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
-from relay.fleet.shared_names import SharedNames
 from relay.fleet.tools import Projector
 from relay.part import Part
-from relay.shared_ledger import SharedLedger
+from relay.state.names import NameLedger
 from schemas.health import Health, Loop, endless
 
 _CLIENT_ID_BYTES = 4
@@ -29,18 +27,13 @@ _CLIENT_ID_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FleetPart(Part):
-    """The nodes that one relay knows.
-
-    Attributes:
-        shared_ledgers: what all relays of a fleet have in common of the nodes' names.
-    """
+    """The nodes that one relay knows."""
 
     fleet: Fleet
     marks: MarkStore
     feed: MqttFeed | None
     notifier: ChangeNotifier
     name_ledger: NameLedger
-    shared_ledgers: tuple[SharedLedger, ...]
 
     async def run(self) -> None:
         """Follow the broker, if any, write the marks and notify agents of changes until cancelled."""
@@ -117,5 +110,4 @@ def assemble(
         feed=feed,
         notifier=ChangeNotifier(fleet, environment.log),
         name_ledger=name_ledger,
-        shared_ledgers=(SharedNames(name_ledger, environment.log),),
     )

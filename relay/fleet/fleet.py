@@ -17,7 +17,6 @@ from relay.fleet.absences import Absences
 from relay.fleet.fleet_changes import FleetChange, NodeChange
 from relay.fleet.inventory import Inventory
 from relay.fleet.leaves import FleetTrust
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_clocks import NodeClocks
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames
@@ -29,6 +28,7 @@ from relay.fleet.selected_tools import SelectedTools
 from relay.fleet.tools import Projector, Tool, labelled
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
+from relay.state.names import NodeName
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, to_pem

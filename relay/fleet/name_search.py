@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relay.fleet.name_rules import MIN_PREFIX, folded, id_prefix_of
 from relay.fleet.node_names import NodeNames
+from relay.state.name_rules import MIN_PREFIX, folded, id_prefix_of
 
 _TENANTS_KEPT = 32
 _BEHIND_IDS = "~"

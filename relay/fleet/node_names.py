@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from relay.fleet.close_names import closest
-from relay.fleet.name_ledger import NodeName
-from relay.fleet.name_rules import MIN_PREFIX, folded, id_prefix_of, node_id_of
+from relay.state.name_rules import MIN_PREFIX, folded, id_prefix_of, node_id_of
+from relay.state.names import NodeName
 from schemas.error_roots import PeerError
 from schemas.text import printable
 

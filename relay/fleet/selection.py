@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from relay.config import View
-from relay.fleet.name_rules import tag_key
 from relay.fleet.node_names import NodeNames, UnknownNodeError
+from relay.state.name_rules import tag_key
 
 TAG_SELECTOR = "tag:"
 

@@ -20,8 +20,8 @@ from functools import lru_cache
 from urllib.parse import unquote_plus
 
 from relay.config import View
-from relay.fleet.name_rules import NameRuleError, check_tags
 from relay.fleet.selection import TAG_SELECTOR, Selection
+from relay.state.name_rules import NameRuleError, check_tags
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry
 

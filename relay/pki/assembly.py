@@ -18,16 +18,11 @@ from relay.pki.enrolments import EnrolmentInfo, Enrolments, NameNode
 from relay.pki.environment import PkiEnvironment
 from relay.pki.expiries import Expiries
 from relay.pki.forwarded_enrolments import ForwardedEnrolments
-from relay.pki.join_tokens import JoinTokens
 from relay.pki.leaf_issuer import ForwardedLeaves, OwnLeaves
 from relay.pki.renewals import Renewals
-from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
-from relay.pki.shared_join_token_uses import SharedJoinTokenUses
-from relay.pki.shared_leaves import SharedLeaves
-from relay.pki.shared_revocations import SharedRevocations
 from relay.pki.tls_contexts import RelayTls
 from relay.routing.authority_port import AnsweringAuthority, AuthorityAction, AuthorityLink
-from relay.shared_ledger import SharedLedger
+from relay.state.join_tokens import JoinTokens
 from schemas.error_roots import OperatorError
 from schemas.health import Loop
 
@@ -45,7 +40,6 @@ class PkiPart(Part):
         elsewhere: asks the relay that has the key; unused where this one has it.
         join_tokens: the tokens that nodes enrol with, where the key is.
         counted_uses: has their uses counted in the fleet; unused without a cluster.
-        shared_ledgers: what all relays of a fleet have in common of the CA and these tokens.
     """
 
     authority: CertificateAuthority
@@ -58,7 +52,6 @@ class PkiPart(Part):
     elsewhere: AuthorityLink
     join_tokens: JoinTokens
     counted_uses: CountedUses
-    shared_ledgers: tuple[SharedLedger, ...]
 
     async def run(self) -> None:
         """Keep the served certificate fresh until cancelled."""
@@ -157,11 +150,4 @@ def assemble(
         elsewhere=elsewhere,
         join_tokens=join_tokens,
         counted_uses=counted_uses,
-        # Revocations first: there are thousands of leaves.
-        shared_ledgers=(
-            SharedRevocations(authority.ledger, now_ms),
-            SharedJoinTokenRevocations(join_tokens, now_ms),
-            SharedJoinTokenUses(join_tokens, now_ms, issues=authority.can_issue()),
-            SharedLeaves(authority.ledger, now_ms, issues=authority.can_issue()),
-        ),
     )

@@ -24,9 +24,9 @@ from relay.pki.errors import (
     UnknownTargetError,
 )
 from relay.pki.issuing import Issuing, Signer, read_request
-from relay.pki.records import CaRecords, IssuedLeaf, in_use, revocations, rotation
 from relay.pki.roots import ED25519, RootFiles, end_of_overlap
 from relay.pki.server_authority import EndorsedRoots, ServerAuthority
+from relay.state.certificates import CaRecords, IssuedLeaf, revocations, rotation
 from schemas.endorsement import endorse, endorse_servers, endorse_token_key
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory
@@ -36,6 +36,8 @@ from schemas.node_ids import new_node_id
 from schemas.text import printable
 
 _SEED_BYTES = 32
+# More than answers that were lost on the way can explain; each is an entry that stays.
+_MAX_LEAVES = 32
 
 
 class CertificateAuthority:
@@ -179,7 +181,7 @@ class CertificateAuthority:
         node_id, public_key = read_request(csr_pem)
         with self.ledger.locked() as records:
             if records.existed(node_id):
-                held = in_use(records, node_id, self._now_ms())
+                held = _in_use(records, node_id, self._now_ms())
                 if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
                     raise IdTakenError(f"{node_id} has a certificate")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key, join_id)
@@ -194,7 +196,7 @@ class CertificateAuthority:
         """
         asked_id, public_key = read_request(csr_pem)
         with self.ledger.locked() as records:
-            held = in_use(records, node_id, self._now_ms())
+            held = _in_use(records, node_id, self._now_ms())
             if (asked_id, public_key) != (node_id, held.public_key):
                 raise CertificateRefusedError(f"the request is not for {node_id} with the key that it has")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, held.tenant, public_key)
@@ -289,3 +291,20 @@ class CertificateAuthority:
 
 def _kid(root_pem: str) -> str:
     return kid_of(first_certificate_in(root_pem))
+
+
+def _in_use(records: CaRecords, node_id: str, now_ms: int) -> IssuedLeaf:
+    """Return the leaf of the node that another may follow.
+
+    Raises:
+        IdTakenError: none is in force.
+        CertificateRefusedError: there are so many that something is wrong.
+    """
+    held = [leaf for leaf in records.unrevoked(node_id) if leaf.not_after_ms > now_ms]
+    if not held:
+        raise IdTakenError(f"{node_id} has no certificate in force: only the operator can issue it again")
+    if len(held) >= _MAX_LEAVES:
+        raise CertificateRefusedError(
+            f"{node_id} has {len(held)} certificates in force: revoke them by their kid"
+        )
+    return held[-1]

@@ -15,9 +15,9 @@ from relay.pki.enrolments import EnrolmentRefusedError, EnrolmentService
 from relay.pki.environment import PkiEnvironment
 from relay.pki.errors import AuthorityError
 from relay.pki.own_certificate import issue_for_another_relay
-from relay.pki.records import IssuedLeaf
 from relay.pki.renewals import Renewals
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
+from relay.state.certificates import IssuedLeaf
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
 from schemas.identity import first_certificate_in, kid_of

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from relay.ledger import Entry, Ledger, LedgerError
 from relay.pki.errors import AuthorityStateError
-from relay.pki.records import CaRecords
+from relay.state.certificates import CaRecords
+from relay.state.ledger import Ledger, LedgerError
 
 
-class CaLedger:
+class CaLedger(Ledger[CaRecords]):
     """The ledger of the CA in ``directory``. ``check_root`` raises where there is no root.
 
     Everything raises AuthorityStateError if the CA is missing, or a file of it is damaged. Locking waits for
@@ -20,28 +20,18 @@ class CaLedger:
     """
 
     def __init__(self, directory: Path, check_root: Callable[[], object]) -> None:
-        self._ledger = Ledger(directory / "ledger.jsonl", CaRecords())
+        super().__init__(directory / "ledger.jsonl", CaRecords())
         self._check_root = check_root
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._ledger.path
-
-    @property
-    def stamp(self) -> tuple[int, int, int]:
-        """What differs after every append: a cheap check for changes."""
-        return self._ledger.stamp
 
     def made(self) -> AbstractContextManager[CaRecords]:
         """Lock the ledger of a CA that is being made."""
-        return self._ledger.locked()
+        return super().locked()
 
     def read(self) -> CaRecords:
         """Return what it holds now."""
         self._check_there()
         try:
-            return self._ledger.read()
+            return super().read()
         except LedgerError as error:
             raise AuthorityStateError(str(error)) from None
 
@@ -50,17 +40,13 @@ class CaLedger:
         """Lock it: two issues at once must not both find an id free."""
         self._check_there()
         try:
-            with self._ledger.locked() as records:
+            with super().locked() as records:
                 yield records
         except LedgerError as error:
             raise AuthorityStateError(str(error)) from None
 
-    def append(self, *entries: Entry) -> None:
-        """Add ``entries``, as ``relay.ledger`` describes. Only while it is locked."""
-        self._ledger.append(*entries)
-
     def _check_there(self) -> None:
         self._check_root()
-        if not self._ledger.path.exists():
+        if not self.path.exists():
             # A new, empty one would hold no revocation.
-            raise AuthorityStateError(f"{self._ledger.path} is missing: restore it from a backup")
+            raise AuthorityStateError(f"{self.path} is missing: restore it from a backup")

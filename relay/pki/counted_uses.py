@@ -8,9 +8,8 @@ Must not judge a proof.
 import asyncio
 
 from relay.pki.enrolments import NotCountedError
-from relay.pki.join_tokens import JoinRefusedError, JoinTokens
-from relay.pki.shared_join_token_uses import SharedJoinTokenUses
-from relay.shared_ledger import NotShared, Sharing
+from relay.state.join_tokens import JoinRefusedError, JoinTokens
+from relay.state.sharer import NotShared, Sharing
 
 TIMEOUT_S = 4.0
 """How long an enrolment waits for it; one that another relay has forwarded ends there after 6 s."""
@@ -34,7 +33,7 @@ class CountedUses:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while not await asyncio.to_thread(self._is_counted, join_id, node_id):
-                    self._sharing.changed(SharedJoinTokenUses.kind)
+                    self._sharing.changed("join_token_use")
                     await self._sharing.written(_POLL_S)
         except TimeoutError:
             raise NotCountedError("the use of the join token is not counted: NATS does not answer") from None

@@ -14,9 +14,8 @@ from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalEvent
 from relay.pki.environment import PkiEnvironment
 from relay.pki.errors import AuthorityError, IdTakenError
-from relay.pki.join_grants import JoinGrant
-from relay.pki.join_tokens import JoinRefusedError, JoinTokens
 from relay.routing.authority_port import AWAY_RETRY_MS
+from relay.state.join_tokens import JoinGrant, JoinRefusedError, JoinTokens
 from schemas.addresses import BrokerAddress
 from schemas.certificates import IdentityError, IdentityReason, read_csr
 from schemas.enrolment import NODE, RELAY, EnrolAnswer, EnrolRequest, EnrolResponse, is_proven, proof_of

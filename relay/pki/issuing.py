@@ -27,7 +27,7 @@ from relay.pki.errors import (
     CertificateRefusedError,
     MalformedNameError,
 )
-from relay.pki.records import IssuedLeaf, IssuedServer
+from relay.state.certificates import IssuedLeaf, IssuedServer
 from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
 from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.identity import first_certificate_in, kid_of

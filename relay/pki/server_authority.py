@@ -24,9 +24,9 @@ from nacl.signing import SigningKey
 from relay.pki.ca_ledger import CaLedger
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError
 from relay.pki.issuing import Issuing, Signer
-from relay.pki.records import rotation
 from relay.pki.roots import P256, RootFiles, end_of_overlap
 from relay.pki.server_keys import make_server_key
+from relay.state.certificates import rotation
 from schemas.files import read_state, write_atomic
 from schemas.identity import CertificateFormatError, certificates_in, to_pem
 

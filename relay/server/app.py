@@ -5,13 +5,11 @@ contain behaviour of its own.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
-from relay.auth.watched_keys import WatchedKeys
-from relay.auth.watched_tokens import WatchedTokens
 from relay.broker import assembly as broker_assembly
 from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
@@ -19,23 +17,35 @@ from relay.config import RelayConfig
 from relay.environment import RelayEnvironment
 from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import FleetTrust
-from relay.fleet.name_ledger import NameLedger
-from relay.fleet.watched_names import WatchedNames
 from relay.http import assembly as http_assembly
 from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
-from relay.pki.watched_join_tokens import WatchedJoinTokens
 from relay.server.clustered import joined
 from relay.server.decision_records import DecisionRecords
-from relay.server.descriptor_reserve import DescriptorReserve
+from relay.server.decisions import (
+    LeafDecisions,
+    NameDecisions,
+    all_applied,
+    token_decisions,
+    token_key_decisions,
+)
 from relay.server.follow_ups import FollowUps
-from relay.server.ledger_freshness import SOURCES, Freshness
-from relay.server.trust_watcher import TrustWatcher
-from relay.server.watched_leaves import WatchedLeaves
 from relay.sessions import assembly as sessions_assembly
-from relay.shared_ledger import Sharing
+from relay.state.kinds import (
+    CERTIFICATES,
+    JOIN_TOKENS,
+    NODE_NAMES,
+    REVOKED_TOKENS,
+    VERIFYING_KEYS,
+    shared_ledgers,
+    watched_names,
+)
+from relay.state.merging import Merging, SharedLedger
+from relay.state.names import NameLedger
+from relay.state.sharer import Sharing
+from relay.state.watcher import SHARED, DescriptorReserve, Freshness, Watcher
 from relay.telemetry import assembly as telemetry_assembly
 from relay.views import assembly as views_assembly
 from schemas.health import Health, Loop, endless
@@ -53,7 +63,7 @@ class Relay:
 
     def __init__(self, environment: RelayEnvironment) -> None:
         self._clock = environment.clock
-        self._freshness = Freshness(SOURCES, environment.monotonic)
+        self._freshness = Freshness((*watched_names(), SHARED), environment.monotonic)
         environment.metrics.watch_health(self.health)
         authority = pki_assembly.open_authority(environment)
         name_ledger = NameLedger(environment.config.state.node_names, environment.now_ms)
@@ -74,7 +84,7 @@ class Relay:
         environment = replace(environment, log=with_labels(environment.log, self.fleet.fleet.names.label_of))
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
         reserve = DescriptorReserve()
-        ledgers = (*self.auth.shared_ledgers, *self.pki.shared_ledgers, *self.fleet.shared_ledgers)
+        ledgers = self._shared_ledgers(environment)
         cluster = joined(environment, self.sessions, self.fleet.fleet, self.pki, ledgers, reserve)
         self.cluster = cluster.part
         self.telemetry = telemetry_assembly.assemble(
@@ -115,6 +125,7 @@ class Relay:
             self.caller_tools.streams,
             cluster.relay_of,
         )
+        self.follow_ups = self._follow_ups(environment)
         self.watcher = self._watcher(environment, reserve, cluster.sharing)
         self.watcher.begin()
         self.http = http_assembly.assemble(
@@ -167,7 +178,7 @@ class Relay:
     def loops(self) -> Mapping[str, Loop]:
         """Return the loops without whose progress the relay should be restarted, by subsystem."""
         parts = {name: loop for part in self.parts for name, loop in part.loops().items()}
-        return parts | {"decisions": self.watcher.loop, "follow-ups": self.watcher.follow_ups.loop}
+        return parts | {"decisions": self.watcher.loop, "follow-ups": self.follow_ups.loop}
 
     def apply(self, config: RelayConfig) -> None:
         """Take from ``config`` what can be changed while the relay runs."""
@@ -181,6 +192,7 @@ class Relay:
             for part in self.parts:
                 tasks.create_task(endless(type(part).__name__, part.run()))
             tasks.create_task(endless("decisions", self.watcher.run()))
+            tasks.create_task(endless("follow-ups", self.follow_ups.run()))
 
     async def drain(self) -> None:
         """Wait for the calls in flight, and answer those that last too long."""
@@ -191,21 +203,41 @@ class Relay:
         for part in reversed(self.parts):
             await part.close()
 
+    def _shared_ledgers(self, environment: RelayEnvironment) -> Sequence[SharedLedger]:
+        """Return what all relays of a fleet must know of the operator's decisions."""
+        auth, pki = self.auth, self.pki
+        merging = Merging(
+            environment.now_ms,
+            environment.log,
+            issues=pki.authority.can_issue(),
+            is_endorsed={"token_key": auth.token_keys.is_endorsed},
+            refused=lambda kind: environment.metrics.cluster_entries.labels(kind, "not_endorsed").inc(),
+        )
+        return shared_ledgers(
+            {
+                CERTIFICATES: pki.authority.ledger,
+                REVOKED_TOKENS: auth.revoked_tokens.ledger,
+                JOIN_TOKENS: pki.join_tokens.ledger,
+                VERIFYING_KEYS: auth.token_keys.ledger,
+                NODE_NAMES: self.fleet.name_ledger.ledger,
+            },
+            merging,
+        )
+
     def _watcher(
         self, environment: RelayEnvironment, reserve: DescriptorReserve, sharing: Sharing
-    ) -> TrustWatcher:
-        """Return what applies the operator's decisions, and runs their follow-ups."""
+    ) -> Watcher:
+        """Return what applies the operator's decisions."""
         log, fleet = environment.log, self.fleet.fleet
         records = DecisionRecords(self.audit.log, log)
-        follow_ups = self._follow_ups(environment)
-        names = WatchedNames(self.fleet.name_ledger, fleet, log)
-        leaves = WatchedLeaves(
+        names = NameDecisions(self.fleet.name_ledger, fleet, log)
+        leaves = LeafDecisions(
             self.pki.authority,
             fleet=fleet,
             sessions=self.sessions.node_sessions,
             notifier=self.fleet.notifier,
             retire=names.retire,
-            due=follow_ups.due,
+            due=self.follow_ups.due,
             record=records.add,
             log=log,
         )
@@ -215,20 +247,20 @@ class Relay:
             self.telemetry.hub.revoke,
             self.mcp.endpoint.revoke,
         ]
-        return TrustWatcher(
-            [
+        auth = self.auth
+        return Watcher(
+            all_applied(
                 leaves,
-                WatchedTokens(self.auth.revoked_tokens, revoke, records.add, log),
-                WatchedJoinTokens(self.pki.join_tokens),
-                WatchedKeys(
-                    self.auth.token_keys, self.auth.accepted_keys, lambda: fleet.trust.roots, records.add
+                token_decisions(auth.revoked_tokens, revoke, records.add, log),
+                lambda: self.pki.join_tokens.ledger.stamp,
+                token_key_decisions(
+                    auth.token_keys, auth.accepted_keys, lambda: fleet.trust.roots, records.add
                 ),
                 names,
-            ],
+            ),
             freshness=self._freshness,
             sharing=sharing,
             reserve=reserve,
-            follow_ups=follow_ups,
             after_poll=[self.sessions.node_sessions.end_expired, records.write],
             log=log,
         )

@@ -11,10 +11,10 @@ from relay.part import Part
 from relay.pki.assembly import PkiPart
 from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames, NodeRouter
-from relay.server.descriptor_reserve import DescriptorReserve
-from relay.server.ledger_threads import LedgerThreads
 from relay.sessions.assembly import SessionsPart
-from relay.shared_ledger import NotShared, SharedLedger, Sharing
+from relay.state.merging import SharedLedger
+from relay.state.sharer import NotShared, Sharing
+from relay.state.watcher import DescriptorReserve, LedgerThreads
 from schemas.error_roots import OperatorError
 
 

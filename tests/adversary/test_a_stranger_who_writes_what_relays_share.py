@@ -15,10 +15,10 @@ from nats.js import JetStreamContext
 
 from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import Authenticator, TokenIssuer
-from relay.auth.token_keys import TokenKeys, key_of
 from relay.pki.authority import CertificateAuthority
 from relay.pki.counted_uses import CountedUses
 from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusedError
+from relay.state.token_keys import TokenKeys, key_of
 from schemas.addresses import mcp_url
 from schemas.certificates import make_csr
 from schemas.enrolment import NODE, JoinToken, proven

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 from starlette.applications import Starlette
 
-from relay.fleet.name_ledger import NameLedger
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentInfo
-from relay.pki.join_tokens import JoinTokens
+from relay.state.join_tokens import JoinTokens
+from relay.state.names import NameLedger
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr
 from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, NODE, proven

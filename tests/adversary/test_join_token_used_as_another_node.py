@@ -14,11 +14,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from relay.fleet.name_ledger import NameLedger
 from relay.http.routes import make_routes
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentInfo
-from relay.pki.join_tokens import JoinTokens
+from relay.state.join_tokens import JoinTokens
+from relay.state.names import NameLedger
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import NODE, JoinToken, proven

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.fleet.name_ledger import NameLedger
-from relay.fleet.name_rules import MAX_LABEL, NameRuleError, check_label, id_prefix_of
 from relay.fleet.tools import Projector
-from relay.ledger import LedgerError
+from relay.state.ledger import LedgerError
+from relay.state.name_rules import MAX_LABEL, NameRuleError, check_label, id_prefix_of
+from relay.state.names import NameLedger
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock

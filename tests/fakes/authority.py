@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from relay.fleet.name_ledger import NameLedger
 from relay.pki.authority import CertificateAuthority
 from relay.pki.authority_service import AuthorityService
 from relay.pki.enrolments import EnrolmentInfo
-from relay.pki.join_tokens import JoinTokens
 from relay.pki.leaf_issuer import OwnLeaves
 from relay.pki.renewals import Renewals
+from relay.state.join_tokens import JoinTokens
+from relay.state.names import NameLedger
 from schemas.certificates import make_csr, verify_leaf
 from schemas.identity import Identity
 from tests.fakes.enrolling import KEY, enrolments_of, environment_of

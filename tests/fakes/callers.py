@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from relay.auth.agent_tokens import Principal, key_id
+from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
+from relay.state.token_keys import key_id
 from schemas.keys import from_base64url
 from tests.fakes.signer import key_named
 

@@ -26,7 +26,7 @@ from relay.routing.port import (
     LocalRouter,
     NodeRef,
 )
-from relay.shared_ledger import SharedLedger
+from relay.state.merging import SharedLedger
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 from schemas.registry import SchemaRegistry

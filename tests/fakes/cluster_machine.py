@@ -7,20 +7,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relay.auth.revoked_tokens import RevokedTokens
-from relay.auth.shared_revocations import SharedTokenRevocations
-from relay.auth.shared_token_keys import SharedTokenKeys
-from relay.auth.token_keys import TokenKeys
 from relay.config import ClusterConfig
-from relay.fleet.name_ledger import NameLedger
-from relay.fleet.shared_names import SharedNames
 from relay.pki.authority import CertificateAuthority
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
-from relay.pki.shared_join_token_uses import SharedJoinTokenUses
-from relay.pki.shared_leaves import SharedLeaves
-from relay.pki.shared_revocations import SharedRevocations
-from relay.shared_ledger import SharedLedger
+from relay.state.join_tokens import JoinTokens
+from relay.state.kinds import (
+    CERTIFICATES,
+    JOIN_TOKENS,
+    NODE_NAMES,
+    REVOKED_TOKENS,
+    VERIFYING_KEYS,
+    shared_ledgers,
+)
+from relay.state.merging import Merging, SharedLedger
+from relay.state.names import NameLedger
+from relay.state.token_keys import TokenKeys
+from relay.state.tokens import RevokedTokens
 from schemas.certificates import make_csr
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.logs import make_logger
@@ -87,17 +88,25 @@ class Machine:
     @property
     def ledgers(self) -> Sequence[SharedLedger]:
         """What it shares."""
-        return (
-            SharedRevocations(self.ca.ledger, self.clock),
-            SharedTokenRevocations(self.tokens),
-            SharedTokenKeys(self.keys, self._count_refused, make_logger("relay", self.lines)),
-            SharedJoinTokenRevocations(self.join_tokens, self.clock),
-            SharedJoinTokenUses(self.join_tokens, self.clock, issues=self.issues),
-            SharedLeaves(self.ca.ledger, self.clock, issues=self.issues),
-            SharedNames(self.names, make_logger("relay", LogLines())),
+        merging = Merging(
+            self.clock,
+            make_logger("relay", self.lines),
+            issues=self.issues,
+            is_endorsed={"token_key": self.keys.is_endorsed},
+            refused=self._count_refused,
+        )
+        return shared_ledgers(
+            {
+                CERTIFICATES: self.ca.ledger,
+                REVOKED_TOKENS: self.tokens.ledger,
+                VERIFYING_KEYS: self.keys.ledger,
+                JOIN_TOKENS: self.join_tokens.ledger,
+                NODE_NAMES: self.names.ledger,
+            },
+            merging,
         )
 
-    def _count_refused(self) -> None:
+    def _count_refused(self, _kind: str) -> None:
         self.refused += 1
 
     @asynccontextmanager

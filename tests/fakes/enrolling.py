@@ -8,13 +8,13 @@ from typing import Any
 import httpx2
 from nacl.signing import SigningKey
 
-from relay.fleet.name_ledger import NameLedger
 from relay.http.routes import make_routes
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
 from relay.pki.enrolments import CountUse, EnrolmentInfo, Enrolments, NameNode
 from relay.pki.environment import PkiEnvironment
-from relay.pki.join_tokens import JoinTokens
+from relay.state.join_tokens import JoinTokens
+from relay.state.names import NameLedger
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr
 from schemas.enrolment import NODE, JoinToken, proven

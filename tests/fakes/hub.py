@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.allowance import Allowance
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
-from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
+from relay.auth.agent_tokens import Authenticator, TokenIssuer
 from relay.caller_tools.assembly import build as caller_tools
 from relay.caller_tools.forwarded_calls import tag_of
 from relay.caller_tools.limits import Timeouts
@@ -56,7 +56,6 @@ from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
 from relay.routing.peers import Peers
 from relay.routing.port import LocalRouter, NodeFrames
-from relay.server.ledger_freshness import SOURCES, Freshness
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connect_queue import ConnectQueue
@@ -64,6 +63,9 @@ from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
+from relay.state.kinds import watched_names
+from relay.state.token_keys import key_id
+from relay.state.watcher import SHARED, Freshness
 from relay.telemetry.fleet_reading import FleetReading
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
@@ -152,8 +154,8 @@ class Hub:
         self.audit = AuditLog(self.audit_file, self.clock)
         self.seconds = Seconds()
         self.refusals = RefusalCounter(self.audit, self.log, self.seconds)
-        self.freshness = Freshness(SOURCES, self.seconds)
-        for source in SOURCES:
+        self.freshness = Freshness((*watched_names(), SHARED), self.seconds)
+        for source in (*watched_names(), SHARED):
             self.freshness.read(source)
         kinds = self.kinds = kinds or SHIPPED_KINDS
         self.fleet = fleet_type(

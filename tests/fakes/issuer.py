@@ -12,9 +12,10 @@ from typing import Any
 
 from nacl.signing import SigningKey
 
-from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id
+from relay.auth.agent_tokens import Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.observability.metrics import Metrics
+from relay.state.token_keys import key_id
 from schemas.keys import base64url
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry

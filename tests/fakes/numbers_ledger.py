@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.ledger import Entry, Ledger
+from relay.state.ledger import Entry, Ledger
 
 
 class Numbers:

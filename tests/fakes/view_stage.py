@@ -7,9 +7,9 @@ from zlib import crc32
 from relay.allowance import Allowance
 from relay.calls.call_record import CallAnswer
 from relay.config import PER_AGENT
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.routing.port import LocalRouter
+from relay.state.names import NodeName
 from tests.fakes.callers import call_of
 from tests.fakes.hub import READ_ONLY, Hub
 from tests.fakes.routers import ScriptedRouter

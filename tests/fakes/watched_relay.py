@@ -13,21 +13,22 @@ from starlette.routing import WebSocketRoute
 
 from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.permissions import Rights
-from relay.auth.revoked_tokens import RevokedTokens
-from relay.auth.token_keys import TokenKeys
-from relay.auth.watched_keys import WatchedKeys
-from relay.auth.watched_tokens import WatchedTokens
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.fleet.name_ledger import NameLedger
-from relay.fleet.watched_names import WatchedNames
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.watched_join_tokens import WatchedJoinTokens
 from relay.server.decision_records import DecisionRecords
-from relay.server.descriptor_reserve import DescriptorReserve
+from relay.server.decisions import (
+    LeafDecisions,
+    NameDecisions,
+    all_applied,
+    token_decisions,
+    token_key_decisions,
+)
 from relay.server.follow_ups import Follow, FollowUps
-from relay.server.trust_watcher import TrustWatcher
-from relay.server.watched_leaves import WatchedLeaves
+from relay.state.join_tokens import JoinTokens
+from relay.state.names import NameLedger
+from relay.state.token_keys import TokenKeys
+from relay.state.tokens import RevokedTokens
+from relay.state.watcher import DescriptorReserve, Watcher
 from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
 from schemas.frames import FrameReader
@@ -84,12 +85,12 @@ class Stage:
         if server is not None:
             server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self.sessions.serve)])
 
-    def watching(self, *follows: Follow, interval_s: float = 1000) -> TrustWatcher:
+    def watching(self, *follows: Follow, interval_s: float = 1000) -> Watcher:
         self.follow_ups = FollowUps([self._follow, *follows], retry_s=1000)
         hub = self.hub
         records = DecisionRecords(hub.audit, hub.log)
-        names = WatchedNames(NameLedger(self.directory / "node_names.jsonl", hub.clock), hub.fleet, hub.log)
-        leaves = WatchedLeaves(
+        names = NameDecisions(NameLedger(self.directory / "node_names.jsonl", hub.clock), hub.fleet, hub.log)
+        leaves = LeafDecisions(
             self.real.ca,
             fleet=hub.fleet,
             sessions=self.sessions,
@@ -99,19 +100,18 @@ class Stage:
             record=records.add,
             log=hub.log,
         )
-        tokens = WatchedTokens(
+        tokens = token_decisions(
             RevokedTokens(self.directory / "revoked_tokens.jsonl"),
             [hub.authenticator.revoke, self.gateway.revoke],
             records.add,
             hub.log,
         )
-        keys = WatchedKeys(self.keys, self.accepted, lambda: hub.fleet.trust.roots, records.add)
-        return TrustWatcher(
-            [leaves, tokens, WatchedJoinTokens(self.join_tokens), keys, names],
+        keys = token_key_decisions(self.keys, self.accepted, lambda: hub.fleet.trust.roots, records.add)
+        return Watcher(
+            all_applied(leaves, tokens, lambda: self.join_tokens.ledger.stamp, keys, names),
             freshness=hub.freshness,
             sharing=self.sharing,
             reserve=self.reserve,
-            follow_ups=self.follow_ups,
             after_poll=[self.sessions.end_expired, records.write],
             log=hub.log,
             interval_s=interval_s,

@@ -31,7 +31,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.tls_contexts import RelayTls
 from relay.server.follow_ups import FollowUps
 from relay.server.serving import run_relay
-from relay.server.trust_watcher import TrustWatcher
+from relay.state.watcher import Watcher
 from relay.telemetry.hub import TelemetryHub
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.faults import FailedError
@@ -57,7 +57,7 @@ async def returns(*_: object) -> None:
         (TelemetryHub, "TelemetryPart"),
         (Canaries, "CallsPart"),
         (Expiry, "CallerToolsPart"),
-        (TrustWatcher, "decisions"),
+        (Watcher, "decisions"),
         (FollowUps, "follow-ups"),
         (Acceptor, "listener"),
         (ServiceManager, "service manager"),

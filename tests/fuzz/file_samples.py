@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from relay.audit.chain import GENESIS, line_hash, opening
-from relay.pki.records import IssuedLeaf, IssuedServer, revocations, rotation
+from relay.state.certificates import IssuedLeaf, IssuedServer, revocations, rotation
 from schemas.keys import base64url
 from tests.fakes.kind_package import INPUT, OUTPUT, ROW
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT

@@ -17,17 +17,17 @@ from kubelet.settings import KUBELET
 from relay.audit.chain import end_of_chain
 from relay.audit.verified_head import VerifiedHeadError, read_verified_head
 from relay.audit.verify import verify
-from relay.auth.revoked_tokens import RevokedTokens
 from relay.backup.archive import ArchiveError, pack, unpack
 from relay.connect import json_servers, toml_servers
 from relay.connect.errors import UnreadableConfigError
-from relay.fleet.name_ledger import NameLedger
 from relay.kept_settings import KeptSettingsError, read_kept, write_kept
-from relay.ledger import Ledger, LedgerError
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.records import CaRecords
 from relay.remote_tools.pins import Pins, PinsError
 from relay.settings import RELAY
+from relay.state.certificates import CaRecords
+from relay.state.join_tokens import JoinTokens
+from relay.state.ledger import Ledger, LedgerError
+from relay.state.names import NameLedger
+from relay.state.tokens import RevokedTokens
 from schemas.error_roots import ConfigError
 from schemas.kind_packages import KindPackageError, read_kind
 from schemas.process.logs import make_logger

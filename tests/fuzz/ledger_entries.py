@@ -9,30 +9,23 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from nats.aio.msg import Msg
 
-from relay.auth.revoked_tokens import RevokedTokens
-from relay.auth.shared_revocations import SharedTokenRevocations
-from relay.auth.shared_token_keys import SharedTokenKeys
-from relay.auth.token_keys import TokenKey, TokenKeys, key_of
-from relay.cluster.ledger_stream import LedgerStream, NotUnderstoodError
-from relay.fleet.name_ledger import NameLedger
-from relay.fleet.shared_names import SharedNames
+from relay.cluster.ledger_stream import LedgerStream
 from relay.pki.ca_ledger import CaLedger
-from relay.pki.join_grants import digest_of
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
-from relay.pki.shared_join_token_uses import SharedJoinTokenUses
-from relay.pki.shared_leaves import SharedLeaves
-from relay.pki.shared_revocations import SharedRevocations
-from relay.shared_ledger import SharedLedger
+from relay.state.join_tokens import JoinTokens, digest_of
+from relay.state.merging import SharedLedger
+from relay.state.names import NameLedger
+from relay.state.sharer import NotUnderstoodError
+from relay.state.token_keys import TokenKey, TokenKeys, key_of
+from relay.state.tokens import RevokedTokens
 from schemas.canonical import jcs
 from schemas.endorsement import endorse_token_key
 from schemas.files import PRIVATE
 from schemas.identity import first_certificate_in, kid_of
-from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.hostile_texts import is_clean
 from tests.fakes.lines import LogLines
+from tests.fakes.shared import shared
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, SimulatedCa, key_named
 from tests.fuzz.live import check_log
 from tests.fuzz.scratch import directory
@@ -79,33 +72,33 @@ def ledger_entry(data: bytes) -> None:
         assert is_clean(text)
         return
     arrived, known = {read.key: read.entry}, frozenset({read.key})
-    read.ledger.settle(arrived, known)
+    (ledger,) = [each for each in _ledgers(lines) if each.kind == read.kind]
+    ledger.settle(arrived, known)
     written = _files()
-    read.ledger.settle(arrived, known)
+    ledger.settle(arrived, known)
     assert _files() == written
     again = {ledger.kind: ledger.settle({}, frozenset()) for ledger in _ledgers(lines)}  # as after a restart
-    if isinstance(read.ledger, SharedTokenKeys):
-        assert again[read.ledger.kind].keys() == (known if read.entry == _TOKEN_KEY else set())
-    if isinstance(read.ledger, SharedJoinTokenUses):
+    if read.kind == "token_key":
+        assert again[read.kind].keys() == (known if read.entry == _TOKEN_KEY else set())
+    if read.kind == "join_token_use":
         counts = read.entry["token"] == _JOIN_DIGEST and read.entry["use"] <= _USES
-        assert again[read.ledger.kind].keys() == (known if counts else set())
-    if isinstance(read.ledger, SharedRevocations | SharedTokenRevocations | SharedJoinTokenRevocations):
-        assert again[read.ledger.kind].keys() == known
+        assert again[read.kind].keys() == (known if counts else set())
+    if read.kind in {"revocation", "token_revocation", "join_token_revocation"}:
+        assert again[read.kind].keys() == known
     check_log(lines)
 
 
 def _ledgers(lines: LogLines) -> tuple[SharedLedger, ...]:
     path = directory() / "shared"
-    log = make_logger("relay", lines)
-    issued = CaLedger(path, lambda: None)
+    issued, keys, joins = CaLedger(path, lambda: None), TokenKeys(path / "keys", _CA, _now_ms), _join_tokens()
     return (
-        SharedRevocations(issued, _now_ms),
-        SharedTokenRevocations(RevokedTokens(path / "revoked")),
-        SharedTokenKeys(TokenKeys(path / "keys", _CA, _now_ms), lambda: None, log),
-        SharedJoinTokenRevocations(_join_tokens(), _now_ms),
-        SharedJoinTokenUses(_join_tokens(), _now_ms, issues=True),
-        SharedLeaves(issued, _now_ms, issues=False),
-        SharedNames(NameLedger(path / "names", lambda: NOW_MS), log),
+        shared("revocation", issued),
+        shared("token_revocation", RevokedTokens(path / "revoked").ledger),
+        shared("token_key", keys.ledger, is_endorsed=keys.is_endorsed, lines=lines),
+        shared("join_token_revocation", joins.ledger),
+        shared("join_token_use", joins.ledger, issues=True),
+        shared("leaf", issued),
+        shared("name", NameLedger(path / "names", _now_ms).ledger, lines=lines),
     )
 
 

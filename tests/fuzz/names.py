@@ -5,8 +5,12 @@ from typing import Final
 
 from relay.calls.envelope import Call
 from relay.fleet.fleet import Fleet
-from relay.fleet.name_ledger import NodeName
-from relay.fleet.name_rules import (
+from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.tools import Position
+from relay.mcp_api.fleet_resources import FleetResources, ResourceQueryError
+from relay.mcp_api.paging import CursorError, ToolEntry, page_of
+from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader
+from relay.state.name_rules import (
     MAX_LABEL,
     MAX_TAGS,
     NameRuleError,
@@ -15,11 +19,7 @@ from relay.fleet.name_rules import (
     id_prefix_of,
     node_id_of,
 )
-from relay.fleet.node_names import UnknownNodeError
-from relay.fleet.tools import Position
-from relay.mcp_api.fleet_resources import FleetResources, ResourceQueryError
-from relay.mcp_api.paging import CursorError, ToolEntry, page_of
-from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader
+from relay.state.names import NodeName
 from relay.telemetry.reading import TelemetryQueryError, TelemetryResource
 from schemas import projection, topics
 from schemas.addresses import (

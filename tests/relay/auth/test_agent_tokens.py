@@ -9,8 +9,8 @@ import pytest_asyncio
 from nacl.signing import SigningKey
 
 from relay.auth.accepted_keys import AcceptedKeys
-from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, TokenOptionError, key_id
-from relay.auth.token_keys import AcceptedKey
+from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, TokenOptionError
+from relay.state.token_keys import AcceptedKey, key_id
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token

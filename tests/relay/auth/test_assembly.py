@@ -11,12 +11,13 @@ import pytest
 import pytest_asyncio
 from nacl.signing import SigningKey
 
-from relay.auth.agent_tokens import TokenIssuer, key_id
+from relay.auth.agent_tokens import TokenIssuer
 from relay.auth.assembly import AuthPart, assemble
 from relay.config import ClusterConfig, ExternalIssuerConfig
 from relay.environment import RelayEnvironment
 from relay.key_files import load_or_create_key, read_key
 from relay.pki.authority import CertificateAuthority
+from relay.state.token_keys import key_id
 from schemas.addresses import mcp_url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError

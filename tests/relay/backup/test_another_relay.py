@@ -7,19 +7,18 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 
-from relay.auth.agent_tokens import key_id
-from relay.auth.token_keys import TokenKeys
 from relay.backup.another_relay import save_for_another_relay
 from relay.backup.archive import pack, unpack
 from relay.backup.state import RestoreError, restore, save
 from relay.config import StateFiles
-from relay.fleet.name_ledger import NameLedger
 from relay.kept_settings import KeptSettings, read_kept
 from relay.key_files import load_or_create_key, read_key
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityStateError
-from relay.pki.join_tokens import JoinTokens
 from relay.pki.own_certificate import issued_by
+from relay.state.join_tokens import JoinTokens
+from relay.state.names import NameLedger
+from relay.state.token_keys import TokenKeys, key_id
 from schemas.certificates import make_csr
 from schemas.endorsement import are_endorsed
 from schemas.files import make_private_directory, write_atomic

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from relay.auth.revoked_tokens import RevokedTokens
 from relay.backup.archive import ArchiveError, pack
 from relay.backup.state import RestoreError, restore, save, write_new
 from relay.config import StateFiles
-from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError
-from relay.pki.join_tokens import JoinTokens
+from relay.state.join_tokens import JoinTokens
+from relay.state.names import NameLedger
+from relay.state.tokens import RevokedTokens
 from schemas.certificates import make_csr
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
 from schemas.process.logs import make_logger

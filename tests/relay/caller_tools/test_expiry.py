@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from relay.caller_tools import expiry as module
-from relay.server.ledger_freshness import SOURCES
+from relay.state.kinds import watched_names
+from relay.state.watcher import SHARED
 from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.polling import until
@@ -12,7 +13,7 @@ from tests.fakes.polling import until
 def sweep(stage: CallerStage, after_s: float) -> None:
     """Let time pass, and sweep."""
     stage.hub.seconds.now += after_s
-    for source in SOURCES:
+    for source in (*watched_names(), SHARED):
         stage.hub.freshness.read(source)
     stage.hub.caller_tools.expiry.sweep_requests()
     stage.hub.caller_tools.expiry.sweep_sessions()

@@ -1,8 +1,8 @@
 import pytest
 
 from relay.caller_tools.nodes import Nodes
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import WHOLE_FLEET, Selection
+from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError
 from tests.fakes.caller_stage import CallerStage
 from tests.fakes.signer import TENANT

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from relay.calls.gateway import CallGateway
-from relay.fleet.name_ledger import NodeName
 from relay.routing.port import Command
+from relay.state.names import NodeName
 from schemas.errors import Failure
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from relay.fleet.name_ledger import NodeName
+from relay.state.names import NodeName
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.keys import private_key_to_pem
 from tests.fakes.callers import TOKEN_KEY

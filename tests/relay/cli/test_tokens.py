@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.auth.agent_tokens import key_id
-from relay.auth.revoked_tokens import RevokedTokens
-from relay.auth.token_keys import TokenKeys
 from relay.config import StateFiles
 from relay.demo.local_system import issue_token
 from relay.key_files import read_key
 from relay.pki.authority import CertificateAuthority
+from relay.state.token_keys import TokenKeys, key_id
+from relay.state.tokens import RevokedTokens
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry

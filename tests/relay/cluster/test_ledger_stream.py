@@ -1,8 +1,9 @@
 """Entries are appended by who knows what is there, and read by who understands them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client
@@ -13,14 +14,16 @@ from relay.cluster.ledger_stream import (
     KEPT_AFTER_S,
     MAX_ENTRY_BYTES,
     LedgerStream,
-    NotUnderstoodError,
-    UnfitEntryError,
 )
-from relay.ledger import Entry
+from relay.state.certificates import CaRecords
+from relay.state.ledger import Entry, Ledger
+from relay.state.names import Names
+from relay.state.sharer import NotUnderstoodError, UnfitEntryError
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import BOUND_S, until
+from tests.fakes.shared import shared
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 pytestmark = pytest.mark.integration
@@ -36,25 +39,8 @@ LEAF = {
 }
 
 
-class Entries:
-    """A ledger of no file."""
-
-    def __init__(self, kind: str, member: str, *, ordered: bool) -> None:
-        self.kind, self.ordered = kind, ordered
-        self._member = member
-
-    def key_of(self, entry: Entry) -> str:
-        return str(entry[self._member])
-
-    def end_ms_of(self, entry: Entry) -> int | None:
-        end_ms: int | None = entry.get("not_after_ms")
-        return end_ms
-
-    def settle(self, _arrived: Mapping[str, Entry], _known: Container[str]) -> Mapping[str, Entry]:
-        return {}
-
-
-LEAVES, NAMES = Entries("leaf", "kid", ordered=False), Entries("name", "node_id", ordered=True)
+LEAVES = shared("leaf", Ledger(Path("unused"), CaRecords()))
+NAMES = shared("name", Ledger(Path("unused"), Names()))
 
 
 def name(node_id: str, label: str) -> Entry:
@@ -87,7 +73,7 @@ async def test_an_entry_is_appended_once_and_read_as_it_was(
         assert await stream.append(context, LEAVES, KID, LEAF, 0) is None
         await until(lambda: len(arrived) == 1)
         read = stream.read(arrived[0])
-    assert (read.ledger, read.key, read.entry, read.sequence) == (LEAVES, KID, LEAF, sequence)
+    assert (read.kind, read.key, read.entry, read.sequence) == ("leaf", KID, LEAF, sequence)
 
 
 async def test_of_an_ordered_kind_only_who_has_read_all_of_it_appends(

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_clocks import FEWEST_AHEAD
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
 from relay.mcp_api.fragments import text_of
 from relay.mcp_api.paging import PAGE_SIZE
+from relay.state.names import NodeName
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of

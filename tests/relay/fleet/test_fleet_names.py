@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.fleet.name_ledger import NodeName
+from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError
 from tests.fakes.fleet_tools import ECHO_NAME, OTHER_TENANT, READ_ONLY, failure
 from tests.fakes.hub import Hub

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.name_search import NameSearch
 from relay.fleet.node_names import NodeNames
+from relay.state.names import NodeName
 
 ACME = "acme"
 IDS = [f"01hzx9k3m4p7q8r9s0t1v2w3{number:02}" for number in range(8)]

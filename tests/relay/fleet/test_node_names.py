@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_names import NodeNames, UnknownNodeError
+from relay.state.names import NodeName
 
 FIRST, SECOND, THIRD, FOREIGN = (f"01hzx9k3m{mark}p7q8r9s0t1v2w3x" for mark in ("1a", "1b", "22", "1c"))
 

@@ -2,9 +2,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
+from relay.state.names import NodeName
 
 ACME, GLOBEX = "acme", "globex"
 GREEN, BARN, BARE, FOREIGN = (f"01hzx9k3m4p7q8r9s0t1v2w3x{last}" for last in "abcd")

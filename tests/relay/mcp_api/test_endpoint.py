@@ -8,9 +8,9 @@ from mcp_types import INVALID_PARAMS, TextResourceContents
 
 from relay.allowance import Allowance
 from relay.auth.permissions import Rights
-from relay.fleet.name_ledger import NodeName
 from relay.mcp_api.methods import LIST_TTL_MS
 from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
+from relay.state.names import NodeName
 from schemas.meta_names import META_CANONICAL_NAME, META_ERROR, META_SAFETY_CLASS
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, NEW, OLD, OTHER, PING, Era, Stage

@@ -3,8 +3,8 @@
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.fleet.name_ledger import NodeName
 from relay.mcp_api.instructions import MAX_BYTES, Instructions
+from relay.state.names import NodeName
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
 

@@ -4,11 +4,11 @@ import pytest
 
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import GRACE_MS
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_names import UnknownNodeError
 from relay.mcp_api.fleet_resources import MAX_PAGE_BYTES, ResourceQueryError
 from relay.mcp_api.paging import CursorError
 from relay.mcp_api.resources import JSON, PEM, TEMPLATES, ResourceCatalog
+from relay.state.names import NodeName
 from relay.telemetry.reading import TelemetryResource
 from schemas.identity import kid_of
 from schemas.manifest import etag_of

@@ -11,10 +11,10 @@ import pytest
 
 from relay.audit.assembly import AuditPart
 from relay.audit.assembly import assemble as assemble_audit
-from relay.fleet.name_ledger import NameLedger
 from relay.pki.assembly import PkiPart, assemble, open_authority
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityStateError
+from relay.state.names import NameLedger
 from schemas.registry import SchemaRegistry
 from tests.fakes.environment import FakeEnvironment, config, fake_environment
 

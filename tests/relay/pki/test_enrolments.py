@@ -11,10 +11,7 @@ import pytest
 from nacl.signing import SigningKey
 
 import relay.pki.enrolments
-from relay import ledger
 from relay.audit.log import AuditUnavailableError
-from relay.fleet.name_ledger import NodeName
-from relay.ledger import Entry
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import (
     EnrolmentInfo,
@@ -23,8 +20,11 @@ from relay.pki.enrolments import (
     EnrolmentService,
     NameNode,
 )
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.records import IssuedLeaf
+from relay.state import ledger
+from relay.state.certificates import IssuedLeaf
+from relay.state.join_tokens import JoinTokens
+from relay.state.ledger import Entry
+from relay.state.names import NodeName
 from schemas.certificates import IdentityReason, make_csr, verify_leaf
 from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, proven
 from schemas.keys import base64url

@@ -2,7 +2,6 @@
 
 import pytest
 
-from relay.ledger import LedgerError
 from relay.pki.errors import (
     AuthorityError,
     AuthorityOptionError,
@@ -11,6 +10,7 @@ from relay.pki.errors import (
     IdTakenError,
     UnknownTargetError,
 )
+from relay.state.ledger import LedgerError
 from schemas.error_roots import OperatorError, PeerError, StateError
 
 ROOTS = (OperatorError, PeerError, StateError)

@@ -22,8 +22,8 @@ from relay.observability.metrics import Metrics
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError
 from relay.server.serving import run_relay
-from relay.server.trust_watcher import TrustWatcher
 from relay.sessions.handshake import Handshake
+from relay.state.watcher import Watcher
 from schemas.addresses import CONNECT_PATH, BrokerAddress, HostPort
 from schemas.faults import FailedError
 from schemas.files import PRIVATE, write_atomic
@@ -253,7 +253,7 @@ async def test_a_bug_in_what_the_relay_cannot_do_without_ends_it_with_a_tracebac
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
-    monkeypatch.setattr(TrustWatcher, "run", planted)
+    monkeypatch.setattr(Watcher, "run", planted)
     lines = LogLines()
     with bind(HostPort("127.0.0.1", 0)) as listener:
         listener.listen()

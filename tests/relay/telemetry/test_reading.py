@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_names import UnknownNodeError
+from relay.state.names import NodeName
 from relay.telemetry.reading import TelemetryQueryError
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE, URI, Followed
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from relay.allowance import Allowance
-from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import Selection
+from relay.state.names import NodeName
 from relay.views.find_nodes import PAGE_SIZE
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT

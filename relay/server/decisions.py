@@ -1,0 +1,271 @@
+"""What takes effect in a running relay when a file of the operator's decisions changes.
+
+One function or class for each file that is watched; ``watched`` makes the list, and refuses a file of the
+table that has none. Must not decide who is revoked, and must not read a key or a token.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.auth.accepted_keys import AcceptedKeys
+from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.fleet import Fleet
+from relay.pki.authority import CertificateAuthority
+from relay.sessions.node_sessions import NodeSessions
+from relay.state.certificates import IssuedLeaf
+from relay.state.kinds import (
+    CERTIFICATES,
+    JOIN_TOKENS,
+    KINDS,
+    NODE_NAMES,
+    REVOKED_TOKENS,
+    VERIFYING_KEYS,
+    Kind,
+    StateFile,
+    files_of,
+    kinds_in,
+)
+from relay.state.names import NameLedger, NodeName
+from relay.state.token_keys import AcceptedKey, TokenKeys
+from relay.state.tokens import RevokedTokens
+from relay.state.watcher import Record, Watched
+from schemas.identity import Identity, first_certificate_in, kid_of
+from schemas.session import CloseCode
+
+Applied = tuple[Callable[[], object], Callable[[], Any], Callable[[Any], object], Callable[[Any], object]]
+"""A file's ``stamp``, ``read``, ``begin`` and ``apply``, as ``Watched`` describes them."""
+
+
+def watched(applied: Mapping[StateFile, Applied], kinds: Iterable[Kind] = KINDS) -> Sequence[Watched[Any]]:
+    """Return the files of ``kinds`` that are watched, each with what applies it, in the order of ``applied``.
+
+    Raises:
+        ValueError: a file is declared and not applied, or the other way round.
+    """
+    kinds = tuple(kinds)
+    declared = {file for file in files_of(kinds) if file.watched}
+    if differing := declared ^ applied.keys():
+        names = ", ".join(sorted(file.name for file in differing))
+        raise ValueError(f"declared as watched or applied, and not both: {names}")
+    return [Watched(file.name, kinds_in(file, kinds), *acts) for file, acts in applied.items()]
+
+
+class Leaves(NamedTuple):
+    """What the CA has decided.
+
+    Attributes:
+        roots: those that are trusted.
+        kids: of the leaves that are revoked.
+        revoked_as: what is revoked, by issuer and serial number.
+        moved: the leaves that gave a node another tenant, by kid.
+        retired: the nodes all of whose leaves are revoked.
+        enrolled_tenant: returns the tenant of any other node; None of one that is retired or has no leaf.
+    """
+
+    roots: list[str]
+    kids: frozenset[str]
+    revoked_as: frozenset[str]
+    moved: Mapping[str, IssuedLeaf]
+    retired: frozenset[str]
+    enrolled_tenant: Callable[[str], str | None]
+
+
+class LeafDecisions:
+    """Ends nodes that are revoked, retired or moved, and those of a root that is withdrawn.
+
+    ``retire`` is called with the nodes that are retired; ``due`` after every change.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts that it changes
+        self,
+        ca: CertificateAuthority,
+        *,
+        fleet: Fleet,
+        sessions: NodeSessions,
+        notifier: ChangeNotifier,
+        retire: Callable[[frozenset[str]], None],
+        due: Callable[[], None],
+        record: Record,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._ca = ca
+        self._fleet = fleet
+        self._sessions = sessions
+        self._notifier = notifier
+        self._retire = retire
+        self._due = due
+        self._record = record
+        self._log = log
+        self._roots: list[str] = []
+        self._kids: frozenset[str] = frozenset()
+        self._revoked_as: frozenset[str] = frozenset()
+        self._moved: Mapping[str, IssuedLeaf] = {}
+
+    def applied(self) -> Applied:
+        """Return what applies the CA's ledger; it changes too when a root is made or expires."""
+        return lambda: self._ca.stamp, self._read, self._begin, self._apply
+
+    def _read(self) -> Leaves:
+        records = self._ca.records()
+        roots = self._ca.roots()
+        return Leaves(
+            roots=roots,
+            kids=frozenset(records.revoked),
+            revoked_as=records.revoked_as(roots),
+            moved=records.moved(),
+            retired=records.retired(),
+            enrolled_tenant=records.enrolled_tenant,
+        )
+
+    def _begin(self, leaves: Leaves) -> None:
+        self._take(leaves)
+        self._retire(leaves.retired)
+
+    def _apply(self, leaves: Leaves) -> None:
+        if not self._kids <= leaves.kids:
+            # A ledger that has shrunk was lost or restored: what was revoked stays so until the process ends.
+            missing = len(self._kids - leaves.kids)
+            self._log.error("revoked certificates are missing from the ledger", count=missing)
+        revoked, gone = leaves.kids - self._kids, set(self._roots) - set(leaves.roots)
+        newly_moved = [leaf for kid, leaf in leaves.moved.items() if kid not in self._moved]
+        barred = self._take(leaves)
+        if revoked:
+            self._end(lambda leaf: leaf.kid in barred or leaf.issued_as in barred, CloseCode.REVOKED)
+            for kid in sorted(revoked):
+                self._record("leaf_revoked", kid=kid)
+        if gone:
+            trusted = {kid_of(first_certificate_in(root)) for root in leaves.roots}
+            self._end(lambda leaf: leaf.root_kid not in trusted, CloseCode.AUTH_FAILED)
+            self._record("root_withdrawn")
+        for leaf in newly_moved:
+            self._record("tenant_changed", node_id=leaf.node_id, tenant=leaf.tenant, kid=leaf.kid)
+        self._retire(leaves.retired)
+        self._due()
+
+    def _take(self, leaves: Leaves) -> frozenset[str]:
+        """Trust by ``leaves`` from now on; return all that is barred."""
+        self._roots, self._moved = leaves.roots, leaves.moved
+        self._kids |= leaves.kids
+        self._revoked_as |= leaves.revoked_as
+        barred = self._kids | self._revoked_as
+        self._fleet.absences.enrolled_tenant = leaves.enrolled_tenant
+        self._fleet.change_trust(leaves.roots, barred)
+        return barred
+
+    def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:
+        self._fleet.drop_leaves(is_barred)
+        self._sessions.end_sessions(is_barred, code)
+        self._notifier.wake()
+
+
+class NameChanges(NamedTuple):
+    """What the ledger of names says.
+
+    Attributes:
+        names: of the nodes whose names differ from those in effect; None is no name.
+        forgotten: the nodes that are to be forgotten once they are retired.
+    """
+
+    names: Mapping[str, NodeName | None]
+    forgotten: AbstractSet[str]
+
+
+class NameDecisions:
+    """Names nodes as the operator does, and forgets those that are retired."""
+
+    def __init__(self, names: NameLedger, fleet: Fleet, log: FilteringBoundLogger) -> None:
+        self._names = names
+        self._fleet = fleet
+        self._log = log
+        self._forgotten: AbstractSet[str] = frozenset()
+        self._retired: frozenset[str] = frozenset()
+
+    def applied(self) -> Applied:
+        """Return what applies the names."""
+        return lambda: self._names.ledger.stamp, self._read, self._begin, self._apply
+
+    def _read(self) -> NameChanges:
+        """Return what has changed: comparing the names of thousands of nodes takes a millisecond or more."""
+        names = self._names.read()
+        return NameChanges(self._fleet.names.differences(names.by_node), names.forgotten)
+
+    def _begin(self, changes: NameChanges) -> None:
+        self._forgotten = changes.forgotten
+        self._fleet.rename(changes.names)
+        self.retire(self._retired)
+
+    def _apply(self, changes: NameChanges) -> None:
+        self._begin(changes)
+        for node_id, name in changes.names.items():
+            self._log.info("node named", node_id=node_id, tags=name.tags if name is not None else ())
+
+    def retire(self, retired: frozenset[str]) -> None:
+        """List the nodes that are ``retired`` no longer, and forget those that are to be forgotten."""
+        self._retired = retired
+        # A node that was issued another leaf since it was forgotten is not retired.
+        self._fleet.retire(retired, retired & self._forgotten)
+
+
+def token_decisions(
+    tokens: RevokedTokens,
+    revoke: Sequence[Callable[[frozenset[str]], None]],
+    record: Record,
+    log: FilteringBoundLogger,
+) -> Applied:
+    """Return what ends agents' tokens: ``revoke`` are called with the ``jti`` of all that are revoked."""
+    known: set[str] = set()
+
+    def begin(jtis: frozenset[str]) -> None:
+        known.update(jtis)
+        for act in revoke:
+            act(frozenset(known))
+
+    def apply(jtis: frozenset[str]) -> None:
+        if not known <= jtis:
+            # A list that has shrunk was lost or restored: what was revoked stays so while this process runs.
+            log.error("revoked tokens are missing from the list", count=len(known - jtis))
+        revoked = jtis - known
+        begin(jtis)
+        for jti in sorted(revoked):
+            record("token_revoked", jti=jti)
+
+    return lambda: tokens.ledger.stamp, tokens.jtis, begin, apply
+
+
+def token_key_decisions(
+    keys: TokenKeys, accepted: AcceptedKeys, roots: Callable[[], Sequence[str]], record: Record
+) -> Applied:
+    """Return what accepts keys of tokens; ``roots`` returns the trusted: another may endorse other keys."""
+
+    def apply(endorsed: Mapping[str, AcceptedKey]) -> None:
+        for kid in sorted(accepted.accept(endorsed)):
+            record("token_key_accepted", kid=kid)
+
+    return lambda: (keys.ledger.stamp, *roots()), keys.accepted, accepted.accept, apply
+
+
+def nothing_applied(stamp: Callable[[], object]) -> Applied:
+    """Return what has a change shared, and applies nothing: what uses such a file reads it for each use."""
+    return stamp, lambda: None, lambda _content: None, lambda _content: None
+
+
+def all_applied(
+    leaves: LeafDecisions,
+    tokens: Applied,
+    join_tokens: Callable[[], object],
+    keys: Applied,
+    names: NameDecisions,
+) -> Sequence[Watched[Any]]:
+    """Return all files that are watched: a later one may depend on an earlier one."""
+    return watched(
+        {
+            CERTIFICATES: leaves.applied(),
+            REVOKED_TOKENS: tokens,
+            JOIN_TOKENS: nothing_applied(join_tokens),
+            VERIFYING_KEYS: keys,
+            NODE_NAMES: names.applied(),
+        }
+    )

@@ -1,0 +1,8 @@
+"""What the operator and the relay decide: files of JSON lines, and one table of their kinds.
+
+names = NameLedger(root / NODE_NAMES.path, now_ms)          # a command, or the relay, appends
+names.label(node_id, "default", "Greenhouse")
+shared = shared_ledgers({NODE_NAMES: names.ledger, ...}, Merging(now_ms, log))
+sharer = Sharer(shared, ...)                                # merges them with other relays'
+watcher = Watcher(all_applied(...), sharing=sharer, ...)    # applies what has changed
+"""

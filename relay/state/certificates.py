@@ -1,0 +1,344 @@
+"""The entries of the CA's ledger, and their sum: the certificates, their holders, and which are revoked.
+
+| action | members besides ``ts_ms`` |
+|---|---|
+| `issue` | `node_id`, `tenant`, `public_key`, `kid`, `serial`, `not_after_ms`, `join_id` if it was enrolled |
+| `serve` | `name`, `kid`, `serial`, `not_after_ms`: a certificate of a broker or a relay |
+| `revoke` | `kid`, `reason`, and `node_id` or `name`; by another relay, `serial`, `not_after_ms` instead |
+| `rotate` | `root`, `previous`, `previous_until_ms`, and `of`: `servers` if it is their root |
+
+Serial numbers are in hex, since they exceed JSON's numbers. Must not read or write files.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.state.ledger import Entry
+from relay.state.merging import LazyEntries, SharedForm
+from schemas.identity import certificates_in, issued_as, kid_of
+from schemas.text import printable
+
+KID_DIGITS = 16
+"""How many digits of a kid are shown to people; enough to be unique."""
+_KID = re.compile(rf"[0-9a-f]{{{KID_DIGITS},64}}")
+_OLD_LEAF_MS = 90 * 86_400_000
+_ELSEWHERE = "revoked at another relay"
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedLeaf:
+    """A node's leaf as the ledger records it.
+
+    ``serial`` is 0 for a leaf of the first version, which recorded none: a revocation list cannot name it,
+    its kid can. ``join_id`` names the join token that it was enrolled with, if it was.
+    """
+
+    node_id: str
+    tenant: str
+    kid: str
+    public_key: bytes
+    serial: int
+    not_after_ms: int
+    issued_ms: int
+    join_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The node that holds it."""
+        return self.node_id
+
+    def subject(self) -> dict[str, str]:
+        """Return what names it in other entries."""
+        return {"node_id": self.node_id, "kid": self.kid}
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for programs."""
+        times = {"issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
+        return {**self.subject(), "tenant": self.tenant, **times, "join_id": self.join_id}
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry that records it."""
+        entry: dict[str, Any] = {
+            "action": "issue",
+            "ts_ms": self.issued_ms,
+            "node_id": self.node_id,
+            "tenant": self.tenant,
+            "public_key": self.public_key.hex(),
+            "kid": self.kid,
+            "serial": f"{self.serial:x}",
+            "not_after_ms": self.not_after_ms,
+        }
+        return entry if self.join_id is None else {**entry, "join_id": self.join_id}
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "IssuedLeaf":
+        """Return the leaf that ``entry`` records."""
+        issued_ms = int(entry["ts_ms"])
+        return cls(
+            node_id=str(entry["node_id"]),
+            tenant=str(entry["tenant"]),
+            kid=str(entry["kid"]),
+            public_key=bytes.fromhex(entry["public_key"]),
+            serial=int(entry.get("serial", "0"), 16),
+            not_after_ms=int(entry.get("not_after_ms", issued_ms + _OLD_LEAF_MS)),
+            issued_ms=issued_ms,
+            join_id=entry.get("join_id"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedServer:
+    """A broker's or relay's certificate as the ledger records it."""
+
+    name: str
+    kid: str
+    serial: int
+    not_after_ms: int
+    issued_ms: int
+
+    @property
+    def tenant(self) -> None:
+        """A server belongs to no tenant."""
+
+    def subject(self) -> dict[str, str]:
+        """Return what names it in other entries."""
+        return {"name": self.name, "kid": self.kid}
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {**self.subject(), "issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry that records it."""
+        return {
+            "action": "serve",
+            "ts_ms": self.issued_ms,
+            "name": self.name,
+            "kid": self.kid,
+            "serial": f"{self.serial:x}",
+            "not_after_ms": self.not_after_ms,
+        }
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "IssuedServer":
+        """Return the certificate that ``entry`` records."""
+        return cls(
+            name=str(entry["name"]),
+            kid=str(entry["kid"]),
+            serial=int(entry["serial"], 16),
+            not_after_ms=int(entry["not_after_ms"]),
+            issued_ms=int(entry["ts_ms"]),
+        )
+
+
+def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> dict[str, Any]:
+    """Return the entry that records another root; both are named by their thumbprints."""
+    return {
+        "action": "rotate",
+        "ts_ms": now_ms,
+        "root": root,
+        "previous": previous,
+        "previous_until_ms": previous_until_ms,
+    }
+
+
+def revocations(
+    held: "Sequence[IssuedLeaf | IssuedServer]", reason: str, now_ms: int
+) -> list[dict[str, Any]]:
+    """Return the entries that record revocations; of ``reason``, the first 64 printable characters."""
+    entry = {"action": "revoke", "ts_ms": now_ms, "reason": printable(reason, 64)}
+    return [{**entry, **each.subject()} for each in held]
+
+
+class CaRecords:
+    """The sum of the entries of the CA's ledger: a ``relay.state.ledger.LedgerState``."""
+
+    def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.issued: dict[str, IssuedLeaf | IssuedServer] = {}
+        """By kid, oldest first."""
+        self.revoked: dict[str, int] = {}
+        """The kids of the revoked, and when that was."""
+        self._told_serials: dict[str, int] = {}
+        self._told_ends_ms: dict[str, int] = {}
+        self._moved: dict[str, IssuedLeaf] = {}
+        self._of_node: dict[str, tuple[IssuedLeaf, ...]] = {}
+        for entry in entries:
+            self.apply(entry)
+
+    def copy(self) -> "CaRecords":
+        """Return other records with the same contents."""
+        other = CaRecords()
+        other.issued, other.revoked = self.issued.copy(), self.revoked.copy()
+        other._told_serials, other._told_ends_ms = self._told_serials.copy(), self._told_ends_ms.copy()
+        other._of_node, other._moved = self._of_node.copy(), self._moved.copy()  # no value of them changes
+        return other
+
+    def apply(self, entry: Mapping[str, Any]) -> None:
+        """Apply the next entry.
+
+        Raises:
+            KeyError, ValueError, TypeError, AttributeError: it is none that the CA writes.
+        """
+        match entry["action"]:
+            case "issue":
+                leaf = IssuedLeaf.of(entry)
+                self.issued[leaf.kid] = leaf
+                before = self._of_node.get(leaf.node_id, ())
+                self._of_node[leaf.node_id] = (*before, leaf)
+                if before and before[-1].tenant != leaf.tenant:
+                    self._moved[leaf.kid] = leaf
+            case "serve":
+                server = IssuedServer.of(entry)
+                self.issued[server.kid] = server
+            case "revoke":
+                kid = str(entry["kid"])
+                self.revoked.setdefault(kid, int(entry.get("ts_ms", 0)))
+                if "serial" in entry:
+                    self._told_serials[kid] = int(entry["serial"], 16)
+                if "not_after_ms" in entry:
+                    self._told_ends_ms[kid] = int(entry["not_after_ms"])
+            case "rotate":
+                pass
+            case other:
+                raise ValueError(other)
+
+    def state(self, issued: IssuedLeaf | IssuedServer, now_ms: int) -> str:
+        """Return the state of a certificate, in words."""
+        if issued.kid in self.revoked:
+            return "revoked"
+        return "in force" if now_ms < issued.not_after_ms else "expired"
+
+    def leaf_kids(self) -> Iterator[str]:
+        """Yield the kid of every leaf, oldest first."""
+        return (kid for kid, issued in self.issued.items() if isinstance(issued, IssuedLeaf))
+
+    def existed(self, node_id: str) -> bool:
+        """Return whether the id was ever issued: then it belongs to a key, even a revoked one."""
+        return node_id in self._of_node
+
+    def leaves_of(self, node_id: str) -> Sequence[IssuedLeaf]:
+        """Return every leaf of the node, oldest first."""
+        return self._of_node.get(node_id, ())
+
+    def tenants(self) -> dict[str, str]:
+        """Return every node that there ever was, and the tenant of its newest leaf."""
+        return {node_id: leaves[-1].tenant for node_id, leaves in self._of_node.items()}
+
+    def unrevoked(self, node_id: str) -> list[IssuedLeaf]:
+        """Return the node's leaves that are not revoked, oldest first."""
+        return [leaf for leaf in self._of_node.get(node_id, ()) if leaf.kid not in self.revoked]
+
+    def enrolled_tenant(self, node_id: str) -> str | None:
+        """Return the tenant of the node's newest leaf that is not revoked; None if it has none."""
+        held = self.unrevoked(node_id)
+        return held[-1].tenant if held else None
+
+    def tenant_of(self, node_id: str) -> str | None:
+        """Return the tenant of the node's newest leaf, revoked or not; None if there never was one."""
+        leaves = self._of_node.get(node_id)
+        return leaves[-1].tenant if leaves else None
+
+    def moved(self) -> Mapping[str, IssuedLeaf]:
+        """Return, by kid, each leaf that is for another tenant than the same node's leaf before it."""
+        return self._moved
+
+    def retired(self) -> frozenset[str]:
+        """Return the nodes all of whose leaves are revoked."""
+        found = (self.issued.get(kid) for kid in self.revoked)
+        nodes = {each.node_id for each in found if isinstance(each, IssuedLeaf)}
+        return frozenset(node_id for node_id in nodes if not self.unrevoked(node_id))
+
+    def in_force(self) -> dict[str, IssuedLeaf]:
+        """Return the newest leaf of each node that has one that is not revoked."""
+        leaves = {node_id: self.unrevoked(node_id) for node_id in self._of_node}
+        return {node_id: held[-1] for node_id, held in leaves.items() if held}
+
+    def named(self, target: str) -> list[IssuedLeaf | IssuedServer] | None:
+        """Return what is unrevoked of a node, or of a kid or its first 16 digits; None if that is unknown."""
+        if self.existed(target):
+            return [*self.unrevoked(target)]
+        found = [kid for kid in self.issued if kid.startswith(target)] if _KID.fullmatch(target) else []
+        if len(found) != 1:
+            return None
+        return [self.issued[kid] for kid in found if kid not in self.revoked]
+
+    def revoked_as(self, roots: Iterable[str]) -> frozenset[str]:
+        """Return issuer and serial number of every revoked certificate, for each of ``roots`` (PEM).
+
+        Serial numbers are random, so the root that did not issue it loses nothing.
+        """
+        kids = [kid_of(der) for root in roots for der in certificates_in(root)[:1]]
+        return frozenset(issued_as(kid, serial) for kid in kids for serial in self.revoked_serials())
+
+    def revoked_serials(self) -> list[int]:
+        """Return the serial number of every revoked certificate that has one on record."""
+        return [serial for serial in map(self.serial_of, self.revoked) if serial]
+
+    def serial_of(self, kid: str) -> int:
+        """Return the serial number of a certificate; 0 if none is on record."""
+        issued = self.issued.get(kid)
+        return issued.serial if issued is not None else self._told_serials.get(kid, 0)
+
+    def end_ms_of(self, kid: str) -> int | None:
+        """Return when a certificate expires, in ms since 1970; None if that is not on record."""
+        issued = self.issued.get(kid)
+        return issued.not_after_ms if issued is not None else self._told_ends_ms.get(kid)
+
+
+# --- as the relays of a fleet have them in common ------------------------------------------------------
+
+
+def _shared_revocation(records: CaRecords, kid: str) -> Entry:
+    """Return an entry that is complete in itself: no other relay has to know the certificate.
+
+    The reason is not shared: it is a person's free text.
+    """
+    entry: Entry = {"kid": kid, "revoked_ms": records.revoked[kid]}
+    serial = records.serial_of(kid)
+    entry |= {"serial": f"{serial:x}"} if serial else {}
+    end_ms = records.end_ms_of(kid)
+    return entry | ({"not_after_ms": end_ms} if end_ms is not None else {})
+
+
+def _revocation_line(_records: CaRecords, entry: Entry, _now_ms: int) -> Entry:
+    kept = {"action": "revoke", "ts_ms": entry["revoked_ms"], "kid": entry["kid"], "reason": _ELSEWHERE}
+    return kept | {name: entry[name] for name in ("serial", "not_after_ms") if name in entry}
+
+
+def _shared_leaf(records: CaRecords, kid: str) -> Entry:
+    """Return an entry without the join token's id, which is for the relay that enrols alone."""
+    leaf = records.issued[kid]
+    assert isinstance(leaf, IssuedLeaf)  # noqa: S101 - a key of the leaves
+    entry: Entry = {
+        "kid": leaf.kid,
+        "node_id": leaf.node_id,
+        "tenant": leaf.tenant,
+        "public_key": leaf.public_key.hex(),
+        "issued_ms": leaf.issued_ms,
+        "not_after_ms": leaf.not_after_ms,
+    }
+    return entry | ({"serial": f"{leaf.serial:x}"} if leaf.serial else {})
+
+
+def _leaf_line(_records: CaRecords, entry: Entry, _now_ms: int) -> Entry:
+    own = {name: value for name, value in entry.items() if name != "issued_ms"}
+    return IssuedLeaf.of({"ts_ms": entry["issued_ms"], **own}).entry()
+
+
+REVOCATIONS = SharedForm(
+    key_of=lambda entry: str(entry["kid"]),
+    entries=lambda records: LazyEntries(records.revoked, lambda kid: _shared_revocation(records, kid)),
+    has=lambda records, entry: entry["kid"] in records.revoked,
+    line=_revocation_line,
+    # Once the certificate has expired it is not shared any more, and stays in the file.
+    end_ms_of=lambda entry: entry.get("not_after_ms"),
+)
+LEAVES = SharedForm(
+    key_of=lambda entry: str(entry["kid"]),
+    entries=lambda records: LazyEntries(records.leaf_kids(), lambda kid: _shared_leaf(records, kid)),
+    has=lambda records, entry: entry["kid"] in records.issued,
+    line=_leaf_line,
+    end_ms_of=lambda entry: int(entry["not_after_ms"]),
+)

@@ -1,0 +1,134 @@
+"""The one table of what the operator and the relay decide, and keep: a row for each kind, and for each file.
+
+From it follow the files' paths, the backup and what another relay's copy has of it, what relays of a fleet
+share and how that is merged, what a running relay watches, and `relay state show`. A new kind is a row, and a
+document ``cluster.<kind>@1.0.0`` if it is shared. Must not read a file, nor apply what it says.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relay.state.certificates import LEAVES, REVOCATIONS, CaRecords
+from relay.state.join_tokens import JOIN_TOKEN_REVOCATIONS, JOIN_TOKEN_USES, JoinGrants
+from relay.state.ledger import Ledger, LedgerState
+from relay.state.merging import Merging, Rule, SharedForm, SharedLedger
+from relay.state.names import NAMES, Names
+from relay.state.token_keys import TOKEN_KEYS, EndorsedKeys
+from relay.state.tokens import TOKEN_REVOCATIONS, IssuedJtis, RevokedJtis
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file of JSON lines.
+
+    Attributes:
+        name: names it in the log, and to the operator.
+        path: below the state directory.
+        holds: what it is for, in a few words.
+        empty: makes the state of no entries.
+        watched: whether a running relay applies its changes.
+        copied: whether another relay of the fleet starts with a copy.
+        secret: the members of its entries that are shown to no one.
+    """
+
+    name: str
+    path: str
+    holds: str
+    empty: Callable[[], LedgerState]
+    watched: bool = True
+    copied: bool = False
+    secret: frozenset[str] = frozenset()
+
+    def in_directory(self, root: Path) -> Path:
+        """Return where it is below the state directory ``root``."""
+        return root / self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Entries that are merged by one rule; several kinds may be in one file.
+
+    Attributes:
+        form: how they are shared; None if they are *local*.
+    """
+
+    name: str
+    file: StateFile
+    rule: Rule
+    form: SharedForm | None = None
+
+
+CERTIFICATES = StateFile(
+    "leaves", "ca/ledger.jsonl", "the certificates that were issued and revoked", CaRecords, copied=True
+)
+REVOKED_TOKENS = StateFile(
+    "tokens", "revoked_tokens.jsonl", "the agent tokens that were revoked", RevokedJtis, copied=True
+)
+JOIN_TOKENS = StateFile(
+    "join tokens",
+    "join_tokens.jsonl",
+    "the join tokens, by which nodes may enrol, and their keys",
+    JoinGrants,
+    secret=frozenset({"key"}),
+)
+VERIFYING_KEYS = StateFile(
+    "token keys",
+    "token_keys.jsonl",
+    "the keys that agent tokens are verified with, as the CA endorses them",
+    EndorsedKeys,
+    copied=True,
+)
+NODE_NAMES = StateFile("names", "node_names.jsonl", "the labels and tags of nodes", Names, copied=True)
+ISSUED_TOKENS = StateFile(
+    "issued tokens",
+    "issued_tokens.jsonl",
+    "what the agent tokens that were issued allow, without the tokens",
+    IssuedJtis,
+    watched=False,
+)
+
+KINDS = (
+    # Revocations first: there are thousands of leaves.
+    Kind("token_revocation", REVOKED_TOKENS, Rule.FINAL, TOKEN_REVOCATIONS),
+    Kind("token_key", VERIFYING_KEYS, Rule.ENDORSED, TOKEN_KEYS),
+    Kind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS),
+    Kind("join_token_revocation", JOIN_TOKENS, Rule.FINAL, JOIN_TOKEN_REVOCATIONS),
+    Kind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES),
+    Kind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES),
+    Kind("name", NODE_NAMES, Rule.ORDERED, NAMES),
+    Kind("join_token", JOIN_TOKENS, Rule.LOCAL),
+    Kind("issued_token", ISSUED_TOKENS, Rule.LOCAL),
+)
+
+
+def files_of(kinds: Iterable[Kind] = KINDS) -> Sequence[StateFile]:
+    """Return the files of ``kinds``, each once."""
+    return list(dict.fromkeys(kind.file for kind in kinds))
+
+
+def watched_names() -> Sequence[str]:
+    """Return the names of the files that a running relay watches."""
+    return [file.name for file in files_of() if file.watched]
+
+
+def kinds_in(file: StateFile, kinds: Iterable[Kind] = KINDS) -> Sequence[str]:
+    """Return the names of the kinds in ``file`` that relays share."""
+    return [kind.name for kind in kinds if kind.file is file and kind.form is not None]
+
+
+def shared_ledgers(
+    ledgers: Mapping[StateFile, Ledger[Any]], merging: Merging, kinds: Iterable[Kind] = KINDS
+) -> Sequence[SharedLedger]:
+    """Return what relays of a fleet have in common of ``kinds``, whose files are ``ledgers``.
+
+    Raises:
+        KeyError: a file is missing from ``ledgers``.
+        ValueError: nothing says which entries of an *endorsed* kind are endorsed.
+    """
+    return [
+        SharedLedger(kind.name, kind.rule, kind.form, ledgers[kind.file], merging)
+        for kind in kinds
+        if kind.form is not None
+    ]

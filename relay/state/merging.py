@@ -1,0 +1,249 @@
+"""The row of a kind of state, and the rules by which the entries of several relays become one.
+
+| rule | what counts |
+|---|---|
+| *final* | the entries of all relays together, in any order, as revocations |
+| *ordered* | the last entry of each key, in the order of the stream, as names |
+| *endorsed* | an entry that a trusted root has signed, as the keys of tokens |
+| *issued* | what the holder of the CA's key has in its own file; it adds only what decides nothing |
+| *local* | nothing is shared |
+
+A rule is code once, for every kind that has it. What an entry says is known to the functions of its row. Must
+not read the table of kinds, and must not know what carries entries from relay to relay.
+"""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.state.ledger import Entry, Ledger
+
+AT_ONCE = 256
+"""How many entries of one kind are shared before the others have their turn."""
+MAX_REFUSED = 64
+"""How many entries that no root endorses are kept, to be judged again by another root."""
+State = Any
+"""What the entries of a file add up to: its row in ``relay.state.kinds`` has the class."""
+
+
+class Rule(StrEnum):
+    """How the entries of several relays are merged."""
+
+    FINAL = "final"
+    ORDERED = "ordered"
+    ENDORSED = "endorsed"
+    ISSUED = "issued"
+    LOCAL = "local"
+
+
+class LazyEntries(Mapping[str, Entry]):
+    """Entries by key, each made as it is read: of hundreds of thousands few are lacking elsewhere."""
+
+    def __init__(self, keys: Iterable[str], make: Callable[[str], Entry]) -> None:
+        self._keys = keys
+        self._make = make
+
+    def __getitem__(self, key: str) -> Entry:
+        return self._make(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._keys)
+
+
+def _never(_entry: Entry) -> None:
+    return None
+
+
+def _none(_state: State, _entry: Entry) -> Iterable[Entry]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedForm:
+    """How the entries of a kind are shared: their document is ``cluster.<kind>@1.0.0``.
+
+    Attributes:
+        key_of: the key of an entry, of letters, digits, ``-`` and ``_``: of two with one key the later one
+            counts. Raises ValueError for what fits the document and is no entry all the same.
+        entries: those that the file has, by key.
+        has: whether an entry adds nothing to the file.
+        line: the line that records an entry, at a time in ms.
+        end_ms_of: when an entry says nothing more, in ms since 1970; None if it always does.
+        holder_takes: of an *issued* kind, whether the holder of the CA's key takes entries, or all others do.
+        unshared: of an *ordered* kind, what was decided here and is not in the stream yet, by key.
+        displaced: of an *ordered* kind, the entries that make room for another in this file.
+    """
+
+    key_of: Callable[[Entry], str]
+    entries: Callable[[State], Mapping[str, Entry]]
+    has: Callable[[State, Entry], bool]
+    line: Callable[[State, Entry, int], Entry]
+    end_ms_of: Callable[[Entry], int | None] = _never
+    holder_takes: bool = False
+    unshared: Callable[[State], Mapping[str, Entry]] = lambda _state: {}
+    displaced: Callable[[State, Entry], Iterable[Entry]] = _none
+    displaced_event: str = "entry displaced by that of another node"
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """What the rules ask of the relay.
+
+    Attributes:
+        now_ms: the system's clock.
+        issues: whether the CA's key is here.
+        is_endorsed: for each kind that is *endorsed*, whether a trusted root has signed an entry.
+        refused: called for each entry that none has signed, with its kind.
+    """
+
+    now_ms: Callable[[], int]
+    log: FilteringBoundLogger
+    issues: bool = False
+    is_endorsed: Mapping[str, Callable[[Entry], bool]] | None = None
+    refused: Callable[[str], None] = lambda _kind: None
+
+
+class SharedLedger:
+    """The entries of one kind in a file of this relay's, as all relays have them in common.
+
+    Attributes:
+        kind: names them.
+        ordered: whether an entry is valid only after those before it. Others commute.
+    """
+
+    def __init__(
+        self, kind: str, rule: Rule, form: SharedForm, ledger: Ledger[Any], merging: Merging
+    ) -> None:
+        self.kind = kind
+        self.ordered = rule is Rule.ORDERED
+        self.key_of = form.key_of
+        self.end_ms_of = form.end_ms_of
+        self._form = form
+        self._ledger = ledger
+        self._merging = merging
+        self._refused: dict[str, Entry] = {}
+        if rule is Rule.ENDORSED:
+            if merging.is_endorsed is None or kind not in merging.is_endorsed:
+                raise ValueError(f"nothing says which entries of {kind} are endorsed")
+            self._is_endorsed = merging.is_endorsed[kind]
+        self._settle = {
+            Rule.FINAL: self._settle_final,
+            Rule.ORDERED: self._settle_ordered,
+            Rule.ENDORSED: self._settle_endorsed,
+            Rule.ISSUED: self._settle_issued,
+        }[rule]
+
+    def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
+        """Add to the file what has ``arrived`` and is not in it, by key.
+
+        Return the entries of the file that have not ended and that the other relays lack, at most
+        ``AT_ONCE``: it is called again for the rest. ``known`` has the keys of those that they have, and may
+        get more meanwhile. Runs on a thread.
+
+        Raises:
+            StateError, OSError: the file cannot be used. What has arrived is given again.
+        """
+        return self._settle(arrived, known)
+
+    def _settle_final(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
+        self._take(arrived)
+        return self._lacking(known)
+
+    def _settle_issued(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
+        issues = self._merging.issues
+        if self._form.holder_takes is issues:
+            self._take(arrived)
+        return self._lacking(known) if issues else {}
+
+    def _settle_endorsed(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
+        state = self._ledger.read()
+        waiting = {
+            key: entry
+            for key, entry in (self._refused | dict(arrived)).items()
+            if not self._form.has(state, entry)
+        }
+        endorsed = {key: entry for key, entry in waiting.items() if self._is_endorsed(entry)}
+        self._take(endorsed)
+        for key in endorsed:
+            self._refused.pop(key, None)
+        for key in arrived.keys() & waiting.keys() - endorsed.keys():
+            self._refuse(key, arrived[key])
+        return self._lacking(known)
+
+    def _refuse(self, key: str, entry: Entry) -> None:
+        self._merging.refused(self.kind)
+        if key not in self._refused:
+            if len(self._refused) >= MAX_REFUSED:
+                return
+            event = f"{self.kind.replace('_', ' ')} refused: no root endorses it"
+            self._merging.log.error(event, **{self.kind: key})
+        self._refused[key] = entry
+
+    def _settle_ordered(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
+        if arrived:
+            with self._ledger.locked() as state:
+                if lines := self._in_order(state.copy(), arrived):
+                    self._ledger.append(*lines)
+        state = self._ledger.read()
+        decided = self._form.entries(state)
+        missing = {key: decided[key] for key in decided if key not in known} | dict(
+            self._form.unshared(state)
+        )
+        return dict(islice(missing.items(), AT_ONCE))
+
+    def _in_order(self, draft: State, arrived: Mapping[str, Entry]) -> list[Entry]:
+        """Return the lines to be written; ``draft`` is the state before, and then the one that follows."""
+        form, lines = self._form, list[Entry]()
+
+        def write(entry: Entry, *, shared: bool) -> None:
+            lines.append(
+                form.line(draft, entry, self._merging.now_ms()) | ({"shared": True} if shared else {})
+            )
+            draft.apply(lines[-1])
+
+        for key, entry in arrived.items():
+            decided_here = form.unshared(draft).get(key)
+            if decided_here is not None:
+                # What was decided here and is on its way to the others comes later; or it has come back.
+                if decided_here == entry:
+                    write(entry, shared=True)
+            elif not form.has(draft, entry):
+                for changed in form.displaced(draft, entry):
+                    holder = form.key_of(changed)
+                    self._merging.log.warning(form.displaced_event, node_id=holder, other=key)
+                    write(changed, shared=holder not in form.unshared(draft))
+                write(entry, shared=True)
+        return lines
+
+    def _take(self, arrived: Mapping[str, Entry]) -> None:
+        """Record what is not in the file."""
+        if not self._new(self._ledger.read(), arrived):
+            return
+        with self._ledger.locked() as state:
+            # Another process may have recorded some of it meanwhile.
+            self._ledger.append(*self._new(state, arrived))
+
+    def _new(self, state: State, arrived: Mapping[str, Entry]) -> list[Entry]:
+        now = self._merging.now_ms()
+        lines = (
+            self._form.line(state, entry, now)
+            for entry in arrived.values()
+            if not self._form.has(state, entry)
+        )
+        return sorted(lines, key=lambda line: int(line.get("ts_ms", 0)))
+
+    def _lacking(self, known: Container[str]) -> Mapping[str, Entry]:
+        entries = self._form.entries(self._ledger.read())
+        lacking = ((key, entries[key]) for key in entries if key not in known)
+        return dict(islice(((key, entry) for key, entry in lacking if self._lasts(entry)), AT_ONCE))
+
+    def _lasts(self, entry: Entry) -> bool:
+        end_ms = self.end_ms_of(entry)
+        return end_ms is None or end_ms > self._merging.now_ms()

@@ -1,0 +1,32 @@
+"""The entries of one kind in a file, as relays of a fleet have them in common, without a fleet."""
+
+from collections.abc import Callable
+from typing import Any
+
+from relay.state.kinds import KINDS
+from relay.state.ledger import Entry, Ledger
+from relay.state.merging import Merging, SharedLedger
+from schemas.process.logs import make_logger
+from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
+from tests.fakes.signer import NOW_MS
+
+
+def shared(  # noqa: PLR0913 - what a relay gives its ledgers
+    kind: str,
+    ledger: Ledger[Any],
+    now_ms: Callable[[], int] | None = None,
+    *,
+    issues: bool = False,
+    is_endorsed: Callable[[Entry], bool] = lambda _entry: False,
+    refused: Callable[[str], None] = lambda _kind: None,
+    lines: LogLines | None = None,
+) -> SharedLedger:
+    """Return the entries of ``kind`` in ``ledger``."""
+    (row,) = [row for row in KINDS if row.name == kind]
+    assert row.form is not None
+    log = make_logger("relay", lines or LogLines())
+    merging = Merging(
+        now_ms or FakeClock(NOW_MS), log, issues=issues, is_endorsed={kind: is_endorsed}, refused=refused
+    )
+    return SharedLedger(row.name, row.rule, row.form, ledger, merging)

@@ -1,0 +1,148 @@
+"""One label for one node of a tenant, also when two relays have decided at once."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.state.ledger import Entry
+from relay.state.names import NameLedger, NodeName
+from schemas.registry import SchemaRegistry
+from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
+from tests.fakes.shared import shared
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
+
+
+@dataclass
+class Stream:
+    """The stream: the last entry of each key, in the order in which they were appended."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def append(self, key: str, entry: Entry) -> None:
+        self.entries.pop(key, None)
+        self.entries[key] = entry
+
+
+class Relay:
+    """A relay that reads the stream when it is told to."""
+
+    def __init__(self, directory: Path, name: str, stream: Stream) -> None:
+        self.ledger = NameLedger(directory / f"{name}.jsonl", FakeClock(NOW_MS))
+        self.lines = LogLines()
+        self.shared = shared("name", self.ledger.ledger, lines=self.lines)
+        self.stream = stream
+
+    def settle(self, *, appends: bool = True) -> dict[str, Entry]:
+        """Read all of the stream; append what it lacks."""
+        missing = dict(self.shared.settle(dict(self.stream.entries), set(self.stream.entries)))
+        if appends:
+            for key, entry in missing.items():
+                self.stream.append(key, entry)
+                self.shared.settle({key: entry}, set(self.stream.entries))
+        return missing
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {node_id: name.label for node_id, name in self.ledger.read().by_node.items()}
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+@pytest.fixture
+def one(tmp_path: Path, stream: Stream) -> Relay:
+    return Relay(tmp_path, "one", stream)
+
+
+@pytest.fixture
+def other(tmp_path: Path, stream: Stream) -> Relay:
+    return Relay(tmp_path, "other", stream)
+
+
+def settled(*relays: Relay) -> None:
+    """Let the relays settle, in turn, until there is nothing to append."""
+    for _ in range(10):
+        missing = [relay.settle() for relay in relays]
+        if not any(missing):
+            return
+    raise AssertionError(missing)
+
+
+def test_what_is_named_at_one_relay_has_that_name_at_the_other(
+    one: Relay, other: Relay, registry: SchemaRegistry
+) -> None:
+    one.ledger.label(NODE_ID, TENANT, "Greenhouse Pi")
+    one.ledger.tag(NODE_ID, TENANT, ["site=north"])
+    other.ledger.forget(OTHER_NODE_ID)
+    settled(one, other)
+    assert other.ledger.read().by_node == {NODE_ID: NodeName(TENANT, "Greenhouse Pi", ("site=north",))}
+    assert one.ledger.read().forgotten == {OTHER_NODE_ID}
+    other.ledger.label(NODE_ID, TENANT, "")
+    other.ledger.tag(NODE_ID, TENANT, remove=["site"])
+    settled(one, other)
+    assert one.labels == {}
+    document = registry.load("cluster.name@1.0.0")
+    for key, entry in one.stream.entries.items():
+        assert document.is_valid(entry)
+        assert one.shared.key_of(entry) == key
+
+
+def test_of_two_nodes_that_are_given_one_label_at_once_the_first_has_it(one: Relay, other: Relay) -> None:
+    one.ledger.label(NODE_ID, TENANT, "pump")
+    other.ledger.label(OTHER_NODE_ID, TENANT, "PUMP")
+    other.ledger.tag(OTHER_NODE_ID, TENANT, ["spare"])
+    settled(one, other)
+    for relay in (one, other):
+        assert relay.labels == {NODE_ID: "pump", OTHER_NODE_ID: ""}
+    (line,) = other.lines.entries("label taken: another node has it")
+    assert (line["node_id"], line["other"]) == (OTHER_NODE_ID, NODE_ID)
+
+
+def test_of_two_names_of_one_node_the_later_one_counts(one: Relay, other: Relay) -> None:
+    one.ledger.label(NODE_ID, TENANT, "first")
+    other.ledger.label(NODE_ID, TENANT, "second")
+    settled(one, other)
+    assert one.labels == other.labels == {NODE_ID: "second"}
+
+
+def test_labels_that_are_swapped_are_swapped_everywhere(one: Relay, other: Relay) -> None:
+    one.ledger.label(NODE_ID, TENANT, "a pump")
+    one.ledger.label(OTHER_NODE_ID, TENANT, "a fan")
+    settled(one, other)
+    one.ledger.label(NODE_ID, TENANT, "")
+    one.ledger.label(OTHER_NODE_ID, TENANT, "a pump")
+    one.ledger.label(NODE_ID, TENANT, "a fan")
+    settled(one, other)
+    assert one.labels == other.labels == {NODE_ID: "a fan", OTHER_NODE_ID: "a pump"}
+
+
+def test_a_stream_that_is_lost_is_filled_again(one: Relay, other: Relay) -> None:
+    one.ledger.label(NODE_ID, TENANT, "pump")
+    one.ledger.forget(OTHER_NODE_ID)
+    settled(one, other)
+    before = dict(one.stream.entries)
+    one.stream.entries.clear()
+    settled(other)
+    assert other.stream.entries == before
+
+
+def test_two_nodes_with_one_label_in_the_stream_do_not_damage_the_file(one: Relay) -> None:
+    for node_id in (NODE_ID, OTHER_NODE_ID):
+        one.stream.append(node_id, {"node_id": node_id, "tenant": TENANT, "label": "pump", "tags": []})
+    one.settle(appends=False)
+    assert one.labels == {OTHER_NODE_ID: "pump"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"label": "<b>"}, {"label": "a" * 30}, {"tags": ["a=b=c"]}, {"tags": ["a=1", "a=2"]}],
+    ids=["markup", "readable as an id", "no tag", "two of one key"],
+)
+def test_what_may_be_no_label_or_tag_has_no_key(one: Relay, changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"label|tag"):
+        one.shared.key_of({"node_id": NODE_ID, "tenant": TENANT, "label": "pump", "tags": []} | changed)
