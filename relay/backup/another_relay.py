@@ -23,6 +23,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import RelayUse, issue_for_another_relay, public_key_pem
 from relay.pki.server_authority import ENDORSEMENTS
 from relay.pki.server_keys import make_server_key, server_key_to_pem
+from relay.state.kinds import files_of
 from schemas.files import read_state
 from schemas.keys import private_key_to_pem
 
@@ -57,7 +58,7 @@ def save_for_another_relay(
             files[_name(state, pair.key)] = private.encode("ascii")
     with ca.unchanged() as paths:
         without_keys = [path for path in paths if path.suffix != ".key"]
-        for path in (*without_keys, state.token_keys, state.revoked_tokens, state.node_names):
+        for path in {*without_keys, *(file.in_directory(state.root) for file in files_of() if file.copied)}:
             with suppress(FileNotFoundError):
                 files[_name(state, path)] = read_state(path, MAX_BYTES)
     endorsements = "".join(f"{each}\n" for each in ca.server_roots().endorsements)

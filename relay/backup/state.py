@@ -14,6 +14,7 @@ from relay.backup.archive import MAX_BYTES, pack, unpack
 from relay.config import StateFiles
 from relay.fleet.replay_marks import snapshot
 from relay.pki.authority import CertificateAuthority
+from relay.state.kinds import files_of
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, PUBLIC, make_private_directory, read_state, sync_directory, write_atomic
 
@@ -29,8 +30,8 @@ _POSSIBLE = (
     | _CA_KEYS
     | {
         *("ca/previous.pem", "ca/server-root.pem", "ca/server-cross.pem", "ca/server-previous.pem"),
-        *(_ENDORSEMENTS, "token.key", "token_keys.jsonl", "join_tokens.jsonl"),
-        *("issued_tokens.jsonl", "revoked_tokens.jsonl", "node_names.jsonl", "settings.json", MARKS),
+        *(_ENDORSEMENTS, "token.key", "settings.json", MARKS),
+        *(file.path for file in files_of()),
         *("tls/server.pem", "tls/server.key", "tls/relay.pem", "tls/relay.key"),
     }
 )
@@ -51,11 +52,10 @@ def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
     files: dict[str, bytes] = {}
     # Nothing is issued meanwhile. A join token may be spent: then the backup has that, and not its leaf.
     with ca.unchanged() as paths:
-        tokens = (state.token_key, state.token_keys, state.join_tokens)
-        of_agents = (state.issued_tokens, state.revoked_tokens)
+        ledgers = {file.in_directory(state.root) for file in files_of()}
         own = (state.own_tls, state.broker_client_tls)
         certificates = [path for pair in own for path in (pair.certificate, pair.key)]
-        for path in (*paths, *tokens, *of_agents, state.node_names, state.settings, *certificates):
+        for path in sorted({*paths, *ledgers, state.token_key, state.settings, *certificates}):
             with suppress(FileNotFoundError):
                 files[str(path.relative_to(state.root))] = read_state(path, MAX_BYTES)
     if (marks := snapshot(state.marks)) is not None:
