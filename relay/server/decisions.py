@@ -23,8 +23,8 @@ from relay.state.kinds import (
     NODE_NAMES,
     REVOKED_TOKENS,
     VERIFYING_KEYS,
-    Kind,
     StateFile,
+    StateKind,
     files_of,
     kinds_in,
 )
@@ -39,7 +39,9 @@ Applied = tuple[Callable[[], object], Callable[[], Any], Callable[[Any], object]
 """A file's ``stamp``, ``read``, ``begin`` and ``apply``, as ``Watched`` describes them."""
 
 
-def watched(applied: Mapping[StateFile, Applied], kinds: Iterable[Kind] = KINDS) -> Sequence[Watched[Any]]:
+def watched(
+    applied: Mapping[StateFile, Applied], kinds: Iterable[StateKind] = KINDS
+) -> Sequence[Watched[Any]]:
     """Return the files of ``kinds`` that are watched, each with what applies it, in the order of ``applied``.
 
     Raises:

@@ -47,7 +47,7 @@ class StateFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StateKind:
     """Entries that are merged by one rule; several kinds may be in one file.
 
     Attributes:
@@ -91,19 +91,19 @@ ISSUED_TOKENS = StateFile(
 
 KINDS = (
     # Revocations first: there are thousands of leaves.
-    Kind("token_revocation", REVOKED_TOKENS, Rule.FINAL, TOKEN_REVOCATIONS),
-    Kind("token_key", VERIFYING_KEYS, Rule.ENDORSED, TOKEN_KEYS),
-    Kind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS),
-    Kind("join_token_revocation", JOIN_TOKENS, Rule.FINAL, JOIN_TOKEN_REVOCATIONS),
-    Kind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES),
-    Kind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES),
-    Kind("name", NODE_NAMES, Rule.ORDERED, NAMES),
-    Kind("join_token", JOIN_TOKENS, Rule.LOCAL),
-    Kind("issued_token", ISSUED_TOKENS, Rule.LOCAL),
+    StateKind("token_revocation", REVOKED_TOKENS, Rule.FINAL, TOKEN_REVOCATIONS),
+    StateKind("token_key", VERIFYING_KEYS, Rule.ENDORSED, TOKEN_KEYS),
+    StateKind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS),
+    StateKind("join_token_revocation", JOIN_TOKENS, Rule.FINAL, JOIN_TOKEN_REVOCATIONS),
+    StateKind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES),
+    StateKind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES),
+    StateKind("name", NODE_NAMES, Rule.ORDERED, NAMES),
+    StateKind("join_token", JOIN_TOKENS, Rule.LOCAL),
+    StateKind("issued_token", ISSUED_TOKENS, Rule.LOCAL),
 )
 
 
-def files_of(kinds: Iterable[Kind] = KINDS) -> Sequence[StateFile]:
+def files_of(kinds: Iterable[StateKind] = KINDS) -> Sequence[StateFile]:
     """Return the files of ``kinds``, each once."""
     return list(dict.fromkeys(kind.file for kind in kinds))
 
@@ -113,13 +113,13 @@ def watched_names() -> Sequence[str]:
     return [file.name for file in files_of() if file.watched]
 
 
-def kinds_in(file: StateFile, kinds: Iterable[Kind] = KINDS) -> Sequence[str]:
+def kinds_in(file: StateFile, kinds: Iterable[StateKind] = KINDS) -> Sequence[str]:
     """Return the names of the kinds in ``file`` that relays share."""
     return [kind.name for kind in kinds if kind.file is file and kind.form is not None]
 
 
 def shared_ledgers(
-    ledgers: Mapping[StateFile, Ledger[Any]], merging: Merging, kinds: Iterable[Kind] = KINDS
+    ledgers: Mapping[StateFile, Ledger[Any]], merging: Merging, kinds: Iterable[StateKind] = KINDS
 ) -> Sequence[SharedLedger]:
     """Return what relays of a fleet have in common of ``kinds``, whose files are ``ledgers``.
 
