@@ -4,7 +4,7 @@ It is an archive as ``state`` restores it. The other relay gets keys of its own,
 names that this relay has. Must not encrypt, and must not decide where it goes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from json import dumps
@@ -23,19 +23,21 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import RelayUse, issue_for_another_relay, public_key_pem
 from relay.pki.server_authority import ENDORSEMENTS
 from relay.pki.server_keys import make_server_key, server_key_to_pem
-from relay.state.kinds import files_of
+from relay.state.kinds import KINDS, StateKind, files_of
 from schemas.files import read_state
 from schemas.keys import private_key_to_pem
 
 _SEED_BYTES = 32
 
 
-def save_for_another_relay(
+def save_for_another_relay(  # noqa: PLR0913 - what comes in from outside
     state: StateFiles,
     ca: CertificateAuthority,
     kept: KeptSettings,
     now_ms: int,
     random_bytes: Callable[[int], bytes],
+    *,
+    kinds: Iterable[StateKind] = KINDS,
 ) -> bytes:
     """Return an archive for another relay of the fleet whose first relay has ``state`` and ``kept``.
 
@@ -58,7 +60,8 @@ def save_for_another_relay(
             files[_name(state, pair.key)] = private.encode("ascii")
     with ca.unchanged() as paths:
         without_keys = [path for path in paths if path.suffix != ".key"]
-        for path in {*without_keys, *(file.in_directory(state.root) for file in files_of() if file.copied)}:
+        copied = {file.in_directory(state.root) for file in files_of(kinds) if file.copied}
+        for path in sorted({*without_keys, *copied}):
             with suppress(FileNotFoundError):
                 files[_name(state, path)] = read_state(path, MAX_BYTES)
     endorsements = "".join(f"{each}\n" for each in ca.server_roots().endorsements)

@@ -6,7 +6,7 @@ Must not encrypt, and must not decide where a backup goes.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from relay.backup.archive import MAX_BYTES, pack, unpack
 from relay.config import StateFiles
 from relay.fleet.replay_marks import snapshot
 from relay.pki.authority import CertificateAuthority
-from relay.state.kinds import files_of
+from relay.state.kinds import KINDS, StateKind, files_of
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, PUBLIC, make_private_directory, read_state, sync_directory, write_atomic
 
@@ -31,7 +31,6 @@ _POSSIBLE = (
     | {
         *("ca/previous.pem", "ca/server-root.pem", "ca/server-cross.pem", "ca/server-previous.pem"),
         *(_ENDORSEMENTS, "token.key", "settings.json", MARKS),
-        *(file.path for file in files_of()),
         *("tls/server.pem", "tls/server.key", "tls/relay.pem", "tls/relay.key"),
     }
 )
@@ -41,8 +40,10 @@ class RestoreError(OperatorError):
     """Nothing was restored; the text says why."""
 
 
-def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
-    """Return an archive of the relay's state, which may be running.
+def save(
+    state: StateFiles, ca: CertificateAuthority, now_ms: int, kinds: Iterable[StateKind] = KINDS
+) -> bytes:
+    """Return an archive of the relay's state, with the files of ``kinds``; it may be running.
 
     Raises:
         AuthorityStateError: there is no CA, or the root's key is not here.
@@ -52,7 +53,7 @@ def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
     files: dict[str, bytes] = {}
     # Nothing is issued meanwhile. A join token may be spent: then the backup has that, and not its leaf.
     with ca.unchanged() as paths:
-        ledgers = {file.in_directory(state.root) for file in files_of()}
+        ledgers = {file.in_directory(state.root) for file in files_of(kinds)}
         own = (state.own_tls, state.broker_client_tls)
         certificates = [path for pair in own for path in (pair.certificate, pair.key)]
         for path in sorted({*paths, *ledgers, state.token_key, state.settings, *certificates}):
@@ -84,7 +85,7 @@ def write_new(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def restore(archive: bytes, state: StateFiles) -> bool:
+def restore(archive: bytes, state: StateFiles, kinds: Iterable[StateKind] = KINDS) -> bool:
     """Write what ``save`` has returned into the state directory, all of it or nothing.
 
     Returns whether the CA's key is part of it: it is not in what ``another_relay`` saves.
@@ -94,7 +95,7 @@ def restore(archive: bytes, state: StateFiles) -> bool:
         ArchiveError: it is no backup, or holds what no backup holds.
         OSError: it cannot be written; nothing is left of it.
     """
-    files = unpack(archive, _POSSIBLE)
+    files = unpack(archive, _POSSIBLE | {file.path for file in files_of(kinds)})
     # One for another relay of the fleet holds these in place of the keys.
     has_ca_key = _ENDORSEMENTS not in files
     if missing := (_REQUIRED | ({_ROOT_KEY} if has_ca_key else set())) - files.keys():

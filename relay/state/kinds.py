@@ -5,14 +5,14 @@ share and how that is merged, what a running relay watches, and `relay state sho
 document ``cluster.<kind>@1.0.0`` if it is shared. Must not read a file, nor apply what it says.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from relay.state.certificates import LEAVES, REVOCATIONS, CaRecords
 from relay.state.join_tokens import JOIN_TOKEN_REVOCATIONS, JOIN_TOKEN_USES, JoinGrants
-from relay.state.ledger import Ledger, LedgerState
+from relay.state.ledger import Entry, Ledger, LedgerState
 from relay.state.merging import Merging, Rule, SharedForm, SharedLedger
 from relay.state.names import NAMES, Names
 from relay.state.token_keys import TOKEN_KEYS, EndorsedKeys
@@ -52,12 +52,20 @@ class StateKind:
 
     Attributes:
         form: how they are shared; None if they are *local*.
+        actions: what the member ``action`` of its lines may be; none if all lines of the file are of it.
     """
 
     name: str
     file: StateFile
     rule: Rule
     form: SharedForm | None = None
+    actions: tuple[str, ...] = ()
+
+    def entries_in(self, lines: Iterable[Entry]) -> Iterator[Entry]:
+        """Yield the entries of this kind among ``lines``, without members that are secret."""
+        for line in lines:
+            if not self.actions or line.get("action") in self.actions:
+                yield {name: value for name, value in line.items() if name not in self.file.secret}
 
 
 CERTIFICATES = StateFile(
@@ -93,12 +101,20 @@ KINDS = (
     # Revocations first: there are thousands of leaves.
     StateKind("token_revocation", REVOKED_TOKENS, Rule.FINAL, TOKEN_REVOCATIONS),
     StateKind("token_key", VERIFYING_KEYS, Rule.ENDORSED, TOKEN_KEYS),
-    StateKind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS),
-    StateKind("join_token_revocation", JOIN_TOKENS, Rule.FINAL, JOIN_TOKEN_REVOCATIONS),
-    StateKind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES),
-    StateKind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES),
+    StateKind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS, ("revoke",)),
+    StateKind(
+        "join_token_revocation",
+        JOIN_TOKENS,
+        Rule.FINAL,
+        JOIN_TOKEN_REVOCATIONS,
+        ("revoke", "revoke_other"),
+    ),
+    StateKind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES, ("spend", "count")),
+    StateKind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES, ("issue",)),
     StateKind("name", NODE_NAMES, Rule.ORDERED, NAMES),
-    StateKind("join_token", JOIN_TOKENS, Rule.LOCAL),
+    StateKind("server_certificate", CERTIFICATES, Rule.LOCAL, actions=("serve",)),
+    StateKind("root_rotation", CERTIFICATES, Rule.LOCAL, actions=("rotate",)),
+    StateKind("join_token", JOIN_TOKENS, Rule.LOCAL, actions=("create",)),
     StateKind("issued_token", ISSUED_TOKENS, Rule.LOCAL),
 )
 

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -18,10 +18,12 @@ from threading import Lock
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from schemas.error_roots import StateError
-from schemas.files import check_state, open_state, sync_directory
+from schemas.files import PRIVATE, check_state, open_state, sync_directory, write_atomic
 
 Entry = dict[str, Any]
 
+WORTH_COMPACTING = 256
+"""How many lines a file has at least before some leave it."""
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 
@@ -85,11 +87,20 @@ class Ledger(Generic[StateT]):
     Can be read on several threads at once. A state that ``read`` or ``locked`` has returned never changes:
     the next entries are applied to a copy.
 
-    ``secret``: its entries hold secrets, and a file that others can read is not used.
+    ``secret``: its entries hold secrets, and a file that others can read is not used. ``lasting`` returns the
+    entries of a state that must stay: once they are at most half of the lines, the others leave the file.
     """
 
-    def __init__(self, path: Path, empty: StateT, *, secret: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        empty: StateT,
+        *,
+        secret: bool = False,
+        lasting: Callable[[StateT], Sequence[Entry]] | None = None,
+    ) -> None:
         self.path = path
+        self._lasting = lasting
         self._secret = secret
         self._nothing = _Parsed(empty)
         self._parsed = self._nothing
@@ -187,6 +198,16 @@ class Ledger(Generic[StateT]):
                 # What a power cut left after the last entry must not become the beginning of the next.
                 file.truncate(parsed.end)
             yield parsed.state
+            if self._lasting is not None:
+                self._compact(self._lasting)
+
+    def _compact(self, lasting: Callable[[StateT], Sequence[Entry]]) -> None:
+        """Write the file anew, while it is locked; a process that waits for the lock opens the new one."""
+        with self._lock:
+            parsed = self._read_on()
+        entries = lasting(parsed.state)
+        if parsed.number >= WORTH_COMPACTING and 2 * len(entries) <= parsed.number:
+            write_atomic(self.path, _lines(entries), PRIVATE)
 
     @contextmanager
     def _exclusive_file(self) -> Iterator[FileIO]:
@@ -206,7 +227,7 @@ class Ledger(Generic[StateT]):
         Raises:
             OSError: it could not be written whole; the ledger is unchanged.
         """
-        lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode("ascii")
+        lines = _lines(entries)
         with self._opened_to_write() as file:
             before = os.fstat(file.fileno()).st_size
             try:
@@ -236,6 +257,10 @@ def parse_entry(line: bytes) -> Entry:
     if not isinstance(entry, dict):
         raise TypeError(entry)
     return entry
+
+
+def _lines(entries: Sequence[Entry]) -> bytes:
+    return "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode("ascii")
 
 
 def _write_through(file: FileIO, data: bytes) -> None:

@@ -454,6 +454,11 @@ class Sharer:
             self._count(compared.ledger.kind, "failed")
             self._report(error, compared.ledger.kind)
             return False
+        except Exception as error:  # noqa: BLE001 - a fault of one kind must not end the sharing of all
+            self._count(compared.ledger.kind, "failed")
+            self._log.error("shared ledger failed", ledger=compared.ledger.kind, exc_info=error)
+            self._report(error, compared.ledger.kind)
+            return False
         compared.backoff.reset()
         return True
 

@@ -39,6 +39,7 @@ SHOWN = {
     "relay node list": "",
     "relay node show": "{node}",
     "relay service status": "",
+    "relay state show": "leaf",
     "relay status": "",
     "relay token list": "",
     "relay tools": "--url {url} --token-file {token}",

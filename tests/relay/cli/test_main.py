@@ -105,7 +105,7 @@ def test_the_message_of_a_fault_is_escaped(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("command", [["run", "--broker", "127.0.0.1:1"], ["audit", "tail"], ["ca", "list"]])
+@pytest.mark.parametrize("command", [["run", "--broker", "127.0.0.1:1"], ["audit", "tail"]])
 def test_on_a_nodes_installation_the_command_says_in_one_line_what_to_install(
     tmp_path: Path, command: list[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Entries are appended by who knows what is there, and read by who understands them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,9 +116,11 @@ async def test_what_is_not_understood_is_named_by_sequence_and_printable_subject
             (f"leaf.{LEAF['kid']}", b"[" * 100),
             (f"name.{NODE_ID}", b" " * MAX_ENTRY_BYTES),
             ("leaf.\u202e", b"{}"),
+            # An integer to a JSON Schema, and no time to a file.
+            (f"leaf.{KID}", json.dumps(LEAF | {"issued_ms": float(NOW_MS)}).encode()),
         ):
             await context.publish(f"edge.main.ledger.{subject}", data)
-        await until(lambda: len(arrived) == 4)
+        await until(lambda: len(arrived) == 5)
         texts = []
         for message in arrived:
             with pytest.raises(NotUnderstoodError) as error:
@@ -125,6 +128,7 @@ async def test_what_is_not_understood_is_named_by_sequence_and_printable_subject
             texts.append(str(error.value))
     assert texts[0] == "entry 1 (edge.main.ledger.later.x) is of a kind that is not known here"
     assert texts[1].endswith("is nested too deeply")
+    assert texts[4].endswith("does not fit its document")
     assert all(text.isascii() for text in texts)
 
 

@@ -12,6 +12,7 @@ from nats.js import JetStreamContext
 from relay.cluster.ledger_stream import LedgerStream
 from relay.demo.cluster_server import new_credentials
 from relay.pki.authority import CertificateAuthority
+from relay.state.certificates import CaRecords
 from relay.state.merging import AT_ONCE
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
@@ -235,6 +236,26 @@ async def test_no_more_entries_are_read_than_the_bound(
         assert (
             "is one of more than 1" in (await member.fake.lines.until("shared ledgers not current"))["reason"]
         )
+
+
+async def test_a_fault_of_our_own_in_one_kind_ends_no_sharing_and_is_logged_with_its_traceback(
+    one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(_self: object, _kid: object) -> int:
+        raise LookupError("planted")
+
+    async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry):
+        await current(first)
+        monkeypatch.setattr(CaRecords, "serial_of", planted)
+        kid = one.issued(NODE_ID)
+        one.revoke(NODE_ID, first)
+        fault = await first.fake.lines.until("shared ledger failed")
+        assert "LookupError: planted" in fault["exception"]
+        one.tokens.revoke("meanwhile", NOW_MS)
+        first.part.ledgers.changed("token_revocation")
+        await until(lambda: other.tokens.jtis() == {"meanwhile"})
+        monkeypatch.undo()
+        await until(lambda: other.revoked == {kid})
 
 
 async def test_a_ledger_that_cannot_be_written_keeps_no_other_waiting(
