@@ -131,4 +131,5 @@ class TelemetryResource:
 
 
 def _cap_id(match: re.Match[str]) -> str | None:
-    return parse_qs(match[2] or "").get("cap", [None])[-1]
+    named = parse_qs(match[2] or "").get("cap")
+    return named[-1] if named else None

@@ -25,7 +25,7 @@ class Streams:
         self.held = Counter[AgentName]()
 
     def opened(
-        self, agent: Principal | None = None, updated: Callable[[str], object] = lambda _: None
+        self, agent: Principal | None = None, updated: Callable[[str], None] = lambda _: None
     ) -> FollowedResources:
         agent = agent or self.followed.agent()
         return FollowedResources(self.followed.resource, agent, updated, self.held)
