@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from relay.allowance import Allowance
+from relay.fair_shares import FairShares
 from schemas.errors import Failure, ToolError
 from schemas.token_bucket import TokenBucket
 
@@ -23,33 +24,43 @@ _EXAMINED = 32
 
 
 class Limiter:
-    """One limiter: a token bucket, and a count of what is in flight."""
+    """One limiter: a token bucket, and a count of what is in flight.
 
-    __slots__ = ("_allowance", "_bucket", "_in_flight")
+    Where a holder is named, the rate is divided among those that are.
+    """
+
+    __slots__ = ("_allowance", "_bucket", "_in_flight", "_shares")
 
     def __init__(self, allowance: Allowance, now: float) -> None:
         self._allowance = allowance
         self._bucket = TokenBucket(allowance.rate, allowance.burst, now)
         self._in_flight = 0
+        self._shares: FairShares | None = None
 
-    def acquire(self, now: float, cost: float = 1.0) -> None:
-        """Charge ``cost``, and count one in flight.
+    def acquire(self, now: float, cost: float = 1.0, holder: Hashable = None) -> None:
+        """Charge ``cost`` to ``holder``, and count one in flight.
 
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``. A refusal uses nothing up.
         """
         if self._in_flight >= self._allowance.concurrency:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=BUSY_RETRY_MS)
-        self.charge(now, cost)
+        self.charge(now, cost, holder)
         self._in_flight += 1
 
-    def charge(self, now: float, cost: float) -> None:
+    def charge(self, now: float, cost: float, holder: Hashable = None) -> None:
         """Take ``cost`` from the rate alone, however many are in flight.
 
         Raises:
             ToolError: as ``acquire``.
         """
-        if (wait_s := self._bucket.take(now, cost)) > 0:
+        if holder is None:
+            wait_s = self._bucket.take(now, cost)
+        else:
+            if self._shares is None:
+                self._shares = FairShares(now)
+            wait_s = self._shares.take(self._bucket, self._allowance, holder, now, cost)
+        if wait_s > 0:
             # A node may announce a rate near zero; the envelope's retry time is bounded.
             retry_ms = math.ceil(min(wait_s * 1000, _LONGEST_RETRY_MS))
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=max(1, retry_ms))
@@ -128,15 +139,15 @@ class KeyedLimiters(Generic[KeyT]):
         finally:
             limiter.release()
 
-    def acquire(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Limiter:
-        """Acquire the limiter of ``key`` and return it; the caller releases it.
+    def acquire(self, key: KeyT, allowance: Allowance, cost: float = 1.0, holder: Hashable = None) -> Limiter:
+        """Acquire the limiter of ``key`` for ``holder`` and return it; the caller releases it.
 
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``.
         """
         now = self._clock()
         limiter = self._limiter(key, allowance, now)
-        limiter.acquire(now, cost)
+        limiter.acquire(now, cost, holder)
         return limiter
 
     def charge(self, key: KeyT, allowance: Allowance, cost: float) -> None:

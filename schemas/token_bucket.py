@@ -18,12 +18,15 @@ class TokenBucket:
         self._tokens = burst
         self._at = now
 
-    def take(self, now: float, cost: float = 1.0) -> float:
-        """Take ``cost`` and return 0, or take nothing and return the seconds until it is available."""
+    def take(self, now: float, cost: float = 1.0, kept: float = 0.0) -> float:
+        """Take ``cost`` and return 0, or take nothing and return the seconds until it is available.
+
+        It is taken only if ``kept`` is left.
+        """
         self._fill(now)
         # A caller that waited the returned time must not be rejected again because of a rounding error.
-        if self._tokens + _ROUNDING < cost:
-            return (cost - self._tokens) / self._rate
+        if self._tokens + _ROUNDING < cost + kept:
+            return (cost + kept - self._tokens) / self._rate
         self._tokens -= cost
         return 0.0
 

@@ -1,14 +1,19 @@
 """The access log: one line for each call, with the same fields for every transport.
 
 A line is JSON in the relay's log, also on a terminal, and begins as every line there does. Decisions and
-their reasons are in the audit. Must never write arguments or results.
+their reasons are in the audit. Refusals for a rate, of which an agent can cause any number, are summed up by
+agent and code: the first has its line, and then one a minute says how many were left out. Must never write
+arguments or results.
 """
 
+import math
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
 from relay.ascii_json import encoded
+from relay.auth.agent_tokens import AgentName
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import TOOL_IO_REF
 from schemas.errors import Failure, ToolError
@@ -20,6 +25,10 @@ _DISCONNECTED = 499  # the code that nginx logs when the client closed the reque
 _MAX_REQUEST_ID = 64
 _MAX_TOOL_ID = 80
 _NULL = "null"
+_MAX_SUMMED = 500
+_PAUSE_S = 60.0
+
+_Key = tuple[AgentName | None, Failure]
 
 
 class LineSink(Protocol):
@@ -29,11 +38,21 @@ class LineSink(Protocol):
         """Write a line."""
 
 
+@dataclass(slots=True)
+class _Sum:
+    """Refusals since the last line: how many, and the line of the last one."""
+
+    due_s: float
+    count: int = 0
+    last: str = ""
+
+
 class AccessLog:
     """Writes to ``lines``."""
 
     def __init__(self, lines: LineSink) -> None:
         self._lines = lines
+        self._sums: dict[_Key, _Sum] = {}
 
     def write(
         self,
@@ -44,7 +63,42 @@ class AccessLog:
         now_ms: int,
     ) -> None:
         """Write the line of a call that has ended; without an ``answer`` its caller disconnected."""
-        self._lines.write(_line(request, record, answer, duration_s, now_ms))
+        now_s = record.started + duration_s
+        self._write_due(now_s)
+        line = _line(request, record, answer, duration_s, now_ms)
+        if record.error is None or not (record.counted or record.error.failure is Failure.RATE_LIMITED):
+            self._lines.write(line)
+            return
+        key = record.principal.name if record.principal else None, record.error.failure
+        if (summed := self._sums.get(key)) is not None:
+            summed.count += 1
+            summed.last = line
+            return
+        if len(self._sums) >= _MAX_SUMMED:
+            self._write_sum(self._sums.pop(next(iter(self._sums))))
+        self._sums[key] = _Sum(now_s + _PAUSE_S)
+        self._lines.write(line)
+
+    def close(self) -> None:
+        """Write what was summed up."""
+        self._write_due(math.inf)
+
+    def _write_due(self, now_s: float) -> None:
+        """Write the sums of those that had no line for a minute; the first of them is due first."""
+        while self._sums:
+            key, summed = next(iter(self._sums.items()))
+            if summed.due_s > now_s:
+                return
+            del self._sums[key]
+            if summed.count:
+                self._write_sum(summed)
+                if now_s < math.inf:
+                    self._sums[key] = _Sum(now_s + _PAUSE_S)
+
+    def _write_sum(self, summed: _Sum) -> None:
+        """Write the line of the last refusal, with the number of those before it that have none."""
+        if summed.count:
+            self._lines.write(f'{summed.last[:-2]},"kept_back":{summed.count - 1}}}\n')
 
 
 def _line(

@@ -41,6 +41,7 @@ class CallsPart(Part):
     relay_tools: RelayTools
     idempotent_calls: IdempotentCalls
     canaries: Canaries
+    access_log: AccessLog
 
     async def run(self) -> None:
         """Send canaries until cancelled."""
@@ -61,6 +62,7 @@ class CallsPart(Part):
     async def close(self) -> None:
         """End the keyed calls in flight, also those of disconnected callers, and record their outcome."""
         await self.idempotent_calls.end()
+        self.access_log.close()
 
 
 def assemble(  # noqa: PLR0913 - the parts that it connects
@@ -80,6 +82,7 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
     """
     config, monotonic, log = environment.config, environment.monotonic, environment.log
     relay_tools = RelayTools()
+    access_log = AccessLog(environment.lines)
     executor = CallExecutor(router, streams, audit.log, monotonic, environment.random_bytes, log)
     idempotent_calls = IdempotentCalls(executor, IdempotencyStore[CallAnswer](monotonic), audit.log, log)
     gateway = CallGateway(
@@ -93,7 +96,7 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
         audit=audit.log,
         refusals=audit.refusals,
         metrics=environment.metrics,
-        access_log=AccessLog(environment.lines),
+        access_log=access_log,
         ulids=environment.ulids,
         per_agent=config.per_agent,
         revocations_known=revocations_known,
@@ -112,4 +115,4 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
     )
     frames.on_connection(canaries.connection_changed)
     frames.on_announce(canaries.announced)
-    return CallsPart(gateway, executor, relay_tools, idempotent_calls, canaries)
+    return CallsPart(gateway, executor, relay_tools, idempotent_calls, canaries, access_log)

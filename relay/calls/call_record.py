@@ -78,6 +78,7 @@ class CallRecord:
         answered: whether the node has answered, so that the outcome is known.
         hop: where the call is; of one that failed, the hop that failed.
         is_canary: whether the relay makes it by itself: it uses up nothing of the capability's rate.
+        counted: whether its agent's limits refused it, so that the audit counts it with others.
         error: what it failed with.
     """
 
@@ -96,6 +97,7 @@ class CallRecord:
     answered: bool = False
     hop: Hop = Hop.RELAY
     is_canary: bool = False
+    counted: bool = False
     error: ToolError | None = None
 
     def release_share(self) -> None:

@@ -164,7 +164,7 @@ class CallGateway:
 
     async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
         principal = self._checked_principal(request, record)
-        share = record.share = self._enter(principal)
+        share = record.share = self._enter(principal, record)
         try:
             tool = self._decided(request, principal, record)
             key = request.call.idempotency_key
@@ -188,12 +188,13 @@ class CallGateway:
         record.principal = principal
         return principal
 
-    def _enter(self, principal: Principal) -> Limiter:
+    def _enter(self, principal: Principal, record: CallRecord) -> Limiter:
         """Count the call towards its agent's limits."""
         try:
             self._check_revocations()
             return self._agents.acquire(principal.name, self._per_agent)
         except ToolError as error:
+            record.counted = True
             self._count_refusal(principal, error)
             raise
 

@@ -6,6 +6,9 @@ of one in flight. The relay that a call arrives at (``idempotent_calls``) and th
 makes it running. ``IdempotencyStore.ended`` keeps the outcome if the node has answered, and forgets the key
 if no attempt has run. Otherwise the outcome is unknown: only a call that may run twice is sent again.
 
+A key keeps a call from running twice, which does harm only where the tool may not run twice. So while there
+is no room, the ended keys of tools that may are the first to go, and calls of these are not refused for it.
+
 Must not decide who may call, nor send anything.
 """
 
@@ -57,11 +60,13 @@ class KeyedCall(Generic[AnswerT]):
         outcome: the answer, or the error, once it is known.
         unknown: whether the last attempt may have run, without a known outcome.
         size: how many bytes the answer has.
+        repeatable: whether the call may run twice.
     """
 
     arguments: str
     first: str
     expires_at: float
+    repeatable: bool = False
     attempts: int = 0
     running: asyncio.Task[AnswerT] | None = None
     outcome: AnswerT | ToolError | None = None
@@ -87,10 +92,19 @@ class KeyedCall(Generic[AnswerT]):
 
 @dataclass(slots=True)
 class _Holding:
-    """The usage of one holder: its keys, oldest first, and the size of its answers."""
+    """The usage of one holder: its keys, oldest first, and the size of its answers.
+
+    Attributes:
+        repeatable: those of its keys whose calls may run twice.
+    """
 
     keys: dict[CallKey, None] = field(default_factory=dict)
+    repeatable: dict[CallKey, None] = field(default_factory=dict)
     size: int = 0
+
+    def is_within(self, quota: Quota) -> bool:
+        """Return whether there is room for another key."""
+        return len(self.keys) < quota.keys and self.size < quota.size
 
 
 class IdempotencyStore(Generic[AnswerT]):
@@ -104,19 +118,23 @@ class IdempotencyStore(Generic[AnswerT]):
         of_caller: Quota = QUOTA_OF_CALLER,
     ) -> None:
         self._clock = clock
-        self._quotas = (of_all, of_tenant, of_caller)
+        self._quotas = (of_caller, of_tenant, of_all)
         self._holdings: defaultdict[object, _Holding] = defaultdict(_Holding)
         self._keyed_calls: OrderedDict[CallKey, KeyedCall[AnswerT]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._keyed_calls)
 
-    def open(self, key: CallKey, arguments: str, correlation_id: str) -> KeyedCall[AnswerT]:
+    def open(
+        self, key: CallKey, arguments: str, correlation_id: str, *, repeatable: bool = False
+    ) -> KeyedCall[AnswerT]:
         """Return what is known under ``key``, made if it is new; ``arguments`` is a hash of the call's.
+
+        ``repeatable``: the call may run twice.
 
         Raises:
             ToolError: ENVELOPE_INVALID if the key was used for other arguments; RATE_LIMITED if there is no
-                quota for another key: an unexpired key is never evicted for a new one.
+                quota for another key of a call that may not run twice: no other such key is evicted for it.
         """
         now = self._clock()
         keyed = self._keyed_calls.get(key)
@@ -124,11 +142,14 @@ class IdempotencyStore(Generic[AnswerT]):
             self.forget(key)
             keyed = None
         if keyed is None:
-            self._evict_expired(now, key)
-            keyed = KeyedCall(arguments, correlation_id, now + REMEMBERED_S)
+            self._evict_expired(now)
+            self._make_room(now, key, repeatable=repeatable)
+            keyed = KeyedCall(arguments, correlation_id, now + REMEMBERED_S, repeatable)
             self._keyed_calls[key] = keyed
             for holder in _holders(key):
                 self._holdings[holder].keys[key] = None
+                if repeatable:
+                    self._holdings[holder].repeatable[key] = None
         elif keyed.arguments != arguments:
             raise ToolError(
                 Failure.ENVELOPE_INVALID, "The idempotency key was used for other arguments of this tool."
@@ -143,6 +164,7 @@ class IdempotencyStore(Generic[AnswerT]):
         for holder in _holders(key):
             holding = self._holdings[holder]
             del holding.keys[key]
+            holding.repeatable.pop(key, None)
             holding.size -= keyed.size
             if not holding.keys:
                 del self._holdings[holder]
@@ -168,24 +190,35 @@ class IdempotencyStore(Generic[AnswerT]):
         if self._keyed_calls[key].attempts == 1:
             self.forget(key)
 
-    def _evict_expired(self, now: float, new: CallKey) -> None:
+    def _evict_expired(self, now: float) -> None:
         while self._keyed_calls:
             key, keyed = next(iter(self._keyed_calls.items()))
             if keyed.expires_at > now or keyed.running is not None:
                 break
             self.forget(key)
+
+    def _make_room(self, now: float, new: CallKey, *, repeatable: bool) -> None:
+        """Evict ended keys of calls that may run twice while there is no quota for ``new``.
+
+        Those of its caller go first. A call that may run twice needs no quota: its key is beyond it while it
+        runs, and goes next.
+        """
         for holder, quota in zip(_holders(new), self._quotas, strict=True):
-            holding = self._holdings.get(holder)
-            if holding is None or (len(holding.keys) < quota.keys and holding.size < quota.size):
-                continue
-            oldest = self._keyed_calls[next(iter(holding.keys))]
-            wait_ms = max(1, int((oldest.expires_at - now) * 1000))
-            raise ToolError(
-                Failure.RATE_LIMITED, "Too many idempotency keys are in use.", retry_after_ms=wait_ms
-            )
+            while (holding := self._holdings.get(holder)) is not None and not holding.is_within(quota):
+                ended = (key for key in holding.repeatable if self._keyed_calls[key].running is None)
+                if (oldest := next(ended, None)) is not None:
+                    self.forget(oldest)
+                elif repeatable:
+                    break
+                else:
+                    first = self._keyed_calls[next(iter(holding.keys))]
+                    wait_ms = max(1, int((first.expires_at - now) * 1000))
+                    raise ToolError(
+                        Failure.RATE_LIMITED, "Too many idempotency keys are in use.", retry_after_ms=wait_ms
+                    )
 
 
 def _holders(key: CallKey) -> tuple[object, object, object]:
-    """Return the holders whose quota a key uses: all, its tenant, and its caller."""
+    """Return the holders whose quota a key uses: its caller, its tenant, and all."""
     caller = key[0]
-    return "all", caller[1], caller
+    return caller, caller[1], "all"

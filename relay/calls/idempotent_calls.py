@@ -55,7 +55,9 @@ class IdempotentCalls:
         key_of_call: CallKey = (principal.name, tool.canonical, hashed_key)
         arguments = sha256(jcs(record.call.arguments)).hexdigest()
         try:
-            keyed = self._store.open(key_of_call, arguments, record.correlation_id)
+            keyed = self._store.open(
+                key_of_call, arguments, record.correlation_id, repeatable=tool.idempotent
+            )
         except ToolError as error:
             record.denied(self._audit, error)
             raise

@@ -61,7 +61,9 @@ class KeyedCommands(LocalRouter):
 
     async def _run_keyed(self, command: Command, idempotency: Idempotency) -> CmdAck:
         key: CallKey = (idempotency.caller, command.tool, idempotency.key)
-        keyed = self._store.open(key, idempotency.arguments, command.correlation_id)
+        keyed = self._store.open(
+            key, idempotency.arguments, command.correlation_id, repeatable=idempotency.repeatable
+        )
         if keyed.running is not None:
             return await _outcome_of(keyed.running, command)
         if isinstance(keyed.outcome, str):

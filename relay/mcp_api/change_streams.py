@@ -5,6 +5,7 @@ Each counts towards its agent's limit (``open_streams``) and ends with its token
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
@@ -13,7 +14,7 @@ from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, 
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
 
-from relay.auth.agent_tokens import Principal
+from relay.auth.agent_tokens import AgentName, Principal
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.mcp_api.followed_resources import FollowedResources
@@ -52,6 +53,7 @@ class ChangeStreams:
         self._options = options
         self._streams = streams
         self._now_ms = now_ms
+        self._followed_by = Counter[AgentName]()
 
     def revoke(self, jtis: Collection[str]) -> None:
         """End the streams that were opened with one of these tokens."""
@@ -109,7 +111,9 @@ class ChangeStreams:
         connection = connection_of(context)
         updates = PendingUpdates[str]()
         sending = asyncio.create_task(_send_updates(context, updates))
-        followed = FollowedResources(self._telemetry, caller_of(context).principal, updates.add)
+        followed = FollowedResources(
+            self._telemetry, caller_of(context).principal, updates.add, self._followed_by
+        )
         for stack in (connection.state.setdefault(_SUBSCRIPTION, ExitStack()), connection.exit_stack):
             stack.callback(sending.cancel)
             stack.callback(followed.close)
@@ -149,7 +153,10 @@ class ChangeStreams:
             selection = self._selection_of(context)
             stack.callback(self._notifier.listen(principal.rights, tools_changed, selection))
         followed = FollowedResources(
-            self._telemetry, principal, lambda uri: updates.add(ResourceUpdated(uri=uri))
+            self._telemetry,
+            principal,
+            lambda uri: updates.add(ResourceUpdated(uri=uri)),
+            self._followed_by,
         )
         stack.callback(followed.close)
         uris = [uri for uri in wanted.resource_subscriptions or () if followed.add(uri)]

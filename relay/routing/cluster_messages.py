@@ -23,7 +23,7 @@ MAX_MESSAGE_BYTES = 3 * MAX_FRAME_BYTES + 8192
 Messages are ASCII, in which the characters of other scripts take up to three times the bytes of UTF-8.
 """
 
-_CMD_REF = "cluster.cmd@1.0.0"
+_CMD_REF = "cluster.cmd@1.1.0"
 _CANCEL_REF = "cluster.cancel@1.0.0"
 _ANSWER_REF = "cluster.answer@1.0.0"
 
@@ -93,6 +93,8 @@ class ClusterMessages:
         }
         if command.traceparent is not None:
             message["traceparent"] = command.traceparent
+        if command.caller is not None:
+            message["caller"] = command.caller
         if (idempotency := command.idempotency) is not None:
             message["idempotency"] = {
                 "caller": idempotency.caller,
@@ -109,7 +111,7 @@ class ClusterMessages:
             ClusterMessageError: it is no such message.
         """
         message = read_document(data, self._cmd.is_valid)
-        keyed = message.get("idempotency")
+        keyed, caller = message.get("idempotency"), message.get("caller")
         command = Command(
             node_id=message["node_id"],
             tool=message["tool"],
@@ -121,6 +123,7 @@ class ClusterMessages:
             idempotency=None
             if keyed is None
             else Idempotency(tuple(keyed["caller"]), keyed["key"], keyed["arguments"], keyed["repeatable"]),
+            caller=None if caller is None else tuple(caller),
         )
         return AskedCommand(command, message["relay"], message["sent_at_ms"])
 

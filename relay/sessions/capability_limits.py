@@ -1,6 +1,7 @@
 """Applies the limits that capabilities announce, in the relay that holds the node's session.
 
-So a capability has one limiter, whichever relay a call arrived at. Must not know callers.
+So a capability has one limiter, whichever relay a call arrived at, and its rate is divided fairly among the
+agents that call it. Must not know more of these than their names.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from relay.rate_limits import KeyedLimiters
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError
+
+_UNNAMED = ("", "", "")
+"""The agents of a relay that does not name them, as one."""
 
 
 class CapabilityLimits(LocalRouter):
@@ -30,7 +34,8 @@ class CapabilityLimits(LocalRouter):
         if tool is None:
             # It was announced when the call was decided, and is not any more.
             raise ToolError(Failure.NODE_OFFLINE)
-        limiter = self._limiters.acquire(tool.capability, tool.allowance, command.cost)
+        holder = (command.caller or _UNNAMED) if command.cost else None
+        limiter = self._limiters.acquire(tool.capability, tool.allowance, command.cost, holder)
         try:
             answer = self._sessions.start(command)
         except BaseException:

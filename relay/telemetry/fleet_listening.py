@@ -15,7 +15,7 @@ from typing import Any
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.routing.peers import NoResponderError, Peers
 from relay.telemetry.hub import Notify
-from relay.telemetry.reading import TelemetryResource
+from relay.telemetry.reading import Place, TelemetryResource
 from relay.telemetry.subscription import MIN_LEASE_S
 from schemas.errors import Failure, ToolError
 from schemas.health import Loop
@@ -77,13 +77,17 @@ class FleetListening:
         peers.answer(LISTEN, self._listens)
         peers.answer(UPDATED, self._has_updated)
 
+    def place_of(self, principal: Principal, uri: str) -> Place | None:
+        """Return what ``uri`` names, as ``TelemetryResource.place_of`` describes."""
+        return self._resource.place_of(principal, uri)
+
     def follow(self, principal: Principal, uri: str, notify: Notify) -> Callable[[], None] | None:
         """Call ``notify`` after every update at any relay, as ``TelemetryResource.follow`` describes."""
         stop = self._resource.follow(principal, uri, notify)
-        node_id = None if stop is None else self._resource.node_of(principal, uri)
-        if stop is None or node_id is None:
+        named = None if stop is None else self.place_of(principal, uri)
+        if stop is None or named is None:
             return stop
-        place, key = (principal.name, node_id), object()
+        place, key = (principal.name, named[0]), object()
         self._here[place][key] = notify
         self._principals[place] = principal
         self._tell(place, principal, MIN_LEASE_S)

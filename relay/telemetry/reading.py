@@ -19,6 +19,9 @@ from schemas.error_roots import PeerError
 _URI = re.compile(r"node://([!-.0-~]{1,256})/telemetry(?:\?([!-~]{0,128}))?")
 _MAX_DIGITS = 15
 
+Place = tuple[str, str | None]
+"""A node, and the capability that is named; None for any."""
+
 
 class TelemetryQueryError(PeerError):
     """The query is none. The text says what is allowed, and nothing of what was given."""
@@ -42,14 +45,14 @@ class TelemetryResource:
         query = "" if match[2] is None else f"?{match[2]}"
         return f"node://{self._node(principal, match)}/telemetry{query}"
 
-    def node_of(self, principal: Principal, uri: str) -> str | None:
-        """Return the id of the node of ``uri``; None if it is not one of these.
+    def place_of(self, principal: Principal, uri: str) -> Place | None:
+        """Return what ``uri`` names, however it is spelled; None if it is not one of these.
 
         Raises:
             UnknownNodeError: there is no such node for ``principal``.
         """
         match = _URI.fullmatch(uri)
-        return None if match is None else self._node(principal, match)
+        return None if match is None else (self._node(principal, match), _cap_id(match))
 
     def has_any(self, principal: Principal, uri: str) -> bool:
         """Return whether there is a stream that ``principal`` may read, its own or of others."""
@@ -101,7 +104,7 @@ class TelemetryResource:
         match = _URI.fullmatch(uri)
         if match is None:
             return []
-        cap_id = parse_qs(match[2] or "").get("cap", [None])[-1]
+        cap_id = _cap_id(match)
         streams = self._hub.streams_of(principal, self._node(principal, match))
         return [stream for stream in streams if cap_id in {None, stream.tool.cap_id}]
 
@@ -125,3 +128,8 @@ class TelemetryResource:
             size -= len(samples.pop(0))
             lost += 1
         return f'{{"samples":[{",".join(samples)}],"lost":{lost}}}'
+
+
+def _cap_id(match: re.Match[str]) -> str | None:
+    named = parse_qs(match[2] or "").get("cap")
+    return named[-1] if named else None

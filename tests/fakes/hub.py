@@ -260,6 +260,7 @@ class Hub:
     ) -> CallGateway:
         """Return the gateway in front of ``router``; ``idempotent_calls`` is the hub's."""
         limited = CapabilityLimits(self.fleet, router, monotonic)
+        self.access_log = AccessLog(self.access_lines)
         executor = self.executor = CallExecutor(
             limited, self.telemetry, self.audit, monotonic, os.urandom, self.log
         )
@@ -277,7 +278,7 @@ class Hub:
             audit=self.audit,
             refusals=self.refusals,
             metrics=self.metrics,
-            access_log=AccessLog(self.access_lines),
+            access_log=self.access_log,
             ulids=self.ulids,
             per_agent=per_agent,
             revocations_known=self.freshness.is_fresh,

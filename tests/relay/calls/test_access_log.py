@@ -5,10 +5,12 @@ from unittest.mock import ANY
 
 import pytest
 
+from relay.allowance import Allowance
 from relay.auth.caller import Caller
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import Call
+from relay.calls.gateway import CallGateway
 from schemas.error_codes import Canonical
 from schemas.errors import Failure, ToolError
 from schemas.lines import LineWriter
@@ -17,7 +19,8 @@ from tests.fakes.callers import call_of, principal_of
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.routers import ScriptedRouter
-from tests.fakes.signer import NODE_ID, NOW_MS
+from tests.fakes.seconds import Seconds
+from tests.fakes.signer import ECHO, NODE_ID, NOW_MS
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -256,6 +259,84 @@ async def test_a_trace_is_the_relays_own_span_in_line_and_command(hub: Hub, rout
     assert command.traceparent == f"00-{TRACE_ID}-{line['spanId']}-01"
     assert line["traceId"] == TRACE_ID
     assert line["spanId"] != SPAN_ID
+
+
+# --- refusals that are summed up ------------------------------------------------------------------------
+
+
+async def refusals(gateway: CallGateway, call: CallRequest, count: int) -> None:
+    for _ in range(count):
+        answer = await gateway.call(call)
+        assert answer.error is not None
+
+
+def lines_of(hub: Hub, sub: str) -> list[tuple[int, int | None]]:
+    """Return status and number of those left out of each line of an agent's calls."""
+    entries = [line for line in hub.access_lines.entries() if line["agentId"] == sub]
+    return [(line["status"], line.get("kept_back")) for line in entries]
+
+
+async def test_repeated_refusals_of_an_agent_are_one_line_a_minute_with_their_number(
+    hub: Hub, router: ScriptedRouter
+) -> None:
+    hub.connect(hub.ca.issue())
+    seconds = Seconds()
+    gateway = hub.gateway(router, seconds, Allowance(1e-6, 1, 9))
+    call = call_of(hub.token(), ECHO_NAME, {"message": "ping"})
+    other = call_of(hub.token(sub="agent-2"), ECHO_NAME, {"message": "ping"})
+    assert (await gateway.call(call)).error is None
+    await refusals(gateway, call, 5000)
+    assert lines_of(hub, "agent-1") == [(200, None), (429, None)]
+    seconds.now += 59
+    await gateway.call(other)
+    assert len(lines_of(hub, "agent-1")) == 2
+    seconds.now += 1
+    await refusals(gateway, other, 1)
+    assert lines_of(hub, "agent-1") == [(200, None), (429, None), (429, 4998)]
+    await refusals(gateway, call, 10)
+    seconds.now += 60
+    await refusals(gateway, other, 1)
+    assert lines_of(hub, "agent-1")[3:] == [(429, 9)]
+    assert lines_of(hub, "agent-2") == [(200, None), (429, None), (429, None)]
+    seconds.now += 120
+    await refusals(gateway, call, 3)
+    assert lines_of(hub, "agent-1")[4:] == [(429, None)]
+    hub.access_log.close()
+    assert lines_of(hub, "agent-1")[4:] == [(429, None), (429, 1)]
+    assert all(list(line)[: len(FIELDS)] == FIELDS for line in hub.access_lines.entries())
+
+
+async def test_refusals_for_a_capabilitys_rate_are_summed_up_and_other_failures_are_not(
+    hub: Hub, router: ScriptedRouter
+) -> None:
+    hub.connect(hub.ca.issue(), capabilities=[{**ECHO, "constraints": {"rate_limit_rps": 1}}])
+    gateway = hub.gateway(router, Seconds())
+    call = call_of(hub.token(), ECHO_NAME, {"message": "ping"})
+    assert (await gateway.call(call)).error is None
+    await refusals(gateway, call, 20)
+    await refusals(gateway, call_of(hub.token(), ECHO_NAME, {}), 3)
+    assert [status for status, _ in lines_of(hub, "agent-1")] == [200, 429, 400, 400, 400]
+
+
+async def test_calls_that_are_refused_while_revocations_cannot_be_read_are_summed_up(
+    hub: Hub, router: ScriptedRouter
+) -> None:
+    hub.connect(hub.ca.issue())
+    gateway = hub.gateway(router, hub.seconds)
+    hub.seconds.now += 3600
+    await refusals(gateway, call_of(hub.token(), ECHO_NAME, {"message": "ping"}), 20)
+    assert lines_of(hub, "agent-1") == [(500, None)]
+
+
+async def test_the_refusals_that_are_counted_are_bounded_and_none_is_lost(
+    hub: Hub, router: ScriptedRouter
+) -> None:
+    gateway = hub.gateway(router, Seconds(), Allowance(1e-6, 1, 9))
+    for number in range(600):
+        call = call_of(hub.token(sub=f"agent-{number}"), "no tool", {})
+        await refusals(gateway, call, 4)
+    assert lines_of(hub, "agent-99") == [(404, None), (429, None), (429, 1)]
+    assert lines_of(hub, "agent-100") == [(404, None), (429, None)]
 
 
 class Unwritable(io.StringIO):

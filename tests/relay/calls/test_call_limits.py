@@ -78,6 +78,23 @@ async def test_all_agents_share_what_a_capability_bears(
     assert await codes(gateway, first, second) == ["ok", "E_RATE_LIMITED"]
 
 
+@pytest.mark.parametrize("greedy", [40, 200])
+async def test_an_agent_that_calls_within_its_share_is_not_refused_beside_one_that_calls_more(
+    hub: Hub, router: ScriptedRouter, seconds: Seconds, greedy: int
+) -> None:
+    gateway = slowed(hub, router, seconds, {**ECHO, "constraints": {"rate_limit_rps": 10}})
+    modest, other = request(hub, sub="modest"), request(hub, sub="greedy")
+    outcomes, served = list[str](), 0
+    for tick in range(10 * greedy):
+        served += await codes(gateway, other) == ["ok"]
+        if tick % (greedy // 5) == 0:
+            outcomes += await codes(gateway, modest)
+        seconds.now += 1 / greedy
+    assert outcomes == ["ok"] * 50
+    assert served == pytest.approx(50, abs=10)  # the rest, and what was left of the burst
+    assert len(router.commands) <= 10 * 10 + 10
+
+
 async def test_capabilities_do_not_share(hub: Hub, router: ScriptedRouter, seconds: Seconds) -> None:
     gateway = slowed(hub, router, seconds, SLOW_ECHO, {**SLOW_ECHO, "cap_id": "echo2"})
     other = ECHO_NAME.replace(".echo.", ".echo2.")

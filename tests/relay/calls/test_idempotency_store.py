@@ -13,6 +13,7 @@ from relay.calls.idempotency_store import (
     KeyedCall,
     Quota,
 )
+from relay.config import PER_AGENT
 from schemas.errors import Failure, ToolError
 from tests.fakes.seconds import Seconds
 
@@ -285,3 +286,78 @@ async def test_a_call_under_way_is_neither_forgotten_nor_begun_anew_when_its_tim
     with suppress(asyncio.CancelledError):
         await task
     assert store.open(place("key 0"), ARGUMENTS, "last").first == "last"
+
+
+# --- full, and some calls may run twice -----------------------------------------------------------------
+
+
+async def ended(store: IdempotencyStore[str], key: CallKey, answer: str = "ok") -> None:
+    """Make a call that may run twice, and let it end."""
+
+    async def sent() -> str:
+        store.ended(key, None, answer, len(answer))
+        return answer
+
+    keyed = store.open(key, ARGUMENTS, "first", repeatable=True)
+    keyed.begin(task := asyncio.create_task(sent()))
+    await task
+
+
+async def test_the_oldest_ended_key_of_a_call_that_may_run_twice_goes_first(
+    store: IdempotencyStore[str],
+) -> None:
+    store.open(place("lasting"), ARGUMENTS, "lasting")
+    for key in ("older", "newer"):
+        await ended(store, place(key))
+    store.open(place("new"), ARGUMENTS, "new")
+    assert len(store) == 3
+    assert store.open(place("lasting"), ARGUMENTS, "again").first == "lasting"
+    assert store.open(place("newer"), ARGUMENTS, "again").outcome == "ok"
+    assert store.open(place("older"), OTHER_ARGUMENTS, "again", repeatable=True).outcome is None
+
+
+async def test_twenty_thousand_calls_that_may_run_twice_are_not_refused(seconds: Seconds) -> None:
+    store = IdempotencyStore[str](seconds)
+    store.open(place("lasting"), ARGUMENTS, "lasting")
+    for number in range(20_000):
+        await ended(store, place(str(number)), "x" * 20_000)
+        seconds.now += 1 / PER_AGENT.rate
+    assert store.open(place("lasting"), ARGUMENTS, "again").first == "lasting"
+    assert store.open(place("19999"), ARGUMENTS, "again").outcome is not None
+
+
+async def test_neither_a_running_call_nor_one_that_may_not_run_twice_goes(
+    store: IdempotencyStore[str],
+) -> None:
+    tasks = [asyncio.create_task(hanging()) for _ in range(2)]
+    for number, task in enumerate(tasks):
+        store.open(place(str(number)), ARGUMENTS, str(number), repeatable=True).begin(task)
+    store.open(place("lasting"), ARGUMENTS, "lasting")
+    assert refused(store, place("new")).failure is Failure.RATE_LIMITED
+    for number in range(10):
+        await ended(store, place(f"repeatable {number}"))  # over the quota while it runs
+        assert len(store) == 4
+    for first in ("0", "1", "lasting"):
+        assert store.open(place(first), ARGUMENTS, "again").first == first
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    store.open(place("new"), ARGUMENTS, "new")
+    assert len(store) == 3
+
+
+async def test_a_caller_that_uses_up_its_quota_takes_no_key_of_another(seconds: Seconds) -> None:
+    store = IdempotencyStore[str](seconds, of_all=Quota(4, 1000), of_caller=Quota(2, 100))
+    other = place("theirs", ("iss", "acme", "other"))
+    await ended(store, other)
+    for number in range(10):
+        await ended(store, place(str(number)))
+    assert len(store) == 3
+    assert store.open(other, ARGUMENTS, "again").outcome == "ok"
+
+
+async def test_large_answers_of_calls_that_may_run_twice_make_room(seconds: Seconds) -> None:
+    store = IdempotencyStore[str](seconds, of_caller=Quota(10, 100))
+    for number in range(20):
+        await ended(store, place(str(number)), "x" * 60)
+    assert len(store) == 2

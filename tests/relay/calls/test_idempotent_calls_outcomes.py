@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from relay.calls.idempotency_store import QUOTA_OF_CALLER
 from relay.config import EnvelopeMode
 from relay.routing.port import Command
 from schemas.errors import Failure
@@ -15,6 +16,7 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.keyed_calls import (
+    CONSTRAINTS,
     MAY_HAVE_RUN,
     PING,
     PONG,
@@ -189,6 +191,19 @@ async def test_when_there_is_no_room_a_new_key_is_refused_and_every_live_one_ans
     assert len(router.commands) == 3
     seconds.now += 600
     assert code(await stage.call("c")) == "ok"
+
+
+async def test_a_client_that_sends_a_key_with_each_call_of_an_idempotent_tool_is_not_refused(
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
+) -> None:
+    stage = Stage(hub, router, seconds)
+    for number in range(QUOTA_OF_CALLER.keys + 100):
+        assert code(await stage.call(str(number))) == "ok"
+        seconds.now += 1 / CONSTRAINTS["rate_limit_rps"]
+    made = len(router.commands)
+    assert made == QUOTA_OF_CALLER.keys + 100
+    assert code(await stage.call(str(made - 1))) == "ok"
+    assert len(router.commands) == made  # the last ones are known
 
 
 async def test_a_key_that_could_not_be_used_takes_no_room(

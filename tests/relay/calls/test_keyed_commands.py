@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.calls.idempotency_store import OUTCOME_UNKNOWN, REMEMBERED_S, IdempotencyStore
+from relay.calls.idempotency_store import OUTCOME_UNKNOWN, QUOTA_OF_CALLER, REMEMBERED_S, IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
 from relay.routing.port import Command, Idempotency, LocalRouter
 from schemas.errors import Failure, ToolError
@@ -193,3 +193,17 @@ async def test_while_it_is_not_known_who_had_the_node_before_a_new_key_may_be_an
     assert router.commands == []
     commands.history_unknown(NODE_ID, False)  # noqa: FBT003
     assert await commands.run(SECOND) == echoed(SECOND)
+
+
+async def test_commands_that_may_run_twice_are_not_refused_for_their_keys() -> None:
+    router, seconds = ScriptedRouter(), Seconds()
+    store = IdempotencyStore[str](seconds)
+    commands = KeyedCommands(router, store, seconds)
+    for number in range(QUOTA_OF_CALLER.keys + 10):
+        key = replace(KEY, key=f"{number:064x}", repeatable=True)
+        await commands.run(COMMAND._replace(idempotency=key))
+    assert len(store) == QUOTA_OF_CALLER.keys
+    for number in range(QUOTA_OF_CALLER.keys):
+        await commands.run(COMMAND._replace(idempotency=replace(KEY, key=f"a{number:063x}")))
+    last = COMMAND._replace(idempotency=replace(KEY, key="b" * 64))
+    assert await failure_of(commands, last) is Failure.RATE_LIMITED

@@ -345,6 +345,34 @@ async def test_the_rate_of_a_capability_is_exact_however_many_relays_call_it(
         assert len(node.commands) == 6
 
 
+async def test_a_rate_is_divided_among_agents_however_many_relays_they_call(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, hub: Hub
+) -> None:
+    seconds, node = Seconds(), ScriptedRouter()
+    hub.connect(hub.ca.issue(), capabilities=[{**ECHO, "constraints": {"rate_limit_rps": 10}}])
+    limits = CapabilityLimits(hub.fleet, node, seconds)
+
+    async def served(by: Member, agent: str) -> bool:
+        ulid = hub.ulids.new()
+        try:
+            caller = ("https://relay.example", "acme", agent)
+            await by.part.router.run(echo(NODE_ID, correlation_id=ulid, caller=caller))
+        except ToolError as error:
+            return error.failure is not Failure.RATE_LIMITED
+        return True
+
+    async with Member.joined(nats.config, tmp_path / "limits", registry, limits) as owner:
+        await owner.hold(NODE_ID, asker)
+        modest = []
+        for _ in range(15):
+            for _ in range(8):
+                seconds.now += 0.2 / 8
+                await served(asker, "greedy")
+            modest.append(await served(owner, "modest"))
+        assert all(modest)
+        assert await served(asker, "modest")
+
+
 async def test_the_concurrency_of_a_capability_is_exact_however_many_relays_call_it(
     asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, hub: Hub
 ) -> None:
