@@ -43,6 +43,7 @@ _READ_HEADERS = _NAMES | {
     b"mcp-protocol-version",
     b"mcp-session-id",
     b"traceparent",
+    b"x-correlation-id",
 }
 TWICE = "\n"
 """The value of a header that was sent twice; a header sent once cannot have it."""

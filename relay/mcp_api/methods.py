@@ -27,7 +27,7 @@ from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.telemetry.reading import TelemetryQueryError
 from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
-from schemas.meta_names import META_ERROR, META_HOP
+from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.text import printable
 from schemas.tokens import TokenError
 
@@ -111,7 +111,7 @@ class Methods:
         self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
     ) -> dict[str, Any]:
         selection = self._options_of(caller).selection
-        call = Call(message, caller.traceparent)
+        call = Call(message, caller.traceparent, caller.correlation_id)
         answer = await self._gateway.call(CallRequest(caller, call, emit, selection))
         return _tool_result(answer)
 
@@ -224,4 +224,9 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
             "isError": True,
             "_meta": {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value},
         }
-    return {"content": content, "structuredContent": answer.result, "isError": False}
+    return {
+        "content": content,
+        "structuredContent": answer.result,
+        "isError": False,
+        "_meta": {META_CORRELATION_ID: answer.correlation_id},
+    }
