@@ -186,7 +186,7 @@ class CallGateway:
             self._authenticator.check(principal)
         except TokenError:
             # The guard accepted it when the request arrived: it has expired or was revoked since.
-            denied = ToolError(Failure.SAFETY_DENIED, "The token is not accepted.")
+            denied = ToolError(Failure.TOKEN_REFUSED)
             record.denied(self._audit, denied)
             raise denied from None
         record.principal = principal

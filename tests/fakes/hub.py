@@ -151,7 +151,7 @@ class Hub:
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
         self.seconds = Seconds()
-        self.refusals = RefusalCounter(self.audit, self.log, self.seconds)
+        self.refusals = RefusalCounter(self.audit, self.log, self.seconds, self.ulids.new)
         self.freshness = Freshness(SOURCES, self.seconds)
         for source in SOURCES:
             self.freshness.read(source)

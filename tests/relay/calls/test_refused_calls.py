@@ -210,6 +210,7 @@ async def test_revoking_a_token_ends_its_calls_with_an_outcome_in_the_audit_and_
         "E_SAFETY_DENIED",
         "The token was revoked during the call.",
     )
+    assert envelope["suggested_fix"].startswith("Send a new token")
     line = hub.audited()[-1]
     assert (line["outcome"], line["code"], line["jti"]) == ("error", "E_SAFETY_DENIED", jti)
     assert line["correlation_id"] == envelope["correlation_id"]
