@@ -104,7 +104,7 @@ def _fleet(nodes: int) -> Iterator[Fleet]:
             projector=Projector(registry, kinds),
             marks=MarkStore(Path(name) / "marks", log),
             metrics=Metrics(),
-            refusals=RefusalCounter(audit, log, time.monotonic),
+            refusals=RefusalCounter(audit, log, time.monotonic, str),
             now_ms=lambda: _NOW_MS,
             log=log,
         )

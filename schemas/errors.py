@@ -86,6 +86,14 @@ class Failure(Enum):
         "The caller may not call this tool, or there is no such node.",
         "List the tools; for more rights, ask the operator for a token with the scope that this tool needs.",
     )
+    TOKEN_REFUSED = Row(
+        "E_SAFETY_DENIED",
+        Canonical.UNAUTHORIZED,
+        "unauthorized",
+        Retry.NO,
+        "The token is not accepted.",
+        "Send a new token: ask the operator of the relay for one, or the server that issues them.",
+    )
     RATE_LIMITED = Row(
         "E_RATE_LIMITED",
         Canonical.TIMEOUT,

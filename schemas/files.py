@@ -154,6 +154,16 @@ def check_state(path: Path, facts: os.stat_result, *, secret: bool = False) -> N
     _check(path, facts, secret=secret)
 
 
+def check_unchangeable(path: Path) -> None:
+    """See that no other user can change the file or directory ``path``; a link is followed.
+
+    Raises:
+        UntrustedFileError: it belongs to another user, or others can change it.
+        OSError: it is not there.
+    """
+    _check(path, path.stat(), secret=False)
+
+
 def _check_secret(path: Path, facts: os.stat_result) -> None:
     if stat.S_ISDIR(facts.st_mode):  # first: its mode is not to be changed
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

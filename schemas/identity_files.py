@@ -12,6 +12,7 @@
 Must not judge certificates: what it reads is what lies there.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +88,18 @@ class IdentityFiles:
     def exists(self) -> bool:
         """Return whether an identity was made here: whether there is a key."""
         return self.key.exists()
+
+    def are_absent(self) -> bool:
+        """Return whether there is nothing of an identity here, not even a damaged one.
+
+        Raises:
+            OSError: that cannot be seen.
+        """
+        for path in (self.node_id, self.key):
+            with suppress(FileNotFoundError):
+                path.lstat()
+                return False
+        return True
 
     def write(self, node_id: str, key: SigningKey, leaf_pem: str, csr_pem: str | None = None) -> None:
         """Write a new identity. The key comes last: when it is there, all of it is."""

@@ -3,9 +3,11 @@
 A package has an entry point in the group ``edge_kubelet.kinds``: the kind's name, and the handler as
 ``package.module:attribute``. Beside that module lie ``kind.json``, its row, and ``documents/``, the schemas
 that the row cites. Both are found by the metadata of the installation and read as data: a relay has no use
-for the handler, and must not run it. Must not import a package, and must not read one that was not named.
+for the handler, and must not run it. A package that another user can change is refused, since a node runs it.
+Must not import a package, and must not read one that was not named.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackagePath, entry_points
@@ -15,7 +17,7 @@ from typing import Any
 
 from schemas.document_store import SCHEME
 from schemas.error_roots import ConfigError, OperatorError
-from schemas.files import read_named
+from schemas.files import check_unchangeable, read_named
 from schemas.kinds import KINDS, ForeignText, Kind, KindRegistry, NamedKind, Verb
 from schemas.projection import NODE_ID_PATTERN
 from schemas.registry import SchemaRegistry
@@ -119,7 +121,28 @@ def _directory(entry: EntryPoint) -> Path:
     row = PackagePath(*entry.module.split(".")[:-1], ROW)
     if entry.dist is None or row not in (entry.dist.files or ()):
         raise KindPackageError(f"its package is installed without {row}; an editable installation has none")
+    site = Path(str(entry.dist.locate_file("")))
+    try:
+        _check_owners(site, site / row.parts[0])
+    except OSError as error:
+        raise KindPackageError(str(error)) from None
     return Path(str(entry.dist.locate_file(row))).parent
+
+
+def _check_owners(site: Path, package: Path) -> None:
+    """See that no other user can change ``package``, or put another in its place in ``site``.
+
+    Raises:
+        OSError: one can, or it cannot be read.
+    """
+    check_unchangeable(site)
+    for directory, _, files in os.walk(package, onerror=_raised):
+        for path in (Path(directory), *(Path(directory, name) for name in files)):
+            check_unchangeable(path)
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _document(directory: Path, name: str, ref: str, rules: SchemaRegistry) -> Mapping[str, Any]:

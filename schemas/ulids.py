@@ -4,7 +4,11 @@ Not encoded by python-ulid: a running node makes them, and that package loads 1.
 to look up its own version. Must not read the clock or the system's randomness: both are arguments.
 """
 
+import re
 from collections.abc import Callable
+
+GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""The form of a correlation id that a caller gives to its call: a ULID, a UUID, or an id of its own."""
 
 _LAST_MS = (1 << 48) - 1
 _RANDOM_DIGITS = 16

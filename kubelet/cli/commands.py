@@ -131,19 +131,29 @@ def enroll(
 @takes_settings(KUBELET, STATE_DIR, BROKER, TTL, KINDS, PLAIN)
 def announce(
     sources: Sources,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifest, publish nothing.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the manifest, publish nothing. Without an identity, of a throw-away key."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sign a manifest now, and publish it once or print it."""
     import asyncio  # noqa: PLC0415
 
     from kubelet.cli.announce_once import publish_once, sign_once  # noqa: PLC0415
+    from kubelet.identity.provisioning import throw_away_identity  # noqa: PLC0415
     from kubelet.session.tls import NodeTls  # noqa: PLC0415
 
     loaded = load_settings(sources, usual_state_dir())
     directory, settings = loaded.state_dir, loaded.settings
     files, ttl_ms, kinds = IdentityFiles(directory), settings[TTL], settings.get(KINDS) or ()
-    identity = files.read()
+    if dry_run and files.are_absent():
+        identity = throw_away_identity(now_ms(), os.urandom)
+        say(f"there is no identity in {directory}: node id and signature are of a throw-away key")
+    else:
+        identity = files.read()
     if identity.root_pem is None:
         say("the leaf is only self-signed: no relay will trust this manifest")
     if dry_run:

@@ -12,7 +12,7 @@ from kubelet.config import NodeConfig, store
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
 from schemas.identity import CertificateFormatError, Identity, certificates_in, kid_of, to_pem
-from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.node_ids import new_node_id
 
 _SELF_SIGNED_DAYS = 3650
@@ -27,12 +27,18 @@ def create_identity(files: IdentityFiles, now_ms: int, random_bytes: Callable[[i
     """
     if files.exists():
         raise IdentityFilesError(f"{files.root} holds an identity already")
+    made = throw_away_identity(now_ms, random_bytes)
+    files.write(made.node_id, made.key, made.leaf_pem, make_csr(made.key, made.node_id))
+    return made.node_id
+
+
+def throw_away_identity(now_ms: int, random_bytes: Callable[[int], bytes]) -> NodeIdentity:
+    """Return a new identity with a self-signed leaf, which lies in no file."""
     node_id = new_node_id(now_ms, random_bytes)
     key = SigningKey(random_bytes(32))
     serial = int.from_bytes(random_bytes(_SERIAL_BYTES), "big") >> 1 | 1
     leaf = self_signed_leaf(key, node_id, now_ms, _SELF_SIGNED_DAYS, serial)
-    files.write(node_id, key, leaf, make_csr(key, node_id))
-    return node_id
+    return NodeIdentity(node_id, key, leaf, None)
 
 
 @dataclass(frozen=True, slots=True)

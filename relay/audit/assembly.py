@@ -44,4 +44,4 @@ def assemble(environment: RelayEnvironment) -> AuditPart:
         OSError: the log cannot be opened.
     """
     log = AuditLog(environment.config.state.audit, environment.now_ms)
-    return AuditPart(log, RefusalCounter(log, environment.log, environment.monotonic))
+    return AuditPart(log, RefusalCounter(log, environment.log, environment.monotonic, environment.ulids.new))

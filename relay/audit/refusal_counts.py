@@ -85,26 +85,29 @@ _Key = tuple[RefusalEvent, str, str]
 
 @dataclass(slots=True)
 class _Count:
-    """What was counted since the last line, and when there may be another."""
+    """What was counted since the last line, when there may be another, and the id that answers name it by."""
 
     count: int = 0
     due: float = 0.0
+    correlation_id: str | None = None
 
 
 class RefusalCounter:
-    """Counts, and writes what is due. ``monotonic`` is in seconds."""
+    """Counts, and writes what is due. ``monotonic`` is in seconds, ``new_id`` makes correlation ids."""
 
     def __init__(
         self,
         audit: AuditLog,
         log: FilteringBoundLogger,
         monotonic: Callable[[], float],
+        new_id: Callable[[], str],
         interval_s: float = _INTERVAL_S,
     ) -> None:
         self._interval_s = interval_s
         self._audit = audit
         self._log = log
         self._monotonic = monotonic
+        self._new_id = new_id
         # A source is kept for a minute after its line, so the bound on sources bounds the lines a minute.
         self._unproven: dict[_Key, _Count] = {}
         self._proven: dict[_Key, _Count] = {}
@@ -120,6 +123,16 @@ class RefusalCounter:
         counted = self._counted((event, address_group(source) or source, reason))
         counted.count += times
         return counted.count == times
+
+    def count_with_id(self, event: RefusalEvent, source: str, reason: str) -> str:
+        """Count as ``count`` does, and return the correlation id that the line will have.
+
+        The answers to all that one line counts name it by the same id.
+        """
+        self.count(event, source, reason)
+        counted = self._counted((event, address_group(source) or source, reason))
+        counted.correlation_id = counted.correlation_id or self._new_id()
+        return counted.correlation_id
 
     def _counted(self, key: _Key) -> _Count:
         counts, most = (self._proven, MAX_PROVEN) if key[0] in _PROVEN else (self._unproven, MAX_UNPROVEN)
@@ -146,7 +159,7 @@ class RefusalCounter:
             for key in [key for key, counted in counts.items() if counted.due <= now]:
                 if not counts[key].count:
                     del counts[key]
-                elif self._written(key, counts[key].count):
+                elif self._written(key, counts[key]):
                     counts[key] = _Count(due=now + _PAUSE_S)
                 else:
                     return
@@ -158,10 +171,13 @@ class RefusalCounter:
                 counted.due = 0.0
         self.write_due()
 
-    def _written(self, key: _Key, count: int) -> bool:
+    def _written(self, key: _Key, counted: _Count) -> bool:
         event, source, reason = key
+        known_as = {"correlation_id": counted.correlation_id} if counted.correlation_id else {}
         try:
-            self._audit.write_if_space(event=event, source=source, reason=reason, count=count)
+            self._audit.write_if_space(
+                **known_as, event=event, source=source, reason=reason, count=counted.count
+            )
         except AuditUnavailableError as error:
             if str(error) != self._unwritten:
                 self._unwritten = str(error)

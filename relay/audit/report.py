@@ -13,7 +13,7 @@ from relay.audit.verify import ChainReport, LineFinding
 from schemas.text import printable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_WIDTHS = (24, 16, 20, 24, 46, 26)
+_WIDTHS = (24, 16, 20, 24, 46, 26, 9)
 _COLOURS = {"allow": "green", "ok": "green", "deny": "red", "error": "red"}
 _TARGETS = ("tool", "node_id", "jti", "kid")
 _NONE = "-"
@@ -35,7 +35,7 @@ def row(facts: Mapping[str, Any] | None, data: bytes, *, colour: bool) -> str:
 
 
 def _cells(facts: Mapping[str, Any]) -> list[str]:
-    """Return time, event, code, source, target, correlation id and milliseconds."""
+    """Return time, event, code, source, target, correlation id, milliseconds, and the other end's id."""
     if "event" not in facts:
         who = f"{_text(facts.get('tenant'))}/{_text(facts.get('sub'))}"
     else:
@@ -44,13 +44,16 @@ def _cells(facts: Mapping[str, Any]) -> list[str]:
     if "count" in facts:
         target = "once" if facts["count"] == 1 else f"{_text(facts['count'])} times"
     return [
-        moment(facts.get("ts_ms")),
+        moment(facts.get("ts_ms", facts.get("time_ms"))),
         _text(facts.get("event") or facts.get("outcome") or facts.get("decision")),
-        _text(facts.get("code") or facts.get("reason")),
+        _text(facts.get("code") or facts.get("reason") or facts.get("outcome")),
         who,
         target,
         _text(facts.get("correlation_id")),
         _text(facts["duration_ms"]) if "duration_ms" in facts else "",
+        _text(other)
+        if (other := facts.get("caller_correlation_id") or facts.get("remote_correlation_id"))
+        else "",
     ]
 
 

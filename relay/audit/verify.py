@@ -5,7 +5,7 @@ Must not trust what it reads: the files may contain anything.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,13 @@ HASH_FORM = re.compile("[0-9a-f]{64}")
 FIELDS = (
     *("ts_ms", "correlation_id", "tenant", "iss", "sub", "jti", "tool", "node_id"),
     *("decision", "outcome", "code", "duration_ms"),
-    *("event", "source", "reason", "count", "kid", "join_id", "parent"),
+    *("event", "source", "reason", "count", "kid", "join_id", "parent", "first", "caller_correlation_id"),
+    *("request_id", "session_id", "caller_id"),
 )
 """The members that a line of a relay can have, besides its link."""
+
+IDS = ("correlation_id", "caller_correlation_id", "remote_correlation_id", "parent", "first")
+"""The members by which a line, of a relay or of remote tools, names its call and those that it belongs to."""
 
 _LINES_PER_PROGRESS = 4096
 
@@ -183,18 +187,35 @@ def _fault(line: Line, prev: str, facts: Mapping[str, Any] | None) -> str | None
 
 
 def matching(
-    lines: Iterator[Line], wanted: Mapping[str, str], since_ms: int | None
+    lines: Iterator[Line],
+    wanted: Mapping[str, str],
+    since_ms: int | None,
+    ids: Collection[str] | None = None,
 ) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """Yield the lines with their facts whose values equal ``wanted`` and that are not older."""
+    """Yield the lines with their facts that have the values ``wanted``, one of ``ids``, and are not older."""
     for line in lines:
         facts = parsed(line.data)
         if facts is None:
             continue
-        moment = facts.get("ts_ms")
-        if since_ms is not None and not (isinstance(moment, int) and moment >= since_ms):
+        if since_ms is not None and time_of(facts) < since_ms:
+            continue
+        if ids is not None and not any(name in ids for name in ids_in(facts)):
             continue
         if all(name in facts and as_text(facts[name]) == value for name, value in wanted.items()):
             yield line, facts
+
+
+def ids_in(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the correlation ids that a line names."""
+    for name in IDS:
+        if isinstance(value := facts.get(name), str):
+            yield value
+
+
+def time_of(facts: Mapping[str, Any]) -> int:
+    """Return when a line of a relay, or a record of remote tools, was written; 0 if it does not say."""
+    moment = facts.get("ts_ms", facts.get("time_ms"))
+    return moment if isinstance(moment, int) else 0
 
 
 def as_text(value: Any) -> str:

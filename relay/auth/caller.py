@@ -37,3 +37,8 @@ class Caller(NamedTuple):
     def traceparent(self) -> str | None:
         """The request's trace (W3C Trace Context); not validated."""
         return self.headers.get(b"traceparent")
+
+    @property
+    def correlation_id(self) -> str | None:
+        """The id that the caller gave to what it requests; not validated."""
+        return self.headers.get(b"x-correlation-id")

@@ -99,15 +99,15 @@ class CallerSessions:
         """
         session = self.session_of(use)
         request_id: str = use.arguments["request_id"]
+        request = session.requests.find(request_id)
+        if request is None:
+            self._records.unexpected_answer(use.principal, session, request_id)
+            raise ToolError(Failure.CALLER_REQUEST_UNKNOWN)
         error: str | None = use.arguments.get("error")
         result = use.arguments.get("result")
         if (error is None and "result" not in use.arguments) or (error is not None and result is not None):
             raise ToolError(Failure.ARGUMENTS_INVALID, "An answer has either result or error.")
         size = checked_size("result", result)
-        request = session.requests.find(request_id)
-        if request is None:
-            self._records.unexpected_answer(use.principal, session, request_id)
-            raise ToolError(Failure.CALLER_REQUEST_UNKNOWN)
         if error is not None:
             self._endings.fail(session, request, CallerToolError.TOOL_FAILED, error)
         else:

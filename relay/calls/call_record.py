@@ -54,12 +54,14 @@ class CallAnswer(NamedTuple):
 
     Attributes:
         hop: of an error, the hop that failed.
+        correlation_id: the one under which the gateway has recorded the call.
     """
 
     text: str
     result: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     hop: Hop | None = None
+    correlation_id: str = ""
 
 
 @dataclass(slots=True)
@@ -145,6 +147,8 @@ class CallRecord:
         """Return the members that both lines of a call have."""
         who = self.principal.members if self.principal else _NO_PRINCIPAL
         members = f'"correlation_id":"{self.correlation_id}",{who},{self._called()}'
+        if self.call.given_id:
+            members = f'{members},"caller_correlation_id":"{self.call.given_id}"'
         if self.request is not None and self.request.parent is not None:
             members = f'{members},"parent":"{self.request.parent.correlation_id}"'
         return members if self.first is None else f'{members},"first":"{self.first}"'

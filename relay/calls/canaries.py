@@ -1,9 +1,10 @@
 """Canaries: echoes that the relay sends to nodes by itself, to know that calls flow before an agent asks.
 
 One after each welcome, when the node's manifest is accepted, and ten a minute to connected nodes in turn, the
-tenants alternating. Each passes the executor as an agent's call does and is recorded in the audit; the
-principal is the relay. They use up nothing of the rate that a capability announces. Must not end a session:
-a node that does not answer is counted and logged.
+tenants alternating. Half of those go to nodes that are known as silent, if there are any: a further failure
+of one says nothing of the relay, while another node answers. Each passes the executor as an agent's call does
+and is recorded in the audit; the principal is the relay. They use up nothing of the rate that a capability
+announces. Must not end a session: a node that does not answer is counted and logged.
 """
 
 import asyncio
@@ -46,6 +47,35 @@ class _Outcome:
     succeeded: bool
 
 
+class _Turns:
+    """Nodes, in turn, the tenants alternating."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def add(self, tenant: str, node_id: str) -> None:
+        """Add a node, whose turn comes last."""
+        self._tenants.setdefault(tenant, OrderedDict())[node_id] = None
+
+    def discard(self, tenant: str, node_id: str) -> None:
+        """Take a node out, if it is there."""
+        nodes = self._tenants.get(tenant, OrderedDict())
+        nodes.pop(node_id, None)
+        if not nodes:
+            self._tenants.pop(tenant, None)
+
+    def next(self) -> tuple[str, str]:
+        """Return the tenant whose turn it is, and its node whose turn it is; there must be one."""
+        tenant, nodes = next(iter(self._tenants.items()))
+        self._tenants.move_to_end(tenant)
+        node_id = next(iter(nodes))
+        nodes.move_to_end(node_id)
+        return tenant, node_id
+
+
 class Canaries:
     """Sends the canaries of one relay by ``executor``, and judges whether calls flow.
 
@@ -76,7 +106,8 @@ class Canaries:
         self._sleep = sleep
         self._welcomed: set[str] = set()
         self._nodes: dict[str, str] = {}
-        self._tenants: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        self._answering, self._not_answering = _Turns(), _Turns()
+        self._silent_next = False
         self._outcomes: deque[_Outcome] = deque()
         self._relay_failed = False
         self._at_once = asyncio.Semaphore(_AT_ONCE)
@@ -96,7 +127,7 @@ class Canaries:
         if connected:
             self._welcomed.add(node.node_id)
             self._nodes[node.node_id] = node.tenant
-            self._tenants.setdefault(node.tenant, OrderedDict())[node.node_id] = None
+            self._answering.add(node.tenant, node.node_id)
 
     def _forget(self, node_id: str) -> None:
         self._welcomed.discard(node_id)
@@ -104,10 +135,8 @@ class Canaries:
         # By the tenant that it had: a renewal can give it another during a session.
         tenant = self._nodes.pop(node_id, None)
         if tenant is not None:
-            nodes = self._tenants[tenant]
-            del nodes[node_id]
-            if not nodes:
-                del self._tenants[tenant]
+            self._answering.discard(tenant, node_id)
+            self._not_answering.discard(tenant, node_id)
 
     def announced(self, node: NodeRef) -> None:
         """Send the echo of a welcome, once the node's manifest was accepted."""
@@ -131,7 +160,7 @@ class Canaries:
         """Return whether calls flow, as far as the canaries of the last minute show."""
         recent = self._recent()
         succeeded = sum(outcome.succeeded for outcome in recent)
-        if not self._tenants:
+        if not self._nodes:
             return Health.of(self.loop, ready=True, state="no node is connected")
         if self._relay_failed:
             return Health.of(self.loop, ready=False, state="the relay itself fails; see its log")
@@ -145,13 +174,12 @@ class Canaries:
         return self._outcomes
 
     def _next(self) -> tuple[str, str] | None:
-        """Return the tenant whose turn it is, and its node whose turn it is."""
-        for tenant, nodes in self._tenants.items():
-            self._tenants.move_to_end(tenant)
-            node_id = next(iter(nodes))
-            nodes.move_to_end(node_id)
-            return tenant, node_id
-        return None
+        """Return the node whose turn it is, after its tenant: by turns one that answers, and a silent one."""
+        turns = (self._answering, self._not_answering)
+        chosen, other = reversed(turns) if self._silent_next else turns
+        chosen = chosen or other
+        self._silent_next = chosen is self._answering
+        return chosen.next() if chosen else None
 
     def _start(self, tenant: str, node_id: str) -> None:
         task = asyncio.create_task(self._echo_in_turn(tenant, node_id))
@@ -189,12 +217,18 @@ class Canaries:
         if node_id not in self._nodes:
             return  # its connection was lost meanwhile: that is no failure of a node that is connected
         self._relay_failed = failed is not None and hop is Hop.RELAY
-        self._outcomes.append(_Outcome(self._monotonic(), failed is None))
+        tenant = self._nodes[node_id]
+        if failed is None or hop is Hop.RELAY or node_id not in self.silent or not self._answering:
+            self._outcomes.append(_Outcome(self._monotonic(), failed is None))
         if failed is None or hop is Hop.RELAY:
             if self.silent.pop(node_id, None) is not None:
+                self._not_answering.discard(tenant, node_id)
+                self._answering.add(tenant, node_id)
                 self._log.info("node answers again", node_id=node_id)
         elif node_id not in self.silent:
             self.silent[node_id] = hop
+            self._answering.discard(tenant, node_id)
+            self._not_answering.add(tenant, node_id)
             self._log.warning("node does not answer", node_id=node_id, hop=hop.value, code=failed)
 
     def _echo_tool(self, tenant: str, node_id: str) -> Tool | None:

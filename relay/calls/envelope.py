@@ -13,9 +13,16 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_IDEMPOTENCY_KEY, META_LOG_LEVEL, META_PROGRESS_TOKEN, META_TRACEPARENT
+from schemas.meta_names import (
+    META_CORRELATION_ID,
+    META_IDEMPOTENCY_KEY,
+    META_LOG_LEVEL,
+    META_PROGRESS_TOKEN,
+    META_TRACEPARENT,
+)
 from schemas.projection import parse
 from schemas.registry import TOOL_PREFIX, SchemaRegistry
+from schemas.ulids import GIVEN_ID
 from schemas.violations import ViolationError
 
 TOOL_IO_REF = "tool_io@1.0.0"
@@ -58,10 +65,13 @@ class Call:
         tool_id: the tool as tool IO names it, by its canonical name where it has one.
         trace: the trace context: from ``_meta``, else from the header ``traceparent``. An invalid one is
             ignored.
+        given_id: the correlation id that the caller gave it, from ``_meta`` or else from the header; None if
+            it gave none, empty if what it gave has not the form of one.
     """
 
     __slots__ = (
         "arguments",
+        "given_id",
         "idempotency_key",
         "message",
         "meta",
@@ -72,7 +82,9 @@ class Call:
         "trace",
     )
 
-    def __init__(self, message: Mapping[str, Any], traceparent: str | None = None) -> None:
+    def __init__(
+        self, message: Mapping[str, Any], traceparent: str | None = None, correlation_id: str | None = None
+    ) -> None:
         self.message = message
         self.params = _object(message.get("params"))
         self.meta = _object(self.params.get("_meta"))
@@ -84,12 +96,15 @@ class Call:
         self.parsed = parse(name)
         self.tool_id = TOOL_PREFIX + (self.parsed.canonical if self.parsed else name)
         self.trace = _trace(self.meta.get(META_TRACEPARENT)) or _trace(traceparent)
+        given = self.meta.get(META_CORRELATION_ID)
+        given = correlation_id if given is None else given
+        self.given_id = None if given is None else _given_id(given)
 
     def directed(self, name: str, arguments: Mapping[str, Any]) -> "Call":
         """Return the same call, of the tool ``name`` with ``arguments``."""
         params = {**self.params, "name": name, "arguments": arguments}
         call = Call({**self.message, "params": params})
-        call.trace = self.trace
+        call.trace, call.given_id = self.trace, self.given_id
         return call
 
     def label(self, key: str) -> str | None:
@@ -112,6 +127,10 @@ def _trace(value: object) -> Trace | None:
     if match is None:
         return None
     return Trace(match["trace"], match["parent"], f"{int(match['flags'], 16) & _FLAGS:02x}")
+
+
+def _given_id(value: object) -> str:
+    return value if isinstance(value, str) and GIVEN_ID.fullmatch(value) else ""
 
 
 class EnvelopeCheck:

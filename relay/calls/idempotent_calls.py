@@ -138,7 +138,7 @@ async def _result_of_first(running: "asyncio.Task[CallAnswer]") -> CallAnswer:
     try:
         return await asyncio.shield(running)
     except ToolError as error:
-        if error.failure is Failure.SAFETY_DENIED:
+        if error.failure is Failure.TOKEN_REFUSED:
             # The first caller's token was revoked; the one that joined has another, which is accepted.
             raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN) from None
         raise

@@ -11,7 +11,7 @@ from types import TracebackType
 from schemas.errors import Failure, ToolError
 
 _ENDING_S = 1.0
-_REVOKED = (Failure.SAFETY_DENIED, "The token was revoked during the call.")
+_REVOKED = (Failure.TOKEN_REFUSED, "The token was revoked during the call.")
 _STOPPED = (Failure.DEADLINE_EXCEEDED, "The relay was stopped during the call, which may have run.")
 
 
@@ -27,7 +27,7 @@ class InFlight:
     def under(self, jti: str) -> "RevocableCall":
         """Return the context of one call that was made with the token ``jti``.
 
-        If the token is revoked meanwhile, it raises SAFETY_DENIED in place of any result.
+        If the token is revoked meanwhile, it raises TOKEN_REFUSED in place of any result.
         """
         return RevocableCall(jti, self)
 
@@ -53,10 +53,10 @@ class InFlight:
         """Add ``call``, which begins.
 
         Raises:
-            ToolError: SAFETY_DENIED, if its token was revoked since the call was allowed.
+            ToolError: TOKEN_REFUSED, if its token was revoked since the call was allowed.
         """
         if call.jti in self._revoked:
-            raise ToolError(Failure.SAFETY_DENIED, "The token was revoked.")
+            raise ToolError(Failure.TOKEN_REFUSED, "The token was revoked.")
         self._calls.add(call)
         self._none_left.clear()
 

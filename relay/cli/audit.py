@@ -22,14 +22,16 @@ from relay.audit.line_reader import AuditLines, Line
 from relay.audit.report import report_rows, row
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import FIELDS, HASH_FORM, parsed, verify
-from relay.cli.audits import audits_at, matching_in, verify_several
+from relay.cli.audits import audits_at, ids_of_call, matching_in, verify_several
 from relay.cli.exits import EXIT_LOST, fail
 from relay.cli.options import AsJson, StateDir, seconds, state_files
+from relay.cli.remote_server import own_records
 from relay.clock import now_ms
 from relay.config import StateFiles
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
+from schemas.ulids import GIVEN_ID
 
 app = group("What was decided, and whether it was changed since.")
 
@@ -117,7 +119,13 @@ def audit_tail(
             return
 
 
-@app.command("grep", epilog=example("relay audit grep tenant=acme code=E_SAFETY_DENIED --since 2h"))
+@app.command(
+    "grep",
+    epilog=example(
+        "relay audit grep tenant=acme code=E_SAFETY_DENIED --since 2h",
+        "relay audit grep --correlation order-17 --in relay/ --in calls.jsonl",
+    ),
+)
 def audit_grep(
     fields: Annotated[
         list[str] | None,
@@ -126,9 +134,19 @@ def audit_grep(
     since: Annotated[
         str | None, typer.Option(metavar="DURATION|TIME", help="15m, 2h, 30d, or 2026-11-21T08:00 (UTC).")
     ] = None,
+    correlation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Only the lines of this call, also in what `relay call` has recorded. The id is the relay's "
+            "or the caller's.",
+        ),
+    ] = None,
     places: Annotated[
         list[Path] | None,
-        typer.Option("--in", metavar="AUDIT", help="A relay's directory or file; may be repeated."),
+        typer.Option(
+            "--in", metavar="AUDIT", help="A relay's directory or file, or a client's file; may be repeated."
+        ),
     ] = None,
     as_json: AsJson = False,
     state_dir: StateDir = None,
@@ -139,11 +157,18 @@ def audit_grep(
     """
     wanted = dict(_pair(text) for text in fields or [])
     since_ms = None if since is None else _moment_ms(since)
-    audits = audits_at(places or [state_files(state_dir).root])
+    if not places:
+        places = [state_files(state_dir).root]
+        if correlation is not None and (records := own_records()) is not None:
+            places.append(records)
+    audits = audits_at(places)
+    if correlation is not None and GIVEN_ID.fullmatch(correlation) is None:
+        fail(f"{printable(correlation)} is no correlation id: 1 to 64 letters, digits and ._-", EXIT_USAGE)
+    ids = None if correlation is None else ids_of_call(audits, correlation)
     several, found = len(audits) > 1, False
     width = max(len(printable(audit.name)) for audit in audits)
     show = _shower(as_json=as_json)
-    for name, line, facts in matching_in(audits, wanted, since_ms):
+    for name, line, facts in matching_in(audits, wanted, since_ms, ids):
         found = True
         if not several:
             show(line, facts)

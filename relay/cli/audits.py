@@ -5,7 +5,7 @@ found in the others.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from heapq import merge
@@ -17,7 +17,7 @@ import typer
 from relay.audit.line_reader import AuditLines, Line
 from relay.audit.report import moment
 from relay.audit.verified_head import keep_verified_head, read_verified_head
-from relay.audit.verify import ChainReport, matching, verify
+from relay.audit.verify import ChainReport, ids_in, matching, time_of, verify
 from relay.cli.exits import EXIT_LOST
 from relay.cli.options import show_table
 from relay.clock import now_ms
@@ -111,8 +111,25 @@ def _row(found: VerifiedAudit) -> tuple[str, ...]:
     return (found.audit.name, str(report.lines), *times, report.head[:_HEAD_DIGITS], found.result)
 
 
+def ids_of_call(audits: Iterable[Audit], given: str) -> set[str]:
+    """Return every correlation id by which ``audits`` name the call ``given``, and those it belongs to.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    found = {given}
+    for audit in audits:
+        with closing(AuditLines(audit.path)) as lines:
+            for _, facts in matching(lines.read(), {}, None, {given}):
+                found.update(ids_in(facts))
+    return found
+
+
 def matching_in(
-    audits: Sequence[Audit], wanted: Mapping[str, str], since_ms: int | None
+    audits: Sequence[Audit],
+    wanted: Mapping[str, str],
+    since_ms: int | None,
+    ids: Collection[str] | None = None,
 ) -> Iterator[tuple[str, Line, Mapping[str, Any]]]:
     """Yield the lines of all ``audits`` that match, by their time: the audit's name, the line, its facts.
 
@@ -123,8 +140,8 @@ def matching_in(
         streams = []
         for audit in audits:
             lines = stack.enter_context(closing(AuditLines(audit.path)))
-            streams.append(_named(audit.name, matching(lines.read(), wanted, since_ms)))
-        yield from merge(*streams, key=lambda found: _time_of(found[2]))
+            streams.append(_named(audit.name, matching(lines.read(), wanted, since_ms, ids)))
+        yield from merge(*streams, key=lambda found: time_of(found[2]))
 
 
 def _named(
@@ -132,8 +149,3 @@ def _named(
 ) -> Iterator[tuple[str, Line, Mapping[str, Any]]]:
     for line, facts in found:
         yield name, line, facts
-
-
-def _time_of(facts: Mapping[str, Any]) -> int:
-    ts_ms = facts.get("ts_ms")
-    return ts_ms if isinstance(ts_ms, int) else 0

@@ -37,9 +37,11 @@ from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import needed_home_directory
+from schemas.text import printable
 from schemas.tls import client_context, read_root
 
 _PROGRAM = "relay"
+_MAX_LINE = 4096
 
 
 app = group("Put the relay into the configuration of an MCP client.")
@@ -142,12 +144,12 @@ class _Plan:
             raise ConnectError(
                 f"{self.client.title} has no configuration in {self.file.parent}: install and start it once"
             )
-        entry = self.client.entry(connection)
+        entry, section = self.client.entry(connection), self.client.section
         change = planned(
             self.file,
-            lambda text: self.client.servers.with_server(text, self.client.section, self.name, entry),
+            lambda text: self.client.servers.with_server(text, section, self.name, entry),
         )
-        _show(change, as_json=as_json)
+        self._show(change, self.client.servers.with_server("", section, self.name, entry), as_json=as_json)
         if dry_run:
             self._report(change, as_json=as_json, written=False)
             return
@@ -162,12 +164,22 @@ class _Plan:
             self.file,
             lambda text: self.client.servers.without_server(text, self.client.section, self.name),
         )
-        _show(change, as_json=as_json)
+        self._show(change, "", as_json=as_json)
         if not dry_run:
             if change.is_needed:
                 change.write()
             self.token_file.unlink(missing_ok=True)
         self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
+
+    def _show(self, change: FileChange, added: str, *, as_json: bool) -> None:
+        """Show what the file is to hold of this server, and nothing else in it: that may have secrets."""
+        if not change.is_needed:
+            return
+        what = "becomes" if added else "is taken out"
+        lines = [f"{change.path}: {self.client.section}.{self.name} {what}", *added.splitlines()]
+        for line in lines:
+            # With --json, standard output holds one document.
+            typer.echo(printable(line, _MAX_LINE), err=as_json)
 
     def _report(self, change: FileChange, *, as_json: bool, written: bool, tools: int | None = None) -> None:
         has_backup = written and change.mode is not None
@@ -183,12 +195,6 @@ class _Plan:
             return
         typer.echo(f"{self.file} is written." + (f" As it was: {change.backup}" if has_backup else ""))
         typer.echo(f"Now {self.client.then}.")
-
-
-def _show(change: FileChange, *, as_json: bool) -> None:
-    for line in change.lines():
-        # With --json, standard output holds one document.
-        typer.echo(line, err=as_json)
 
 
 def _own_program() -> Path:

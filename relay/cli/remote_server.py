@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 DEFAULT_URL = "http://127.0.0.1:8700/mcp"
+_RECORDS = "calls.jsonl"
 TOKEN_VARIABLE = "EDGE_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
 EXIT_TIMEOUT = 10
@@ -137,7 +138,7 @@ class RemoteOptions:
         return RemoteTools(
             server,
             permissions=permissions,
-            audit=self.audit or _own_file("calls.jsonl"),
+            audit=self.audit or _own_file(_RECORDS),
             pins=self.pins or _own_file("pins.json"),
             verify_manifests=self.verify_manifests,
             kinds=list_of(kind_name)(self.kinds),
@@ -275,8 +276,17 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _own_file(name: str) -> Path:
+def own_records() -> Path | None:
+    """Return the file to which this user's commands append their records; None if there is none yet."""
+    path = _own_directory() / _RECORDS if home_directory() is not None else None
+    return path if path is not None and path.exists() else None
+
+
+def _own_directory() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or str(needed_home_directory() / ".local" / "state")
-    directory = Path(base) / "edge-remote-tools"
-    make_private_directory(directory)
-    return directory / name
+    return Path(base) / "edge-remote-tools"
+
+
+def _own_file(name: str) -> Path:
+    make_private_directory(_own_directory())
+    return _own_directory() / name

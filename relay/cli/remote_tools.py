@@ -200,6 +200,7 @@ def _print(result: "ToolResult", field: str | None, *, as_json: bool) -> None:
             "structured": result.structured,
             "content": content,
             "correlation_id": result.correlation_id,
+            "remote_correlation_id": result.remote_correlation_id,
             "attempts": result.attempts,
         }
         typer.echo(json.dumps(document))

@@ -4,7 +4,6 @@ A file is written only through ``FileChange.write``, which keeps the file as it 
 any client, and must not hold a token.
 """
 
-import difflib
 import os
 import stat
 from collections.abc import Callable
@@ -13,12 +12,9 @@ from pathlib import Path
 
 from relay.connect.errors import ConnectError, UnreadableConfigError
 from schemas.files import PRIVATE, PRIVATE_DIRECTORY, write_atomic
-from schemas.text import printable
 
 _MAX_BYTES = 16 << 20
 """Claude Code keeps a history in its configuration."""
-_CONTEXT_LINES = 3
-_MAX_LINE = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +35,6 @@ class FileChange:
     def backup(self) -> Path:
         """Where the file is kept as it was before the change."""
         return self.path.with_name(f"{self.path.name}.before-edge")
-
-    def lines(self) -> list[str]:
-        """Return the change as a unified diff, fit for a terminal."""
-        diff = difflib.unified_diff(
-            self.before.splitlines(),
-            self.after.splitlines(),
-            fromfile=str(self.path),
-            tofile=str(self.path),
-            n=_CONTEXT_LINES,
-            lineterm="",
-        )
-        return [printable(line, _MAX_LINE) for line in diff]
 
     def write(self) -> None:
         """Keep the file as it was, and write it as it is to be.

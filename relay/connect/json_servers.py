@@ -1,14 +1,17 @@
 """The servers in a client's JSON configuration: one is put in or taken out, the rest keeps its place.
 
-Must not touch a file, and must not rewrite what it cannot read as JSON: a file with comments is left alone.
+Must not touch a file, and must not rewrite what it could not keep: comments, a member that is there twice, a
+number that is not finite, half a character.
 """
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from relay.connect.errors import UnreadableConfigError
+from schemas.strict_json import JsonReason, StrictJsonError, loads
 
 _INDENT = re.compile(r"^([ \t]+)\"", re.MULTILINE)
 _USUAL_INDENT = "  "
@@ -45,9 +48,11 @@ def without_server(text: str, section: str, name: str) -> str:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        raise UnreadableConfigError("is not JSON; comments cannot be kept") from None
+        document = loads(text, max_bytes=sys.maxsize) if text.strip() else {}
+    except StrictJsonError as error:
+        if error.reason is JsonReason.NOT_JSON:
+            raise UnreadableConfigError("is not JSON; comments cannot be kept") from None
+        raise UnreadableConfigError(f"cannot be rewritten without loss: {error.reason}") from None
     if not isinstance(document, dict):
         raise UnreadableConfigError("holds no object")
     return document

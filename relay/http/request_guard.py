@@ -20,6 +20,8 @@ from relay.http.connections import admit
 from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.observability.metrics import Metrics
 from schemas.addresses import CONNECT_PATH, MCP_PATH, HostPort, is_loopback
+from schemas.errors import Failure, ToolError
+from schemas.payloads import ErrorEnvelope
 from schemas.tokens import TokenError
 
 _METADATA_ROOT = "/.well-known/oauth-protected-resource"
@@ -43,6 +45,7 @@ _READ_HEADERS = _NAMES | {
     b"mcp-protocol-version",
     b"mcp-session-id",
     b"traceparent",
+    b"x-correlation-id",
 }
 TWICE = "\n"
 """The value of a header that was sent twice; a header sent once cannot have it."""
@@ -58,9 +61,9 @@ _FROM_THE_OPERATOR = (
     "Send a bearer token in the header Authorization. The operator of this relay issues one with: "
     "relay token issue --sub NAME"
 )
-_REFUSED = "The token is not accepted."
+_NO_TOKEN = "The request has no bearer token."  # noqa: S105 - a sentence
 _REFUSALS = {
-    "expired": "The token has expired; get a new one.",
+    "expired": "The token has expired.",
     "revoked": "The token has been revoked.",
     "not_yet": "The token is not valid yet.",
     "audience": "The token is for another resource.",
@@ -68,7 +71,7 @@ _REFUSALS = {
 
 
 class RequestRefusal(StrEnum):
-    """Why a request is refused: the ``error`` of its answer, and the label of a counter."""
+    """Why a request is refused: the label of a counter, and but for 401 the ``error`` of the answer."""
 
     HOST = "host"
     ORIGIN = "origin"
@@ -219,46 +222,51 @@ class RequestGuard:
     async def _identified(self, headers: dict[bytes, str], scope: Scope, send: Send) -> Principal | None:
         """Return who sent the request, by its token, which is taken out of it; None if it was refused."""
         authorization = headers.pop(_AUTHORIZATION, None)
+        address, counted_as = _address(scope), None
         scope["headers"][:] = [line for line in scope["headers"] if line[0] != _AUTHORIZATION]
         if authorization == TWICE:
-            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), RefusalReason.TOKEN_TWICE)
+            event, reason = RefusalEvent.TOKEN_REFUSED, RefusalReason.TOKEN_TWICE
+            counted_as = self._refusals.count_with_id(event, address, reason)
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: the answer to a request without credentials has no error code.
-            await self._refuse(
-                scope, send, 401, RequestRefusal.NO_TOKEN, self._how_to_get_one, f"Bearer {self._challenge}"
-            )
+            denied = ToolError(Failure.TOKEN_REFUSED, _NO_TOKEN, fix=self._how_to_get_one)
+            envelope = denied.envelope(counted_as)
+            await self._challenged(send, RequestRefusal.NO_TOKEN, envelope, "")
             return None
         try:
             return await self._authenticator.recognise(authorization[len(_BEARER) :].strip())
         except TokenError as error:
             self._metrics.tokens_refused.labels(error.reason).inc()
-            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), error.reason)
-            text = _REFUSALS.get(error.reason, _REFUSED)
-            challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
-            await self._refuse(scope, send, 401, RequestRefusal.TOKEN, text, challenge)
+            counted_as = self._refusals.count_with_id(RefusalEvent.TOKEN_REFUSED, address, error.reason)
+            text = _REFUSALS.get(error.reason, Failure.TOKEN_REFUSED.value.message)
+            envelope = ToolError(Failure.TOKEN_REFUSED, text, fix=self._how_to_get_one).envelope(counted_as)
+            error_of_challenge = f'error="invalid_token", error_description="{text}", '
+            await self._challenged(send, RequestRefusal.TOKEN, envelope, error_of_challenge)
             return None
 
-    async def _refuse(  # noqa: PLR0913, PLR0917 - the parts of one answer
-        self,
-        scope: Scope,
-        send: Send,
-        status: int,
-        reason: RequestRefusal,
-        text: str,
-        challenge: str | None = None,
+    async def _challenged(
+        self, send: Send, reason: RequestRefusal, envelope: ErrorEnvelope, error: str
     ) -> None:
+        """Answer 401 with ``envelope`` (RFC-0005 section 8), and the challenge of RFC 6750 with ``error``."""
+        self._metrics.requests_refused.labels(reason).inc()
+        challenge = (b"www-authenticate", f"Bearer {error}{self._challenge}".encode("ascii"))
+        await _send(send, 401, json.dumps(envelope), challenge)
+
+    async def _refuse(self, scope: Scope, send: Send, status: int, reason: RequestRefusal, text: str) -> None:
         self._metrics.requests_refused.labels(reason).inc()
         if reason in _HOSTILE:
             self._refusals.count(RefusalEvent.REQUEST_REFUSED, _address(scope), reason)
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
             return
-        body = json.dumps({"error": reason, "message": text}).encode("ascii")
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        if challenge is not None:
-            headers.append((b"www-authenticate", challenge.encode("ascii")))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await _send(send, status, json.dumps({"error": reason, "message": text}))
+
+
+async def _send(send: Send, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
+    body = text.encode("ascii")
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
+    await send({"type": "http.response.body", "body": body})
 
 
 @lru_cache(maxsize=1024)

@@ -26,8 +26,8 @@ from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.telemetry.reading import TelemetryQueryError
 from schemas.error_roots import EdgeError
-from schemas.errors import ToolError
-from schemas.meta_names import META_ERROR, META_HOP
+from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.text import printable
 from schemas.tokens import TokenError
 
@@ -41,7 +41,6 @@ BYTES_LIKE_A_CALL = 4096
 _TOOLS_LIKE_A_CALL = 20  # listing this many costs about as much as one call
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
-_TOKEN_ENDED = "the token is no longer accepted; get a new one"  # noqa: S105 - a sentence
 
 
 class MethodError(EdgeError):
@@ -90,7 +89,8 @@ class Methods:
             self._authenticator.check(principal)
             self._gateway.charge(principal, cost)
         except TokenError:
-            raise MethodError(_INVALID_PARAMS, _TOKEN_ENDED) from None
+            refused = ToolError(Failure.TOKEN_REFUSED)
+            raise MethodError(_INVALID_PARAMS, str(refused), refused.envelope()) from None
         except ToolError as error:
             raise MethodError(_INTERNAL_ERROR, str(error), error.envelope()) from None
 
@@ -111,7 +111,7 @@ class Methods:
         self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
     ) -> dict[str, Any]:
         selection = self._options_of(caller).selection
-        call = Call(message, caller.traceparent)
+        call = Call(message, caller.traceparent, caller.correlation_id)
         answer = await self._gateway.call(CallRequest(caller, call, emit, selection))
         return _tool_result(answer)
 
@@ -224,4 +224,9 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
             "isError": True,
             "_meta": {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value},
         }
-    return {"content": content, "structuredContent": answer.result, "isError": False}
+    return {
+        "content": content,
+        "structuredContent": answer.result,
+        "isError": False,
+        "_meta": {META_CORRELATION_ID: answer.correlation_id},
+    }

@@ -38,6 +38,7 @@ class AuditRecord(TypedDict):
     event: Event
     decision: str
     correlation_id: str
+    traceparent: NotRequired[str]
     tool: str
     attempt: int
     risk: NotRequired[str]
@@ -113,6 +114,7 @@ class Recorded:
     correlation_id: str
     tool: str
     risk: str | None = None
+    traceparent: str | None = None
 
 
 class CallAudit:
@@ -171,6 +173,8 @@ class CallAudit:
             tool=printable(call.tool, 256),
             attempt=attempt,
         )
+        if call.traceparent is not None:
+            record["traceparent"] = call.traceparent
         if call.risk is not None:
             record["risk"] = call.risk
         return record

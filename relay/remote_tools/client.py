@@ -27,6 +27,7 @@ from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule
 from relay.remote_tools.errors import (
     Reason,
     RemoteToolError,
+    ToolInvalidArguments,
     ToolNotFound,
     ToolProviderFailure,
     ToolTimeout,
@@ -41,14 +42,13 @@ from relay.remote_tools.redaction import Redaction
 from relay.remote_tools.retries import RetryPolicy
 from relay.remote_tools.servers import HttpServer, Server
 from schemas.text import printable
-from schemas.ulids import UlidSource
+from schemas.ulids import GIVEN_ID, UlidSource
 from schemas.unknown_names import nearest
 
 LISTING_DEADLINE_S = 30.0
 
 ResultT = TypeVar("ResultT")
 
-_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -202,23 +202,28 @@ class RemoteTools:
         """Call the tool ``name``.
 
         ``deadline_s`` shortens the contract's; ``correlation_id`` and ``traceparent`` are made if they are
-        absent or malformed.
+        absent. A malformed ``traceparent`` is replaced, as W3C Trace Context asks for.
 
         Raises:
             RemoteToolError: the call was refused or has failed.
             AuditFailedError: it could not be recorded.
         """
         arguments = {} if arguments is None else arguments
-        if correlation_id is None or not _ID.fullmatch(correlation_id):
+        is_malformed = correlation_id is not None and not _is_id(correlation_id)
+        if correlation_id is None or is_malformed:
             correlation_id = self._ulids.new()
+        traceparent = self._traceparent(traceparent)
         began_at = asyncio.get_running_loop().time()
         try:
+            if is_malformed:
+                raise _malformed_id()
             self._admission.check_name(name)
             entry = await self._entry(name, deadline_s)
             self._admission.check_call(entry, arguments)
         except RemoteToolError as error:
             error.correlation_id = correlation_id
-            self._audit.refused(Recorded(correlation_id, name), error.reason, arguments)
+            recorded = Recorded(correlation_id, name, traceparent=traceparent)
+            self._audit.refused(recorded, error.reason, arguments)
             raise
         self._catalogue.remember(entry)
         longest_s = entry.contract.deadline_s
@@ -226,7 +231,7 @@ class RemoteTools:
             name,
             arguments,
             correlation_id,
-            self._traceparent(traceparent),
+            traceparent,
             began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s)),
             on_progress,
         )
@@ -272,6 +277,18 @@ class RemoteTools:
 
     def _on_change(self) -> None:
         self._catalogue.stale()
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and GIVEN_ID.fullmatch(value) is not None
+
+
+def _malformed_id() -> ToolInvalidArguments:
+    return ToolInvalidArguments(
+        "The correlation id is malformed.",
+        reason=Reason.CORRELATION_ID,
+        suggested_fix="Give 1 to 64 letters, digits and ._- as correlation_id, or none.",
+    )
 
 
 def _not_listed(name: str, listed: Iterable[str]) -> ToolNotFound:

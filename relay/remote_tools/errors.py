@@ -19,6 +19,7 @@ class Reason(StrEnum):
     """Why a call was refused or failed: for audit records, and for programs that handle the error."""
 
     # Refused here: nothing of the call was sent.
+    CORRELATION_ID = "correlation_id"
     ALLOWLIST = "allowlist"
     RISK = "risk"
     SCOPE = "scope"

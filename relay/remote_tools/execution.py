@@ -19,7 +19,7 @@ from relay.remote_tools.audit import CallAudit, Recorded
 from relay.remote_tools.catalogue import CatalogueEntry
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
-from relay.remote_tools.failures import FailureTable, of_garbage
+from relay.remote_tools.failures import FailureTable, of_garbage, remote_id
 from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.retries import RetryPolicy
 from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
@@ -49,12 +49,14 @@ class ToolResult:
         content: the content blocks as MCP has them. Text in them is the server's: untrusted.
         correlation_id: as in the audit records.
         attempts: how many attempts it took.
+        remote_correlation_id: the id under which the server recorded the call, if it sent one.
     """
 
     structured: Any
     content: tuple[Any, ...]
     correlation_id: str
     attempts: int
+    remote_correlation_id: str | None = None
 
     @property
     def text(self) -> str:
@@ -114,13 +116,16 @@ class Execution:
     async def _attempt(
         self, call: RemoteCall, entry: CatalogueEntry, meta: Mapping[str, str], attempt: int
     ) -> ToolResult:
-        recorded = Recorded(call.correlation_id, call.name, entry.contract.risk)
+        recorded = Recorded(call.correlation_id, call.name, entry.contract.risk, call.traceparent)
         self._audit.started(recorded, attempt, call.arguments)
         began_s = self._monotonic()
+        known_as: str | None = None
         try:
             result = await self._sent(call, entry, meta)
+            known_as = remote_id(result)
             self._check(result, entry)
         except RemoteToolError as error:
+            error.remote_correlation_id = error.remote_correlation_id or known_as
             took_ms = (self._monotonic() - began_s) * 1000
             self._audit.ended(
                 recorded, attempt, took_ms, error.reason, error.code, error.remote_correlation_id
@@ -130,9 +135,9 @@ class Execution:
             self._audit.ended(recorded, attempt, (self._monotonic() - began_s) * 1000, Reason.CANCELLED)
             raise
         took_ms = (self._monotonic() - began_s) * 1000
-        self._audit.ended(recorded, attempt, took_ms, result=result.structured_content)
+        self._audit.ended(recorded, attempt, took_ms, remote_id=known_as, result=result.structured_content)
         return ToolResult(
-            result.structured_content, tuple(result.content), call.correlation_id, attempts=attempt
+            result.structured_content, tuple(result.content), call.correlation_id, attempt, known_as
         )
 
     async def _sent(self, call: RemoteCall, entry: CatalogueEntry, meta: Mapping[str, str]) -> CallToolResult:

@@ -27,12 +27,12 @@ from relay.remote_tools.redaction import Redaction
 from schemas.error_codes import Canonical, Retry
 from schemas.error_roots import OperatorError
 from schemas.errors import MAX_TEXT, Failure
-from schemas.meta_names import META_ERROR
+from schemas.meta_names import META_CORRELATION_ID, META_ERROR
 from schemas.text import printable
 from schemas.tls import TlsFilesError
+from schemas.ulids import GIVEN_ID
 
 _MAX_RETRY_AFTER_MS = 600_000
-_REMOTE_ID = re.compile("[A-Za-z0-9]{1,64}")
 _UNKNOWN_TOOL = re.compile(r"(?i)\bunknown tool\b|\btool\b.{0,160}\bnot found\b")
 
 # What the SDK puts in the place of an answer that is no JSON-RPC, by its status.
@@ -271,6 +271,11 @@ def of_status(status: int, wire: WireAttempt, *, idempotent: bool) -> RemoteTool
     )
 
 
+def remote_id(result: CallToolResult) -> str | None:
+    """Return the id under which the server recorded the call, if it sent one with its result."""
+    return _id((result.meta or {}).get(META_CORRELATION_ID))
+
+
 def of_garbage() -> RemoteToolError:
     """Return the error of an answer that is not MCP."""
     return ToolProviderFailure(
@@ -293,7 +298,7 @@ def _text(value: object) -> str | None:
 
 
 def _id(value: object) -> str | None:
-    return value if isinstance(value, str) and _REMOTE_ID.fullmatch(value) else None
+    return value if isinstance(value, str) and GIVEN_ID.fullmatch(value) else None
 
 
 def _delay(value: object) -> int | None:

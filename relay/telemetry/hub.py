@@ -296,4 +296,4 @@ class TelemetryHub:
 
 
 def _denied_token() -> ToolError:
-    return ToolError(Failure.SAFETY_DENIED, "The token is not accepted.")
+    return ToolError(Failure.TOKEN_REFUSED)

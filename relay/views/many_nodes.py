@@ -89,7 +89,8 @@ class _MemberRequests:
             "_meta": self._meta,
         }
         message = {"jsonrpc": "2.0", "id": self._call.call.message["id"], "method": "tools/call"}
-        call = Call({**message, "params": params}, self._caller.traceparent)
+        call = Call({**message, "params": params})
+        call.trace, call.given_id = self._call.call.trace, self._call.call.given_id
         return CallRequest(self._caller, call, None, self._call.selection, self.parent)
 
 

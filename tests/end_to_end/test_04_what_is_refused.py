@@ -99,7 +99,8 @@ async def test_without_a_token_there_is_no_mcp(demo: Demo, headers: dict[str, st
         assert answer.headers["www-authenticate"].startswith(challenge)
         assert "tools:call:read_only" in answer.headers["www-authenticate"]
         # There is no authorization server to name; the body says who issues tokens.
-        assert ("relay token issue" in answer.json()["message"]) == (answer.json()["error"] == "no_token")
+        assert answer.json()["code"] == "E_SAFETY_DENIED"
+        assert "relay token issue" in answer.json()["suggested_fix"]
         metadata = await http.get(demo.base_url + "/.well-known/oauth-protected-resource/mcp")
     assert metadata.status_code == 404
 

@@ -153,7 +153,7 @@ class Hub:
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
         self.seconds = Seconds()
-        self.refusals = RefusalCounter(self.audit, self.log, self.seconds)
+        self.refusals = RefusalCounter(self.audit, self.log, self.seconds, self.ulids.new)
         self.freshness = Freshness((*watched_names(), SHARED), self.seconds)
         for source in (*watched_names(), SHARED):
             self.freshness.read(source)

@@ -146,6 +146,7 @@ class FakeMcpServer:
         page_size: how many tools a page has; by default all.
         listing: what is listed instead of the tools.
         results: the structured content of further tools, by name.
+        result_meta: the ``_meta`` of its results.
         documents: what it answers a GET with, by path.
         read: how often each resource was read.
         next_answer: how the next call over HTTP is answered, if otherwise.
@@ -166,6 +167,7 @@ class FakeMcpServer:
     page_size: int | None = None
     listing: dict[str, Any] | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    result_meta: dict[str, Any] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
     read: Counter[str] = field(default_factory=Counter)
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -237,6 +239,8 @@ class FakeMcpServer:
         self.calls.append(dict(params))
         self.arrived.set()
         result = await self._outcome(params["name"], params.get("arguments") or {})
+        if self.result_meta and isinstance(result, dict):
+            result = {**result, "_meta": self.result_meta}
         token = (params.get("_meta") or {}).get("progressToken")
         notices: list[dict[str, Any]] = []
         if token is not None:

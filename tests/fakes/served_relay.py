@@ -240,7 +240,7 @@ class ServedRelay:
         return [
             (line.get("decision") or line["outcome"], line["code"], line["node_id"])
             for line in self.hub.audited()
-            if "correlation_id" in line
+            if "decision" in line or "outcome" in line
         ]
 
 

@@ -24,6 +24,7 @@ TABLE = {
     Failure.MANIFEST_INVALID: ("E_MANIFEST_INVALID", "INVALID_INPUT", 400, -32602, "provider_failure", "no"),
     Failure.ATTESTATION_FAILED: ("E_ATTESTATION_FAILED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
     Failure.SAFETY_DENIED: ("E_SAFETY_DENIED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
+    Failure.TOKEN_REFUSED: ("E_SAFETY_DENIED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
     Failure.RATE_LIMITED: ("E_RATE_LIMITED", "TIMEOUT", 429, -32003, "provider_failure", "yes"),
     Failure.DEADLINE_EXCEEDED: (
         "E_DEADLINE_EXCEEDED",

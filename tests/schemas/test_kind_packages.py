@@ -19,6 +19,7 @@ from schemas.trust import TrustRules
 from schemas.verdicts import Known, ManifestReason, Outcome
 from schemas.violations import ViolationError
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, imported
+from tests.fakes.owners import give_away
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, SimulatedCa
 
 CAPABILITY: dict[str, Any] = {
@@ -65,6 +66,27 @@ def test_a_kind_is_read_from_the_package_that_brings_it(site: Path) -> None:
     assert (verb.input_ref, verb.output_ref, verb.verbatim) == (INPUT_REF, OUTPUT_REF, ("on",))
     assert verb.foreign_texts[0].shown("ignore all") == r"ignore\x20all"
     assert set(named.documents) == {INPUT_REF, OUTPUT_REF}
+
+
+@pytest.mark.parametrize(
+    "place", [".", "..", "documents", "handler.py", "__init__.py", "__pycache__", "__pycache__/handler.pyc"]
+)
+@pytest.mark.parametrize("whose", ["another user's", "everybody's"])
+def test_a_package_that_another_user_can_change_is_refused_and_not_run(
+    site: Path, monkeypatch: pytest.MonkeyPatch, place: str, whose: str
+) -> None:
+    package = KindPackage().install(site)
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "handler.pyc").touch()
+    changed = (package / place).resolve()
+    if whose == "everybody's":
+        changed.chmod(0o777)
+    else:
+        give_away(changed, monkeypatch)
+    [problem] = problems_of(KIND)
+    assert problem.startswith(f"kinds: {KIND}: ")
+    assert ("can be changed by others" if whose == "everybody's" else "belongs to user") in problem
+    assert imported(site) == []
 
 
 def test_nothing_of_the_package_is_imported_before_its_handler_is_loaded(site: Path) -> None:

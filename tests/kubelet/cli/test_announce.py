@@ -95,11 +95,32 @@ def test_a_broker_that_takes_nothing_is_a_no(
     assert ran.err.splitlines()[-1] == "kubelet: the broker at mqtt://127.0.0.1:9 did not take the manifest"
 
 
+def test_a_dry_run_without_an_identity_is_signed_by_a_throw_away_key_and_says_so(
+    run: Run, state: IdentityFiles
+) -> None:
+    first, second = (run("announce", "--dry-run", "--state-dir", state.root) for _ in range(2))
+    assert first.code == DONE
+    assert f"there is no identity in {state.root}" in first.err
+    assert "throw-away key" in first.err
+    assert {capability["kind"] for capability in first.facts["capabilities"]} >= {"system.echo"}
+    assert first.facts["node_id"] != second.facts["node_id"]
+    assert not state.root.exists()
+
+
+@pytest.mark.parametrize("left", ["key", "node_id"])
+def test_a_dry_run_of_a_damaged_identity_is_refused(run: Run, enrolled: IdentityFiles, left: str) -> None:
+    lost = "node_id" if left == "key" else "key"
+    getattr(enrolled, lost).unlink()
+    ran = run("announce", "--dry-run", "--state-dir", enrolled.root)
+    assert (ran.code, ran.out) == (CANNOT_RUN, b"")
+    assert ran.said_in_one_line(f"{getattr(enrolled, lost)} is missing")
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["announce", "--dry-run"], id="announce"),
+        pytest.param(["announce"], id="announce"),
         pytest.param(["run", *NOWHERE], id="run"),
     ],
 )

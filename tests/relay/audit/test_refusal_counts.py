@@ -101,7 +101,7 @@ def test_the_room_that_calls_need_is_not_written_into(tmp_path: Path, hub: Hub) 
     audit_file = tmp_path / "small" / "audit.jsonl"
     audit_file.parent.mkdir()
     audit = AuditLog(audit_file, hub.clock, reserved_bytes=1 << 60)  # no disk has so much
-    refusals = RefusalCounter(audit, hub.log, hub.seconds)
+    refusals = RefusalCounter(audit, hub.log, hub.seconds, hub.ulids.new)
     for _ in range(3):
         refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired")
         refusals.write_due()
@@ -114,7 +114,7 @@ def test_the_room_that_calls_need_is_not_written_into(tmp_path: Path, hub: Hub) 
     assert "kept for calls" in line["reason"]
     audit.close()
     roomy = AuditLog(audit_file, hub.clock)
-    refusals = RefusalCounter(roomy, hub.log, hub.seconds)
+    refusals = RefusalCounter(roomy, hub.log, hub.seconds, hub.ulids.new)
     refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired")
     refusals.write_due()
     assert len(audit_file.read_text().splitlines()) == 2
@@ -132,7 +132,7 @@ def test_what_cannot_be_written_is_kept_and_counted_on(hub: Hub) -> None:
 
 
 async def test_counts_are_written_once_an_interval_and_when_it_ends(hub: Hub) -> None:
-    refusals = RefusalCounter(hub.audit, hub.log, time.monotonic, interval_s=0.001)
+    refusals = RefusalCounter(hub.audit, hub.log, time.monotonic, hub.ulids.new, interval_s=0.001)
     running = asyncio.create_task(refusals.run())
     refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "chain")
     async with asyncio.timeout(10):

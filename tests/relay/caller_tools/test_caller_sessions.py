@@ -271,10 +271,14 @@ async def test_an_answer_that_is_late_unknown_or_the_second_is_ignored_and_the_c
     assert second["code"] == "E_MANIFEST_INVALID"
     assert "no such pending request" in error_text(second)
     assert stage.sent() == []
-    (line,) = stage.hub.lines.entries("answer to no pending request ignored")
-    assert (line["level"], line["request_id"]) == ("warning", request_id())
+    malformed = await stage.error("caller_tool_response", session_id=session_id, request_id="\U0001f600" * 64)
+    assert malformed == second
+    lines = stage.hub.lines.entries("answer to no pending request ignored")
+    assert {line["level"] for line in lines} == {"warning"}
+    shown = [request_id(), r"never\n", r"\U0001f600" * 64]
+    assert [line["request_id"] for line in lines] == shown
     (counted,) = [line for line in refused(stage) if line["reason"] == "request_unknown"]
-    assert counted["count"] == 2
+    assert counted["count"] == 3
 
 
 async def test_another_principal_learns_nothing_of_a_session_or_a_request(stage: CallerStage) -> None:

@@ -9,6 +9,7 @@ from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, Followi
 from relay.calls.envelope import Call
 from relay.rate_limits import Limiter
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_CORRELATION_ID
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
@@ -72,6 +73,16 @@ def test_every_line_of_a_call_that_repeats_another_names_that_one(hub: Hub) -> N
     repeated.ended(hub.audit, "ok", 101.0)
     assert [line["first"] for line in hub.audited()] == [FIRST] * 3
     assert {line["correlation_id"] for line in hub.audited()} == {CORRELATION_ID}
+
+
+def test_every_line_has_the_id_that_the_caller_gave_besides_the_relays_own(hub: Hub) -> None:
+    params = {"name": ECHO_NAME, "_meta": {META_CORRELATION_ID: "order-17"}}
+    given = CallRecord(CORRELATION_ID, Call({"params": params}), 100.0, principal=WHO)
+    given.denied(hub.audit, DENIED)
+    given.allowed(hub.audit)
+    given.ended(hub.audit, "ok", 101.0)
+    ids = [(line["correlation_id"], line["caller_correlation_id"]) for line in hub.audited()]
+    assert ids == [(CORRELATION_ID, "order-17")] * 3
 
 
 def test_a_call_that_repeats_none_names_none(hub: Hub) -> None:

@@ -9,7 +9,13 @@ from relay.calls.envelope import Call, EnvelopeCheck
 from relay.calls.gateway import CallGateway
 from relay.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
+from schemas.meta_names import (
+    META_CORRELATION_ID,
+    META_IDEMPOTENCY_KEY,
+    META_STEP_ID,
+    META_TASK_ID,
+    META_TRACEPARENT,
+)
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of
@@ -388,6 +394,33 @@ def test_the_trace_goes_on_in_the_relays_span_and_version_with_the_flags_that_me
 ) -> None:
     sent = traced(f"{version}-{TRACE_ID}-{SPAN_ID}-{flags}", None)
     assert sent == f"00-{TRACE_ID}-00f067aa0ba902b7-{passed_on}"
+
+
+# --- the caller's own id --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("in_meta", "header", "given"),
+    [
+        pytest.param(None, None, None, id="nowhere"),
+        pytest.param("order-17", None, "order-17", id="in _meta"),
+        pytest.param(None, "order-17", "order-17", id="in the header"),
+        pytest.param("order-17", "order-18", "order-17", id="in both: _meta comes first"),
+        pytest.param("a" * 64, None, "a" * 64, id="the longest"),
+        pytest.param("a" * 65, "order-17", "", id="too long"),
+        pytest.param("", None, "", id="empty"),
+        pytest.param(None, "\n", "", id="a header that was sent twice"),
+        pytest.param('a","sub":"root', None, "", id="what would end a member of the audit"),
+        pytest.param("\u0661\u00e9", None, "", id="other people's digits"),
+        pytest.param(17, None, "", id="a number"),
+        pytest.param(["order-17"], None, "", id="a list"),
+    ],
+)
+def test_the_id_that_a_caller_gives_is_that_of_meta_or_else_that_of_the_header(
+    in_meta: object, header: str | None, given: str | None
+) -> None:
+    call = Call(called(_meta={META_CORRELATION_ID: in_meta}), None, header)
+    assert call.given_id == call.directed("another", {}).given_id == given
 
 
 # --- anything at all ------------------------------------------------------------------------------------

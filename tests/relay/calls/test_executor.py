@@ -286,7 +286,7 @@ async def test_revoking_its_token_ends_a_call_and_no_other(hub: Hub) -> None:
     stage.executor.revoke({stage.principal.jti})
     with pytest.raises(ToolError) as caught:
         await asyncio.wait_for(ended, BOUND_S)
-    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert caught.value.failure is Failure.TOKEN_REFUSED
     assert not revoked.answered
     assert stage.audited()[-1] == ("error", "E_SAFETY_DENIED")
     answer.set_result(echoed(command))

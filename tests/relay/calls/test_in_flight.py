@@ -44,7 +44,7 @@ def calls() -> Calls:
 async def denied(task: asyncio.Task[str]) -> ToolError:
     with pytest.raises(ToolError) as caught:
         await asyncio.wait_for(task, BOUND_S)
-    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert caught.value.failure is Failure.TOKEN_REFUSED
     assert not task.cancelled()
     return caught.value
 
@@ -106,7 +106,7 @@ async def test_a_token_that_is_void_begins_nothing_more(calls: Calls) -> None:
     with pytest.raises(ToolError) as caught:
         async with calls.inflight.under("jti-1"):
             raise AssertionError
-    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert caught.value.failure is Failure.TOKEN_REFUSED
     assert calls.held == 0
 
 
@@ -164,7 +164,7 @@ async def test_a_call_that_is_revoked_in_its_last_step_gives_nothing_out() -> No
 
     with pytest.raises(ToolError) as caught:
         await run(last_step)
-    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert caught.value.failure is Failure.TOKEN_REFUSED
 
 
 async def test_a_call_that_fails_in_its_last_step_tells_only_that_the_token_is_revoked() -> None:
@@ -174,7 +174,7 @@ async def test_a_call_that_fails_in_its_last_step_tells_only_that_the_token_is_r
 
     with pytest.raises(ToolError) as caught:
         await run(last_step)
-    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert caught.value.failure is Failure.TOKEN_REFUSED
 
 
 async def test_a_call_that_outlives_its_cancellation_gives_nothing_out() -> None:
@@ -188,7 +188,7 @@ async def test_a_call_that_outlives_its_cancellation_gives_nothing_out() -> None
 
     with pytest.raises(ToolError) as caught:
         await run(stubborn)
-    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert caught.value.failure is Failure.TOKEN_REFUSED
 
 
 async def test_a_deadline_of_the_same_moment_does_not_hide_the_revocation() -> None:
@@ -200,7 +200,7 @@ async def test_a_deadline_of_the_same_moment_does_not_hide_the_revocation() -> N
 
     with pytest.raises(ToolError) as caught:
         await run(late)
-    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert caught.value.failure is Failure.TOKEN_REFUSED
 
 
 # --- whose caller has gone too ------------------------------------------------------------------------
@@ -261,7 +261,7 @@ async def test_a_caller_who_has_gone_before_the_call_began_is_no_reason_to_keep_
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, BOUND_S)
-    assert codes == [Failure.SAFETY_DENIED]
+    assert codes == [Failure.TOKEN_REFUSED]
 
 
 async def test_a_cancelled_call_that_is_not_revoked_is_cancelled(calls: Calls) -> None:
@@ -304,7 +304,7 @@ async def test_to_look_for_a_token_that_calls_nothing_leaves_nothing(calls: Call
 async def test_a_call_that_was_allowed_and_has_not_begun_is_not_made() -> None:
     inflight = InFlight()
     call = inflight.under("jti")
-    call.end((Failure.SAFETY_DENIED, "The token was revoked during the call."))
+    call.end((Failure.TOKEN_REFUSED, "The token was revoked during the call."))
     inflight.revoke({"jti"})
     with pytest.raises(ToolError):
         async with call:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relay.calls.gateway import CallGateway
+from relay.config import PER_AGENT, EnvelopeMode
 from schemas.errors import Failure
 from tests.fakes.callers import call_of
 from tests.fakes.gateway_calls import ECHO_NAME, PING, begun, codes, error, request
@@ -115,6 +116,24 @@ async def test_what_is_refused_is_refused_with_its_code_before_anything_is_sent(
     assert hub.counted("calls_total", code=failure.value.code) == 1
 
 
+@pytest.mark.parametrize("mode", EnvelopeMode)
+async def test_a_malformed_correlation_id_is_refused_in_every_mode_and_not_recorded(
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter, mode: EnvelopeMode
+) -> None:
+    gateway.change(PER_AGENT, mode)
+    call = call_of(hub.token(), ECHO_NAME, PING, edge_kubelet__correlation_id="order\x1b17")
+    envelope = error(await gateway.call(call))
+    assert (envelope["code"], envelope["message"]) == (
+        "E_MANIFEST_INVALID",
+        "The correlation id of the call is malformed.",
+    )
+    assert "1 to 64 letters, digits and ._-" in envelope["suggested_fix"]
+    assert router.commands == []
+    (line,) = hub.audited()
+    assert (line["decision"], line["correlation_id"]) == ("deny", envelope["correlation_id"])
+    assert "caller_correlation_id" not in line
+
+
 async def test_another_tenants_node_answers_as_one_that_exists_nowhere(
     hub: Hub, gateway: CallGateway
 ) -> None:
@@ -191,6 +210,7 @@ async def test_revoking_a_token_ends_its_calls_with_an_outcome_in_the_audit_and_
         "E_SAFETY_DENIED",
         "The token was revoked during the call.",
     )
+    assert envelope["suggested_fix"].startswith("Send a new token")
     line = hub.audited()[-1]
     assert (line["outcome"], line["code"], line["jti"]) == ("error", "E_SAFETY_DENIED", jti)
     assert line["correlation_id"] == envelope["correlation_id"]

@@ -63,9 +63,38 @@ def files_below(home: Path) -> set[str]:
 def test_a_dry_run_shows_the_change_and_writes_nothing(connect: Connect, home: Path) -> None:
     shown = connect("codex", "--url", f"{URL}/mcp", "--dry-run")
     assert shown.code == 0, shown.err
-    assert "+[mcp_servers.edge]" in shown.out
+    assert "\n[mcp_servers.edge]\n" in shown.out
     assert "Nothing was written." in shown.out
     assert files_below(home) == set()
+
+
+SECRET = "sk-of-a-neighbour"
+NEIGHBOURS = {
+    "claude-code": (
+        ".claude.json",
+        f'{{"mcpServers":{{"other":{{"env":{{"API_KEY":"{SECRET}"}}}},"edge":{{"headers":"{SECRET}"}}}}}}',
+    ),
+    "codex": (
+        ".codex/config.toml",
+        f'[mcp_servers.edge]\nenv = {{ K = "{SECRET}" }}\n[mcp_servers.other]\nargs = ["{SECRET}"]\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("client", NEIGHBOURS)
+@pytest.mark.parametrize("change", [("--url", URL, "--dry-run"), ("--remove", "--dry-run"), ("--remove",)])
+def test_a_change_shows_no_secret_of_the_file(
+    connect: Connect, home: Path, client: str, change: tuple[str, ...]
+) -> None:
+    name, text = NEIGHBOURS[client]
+    file = home / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    shown = connect(client, *change)
+    assert shown.code == 0, shown.err
+    assert f"{file}: " in shown.out
+    assert SECRET not in shown.out + shown.err
+    assert ("is taken out" in shown.out) == ("--remove" in change)
 
 
 @pytest.mark.parametrize("client", ["claude-code", "codex"])

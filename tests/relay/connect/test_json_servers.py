@@ -44,8 +44,12 @@ def test_nothing_changes_where_there_is_no_such_server() -> None:
     ("text", "why"),
     [
         ('{\n  // the fleet\n  "servers": {}\n}', "comments"),
-        ("[" * 5000, "not JSON"),
+        ("[" * 5000, "too deeply"),
         ("[]", "no object"),
+        pytest.param('{"a": 1e400}', "not finite", id="a number that would become Infinity"),
+        pytest.param('{"a": NaN}', "not finite", id="NaN"),
+        pytest.param('{"a": {"b": 1, "b": 2}}', "duplicate", id="a member twice"),
+        pytest.param('{"a": "\\ud800"}', "surrogate", id="half a character"),
         ('{"servers": []}', "under 'servers'"),
     ],
 )

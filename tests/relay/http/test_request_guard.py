@@ -322,7 +322,7 @@ async def test_a_token_that_stands_twice_is_as_good_as_none(bench: Bench) -> Non
 @pytest.mark.parametrize(
     ("token", "reason"),
     [
-        pytest.param("x", "malformed", id="not a token"),
+        pytest.param("no-token", "malformed", id="not a token"),
         pytest.param("\xff.b.c", "malformed", id="not ASCII"),
         pytest.param("x" * 100_000, "malformed", id="enormous"),
     ],
@@ -349,8 +349,8 @@ async def test_a_token_that_has_expired_is_challenged_as_invalid(bench: Bench) -
     messages = await bench.ask("/mcp", [PUBLIC, header])
     status, text = challenge(messages)
     assert status == 401
-    assert text.startswith('Bearer error="invalid_token", error_description="The token has expired; get')
-    assert json.loads(messages[1]["body"])["message"] == "The token has expired; get a new one."
+    assert text.startswith('Bearer error="invalid_token", error_description="The token has expired."')
+    assert json.loads(messages[1]["body"])["message"] == "The token has expired."
 
 
 async def test_a_token_that_was_revoked_is_challenged_as_invalid(bench: Bench) -> None:
@@ -360,6 +360,35 @@ async def test_a_token_that_was_revoked_is_challenged_as_invalid(bench: Bench) -
     assert status == 401
     assert text.startswith('Bearer error="invalid_token", error_description="The token has been revoked."')
     assert bench.hub.counted("tokens_refused_total", reason="revoked") == 1
+
+
+async def test_a_revoked_token_is_answered_with_the_standard_envelope_whose_id_is_in_the_audit(
+    bench: Bench, registry: SchemaRegistry
+) -> None:
+    token = bench.hub.token()
+    bench.hub.authenticator.revoke(frozenset({bench.hub.authenticator.identify(token).jti}))
+    headers = [PUBLIC, ("Authorization", f"Bearer {token}")]
+    bodies = [(await bench.ask("/mcp", headers))[1]["body"] for _ in range(2)]
+    envelope = json.loads(bodies[0])
+    assert registry.load("error@1.0.0").is_valid(envelope)
+    assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token has been revoked.")
+    assert "Send a bearer token" in envelope["suggested_fix"]
+    bench.hub.refusals.write()
+    (line,) = bench.hub.audited()
+    assert (line["event"], line["reason"], line["count"]) == ("token_refused", "revoked", 2)
+    assert bodies[0] == bodies[1]
+    assert line["correlation_id"] == envelope["correlation_id"]
+    later = json.loads((await bench.ask("/mcp", headers))[1]["body"])
+    assert later["correlation_id"] != envelope["correlation_id"]  # of the next line
+
+
+async def test_a_request_without_a_token_is_answered_with_the_envelope_too_and_no_id(
+    bench: Bench, registry: SchemaRegistry
+) -> None:
+    envelope = json.loads((await bench.ask("/mcp", [PUBLIC]))[1]["body"])
+    assert registry.load("error@1.0.0").is_valid(envelope)
+    assert envelope["code"] == "E_SAFETY_DENIED"
+    assert "correlation_id" not in envelope  # it is in no line of the audit
 
 
 @pytest.mark.parametrize("place", ["query", "query of a form", "cookie", "proxy"])

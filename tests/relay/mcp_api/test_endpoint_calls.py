@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp_types import HEADER_MISMATCH, TextContent
+from typer.testing import CliRunner
 
+from relay.cli.audit import app
+from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteTools, Risk
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_ERROR, META_HOP
+from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, NEW, PING, Era, Stage
 from tests.fakes.routers import ScriptedRouter, SilentRouter
@@ -32,6 +36,50 @@ async def test_both_forms_of_a_name_can_be_called_always(
     assert json.loads(content.text) == result.structured_content
     assert result.structured_content == {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
     assert router.commands[0].tool == ECHO_NAME
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("given", [None, "order-17"], ids=["without", "with an id of the caller"])
+async def test_a_success_names_its_lines_in_the_audit_in_meta_alone(
+    stage: Stage, era: Era, given: str | None
+) -> None:
+    async with stage.wire(era) as wire:
+        wire.headers |= {} if given is None else {"x-correlation-id": given}
+        result = await wire.result("tools/call", {"name": ECHO_NAME, "arguments": PING})
+    recorded = {(line["correlation_id"], line.get("caller_correlation_id")) for line in stage.hub.audited()}
+    assert recorded == {(result["_meta"][META_CORRELATION_ID], given)}
+    assert result["structuredContent"].keys() == {"message", "received_at_ms", "node_id"}
+
+
+@pytest.mark.parametrize("era", ["legacy", "auto"])
+async def test_the_audits_of_a_guarded_client_and_of_the_relay_are_joined_by_one_command(
+    stage: Stage, tmp_path: Path, era: str
+) -> None:
+    records = tmp_path / "edge-remote-tools" / "calls.jsonl"
+    records.parent.mkdir()
+    server = HttpServer(f"http://{stage.address}/mcp", BearerToken(stage.hub.token()))
+    permissions = Permissions(allow=("*",), max_risk=Risk.ADMIN, scopes=None)
+    async with RemoteTools(server, audit=records, permissions=permissions, mode=era) as tools:
+        await tools.execute(ECHO_NAME, PING, correlation_id="order-16")
+        result = await tools.execute(ECHO_NAME, PING, correlation_id="order-17")
+    own = {"XDG_STATE_HOME": str(tmp_path)}
+    for wanted in ("order-17", result.remote_correlation_id):
+        command = [
+            "grep",
+            "--correlation",
+            str(wanted),
+            "--json",
+            "--state-dir",
+            str(stage.hub.audit_file.parent),
+        ]
+        done = CliRunner().invoke(app, command, env=own)
+        assert done.exit_code == 0, done.output
+        found = [json.loads(line) for line in done.output.splitlines()]
+        events = [line.get("event") or line.get("decision") or line["outcome"] for line in found]
+        assert sorted(events) == ["allow", "ended", "ok", "started"]
+        assert {line["correlation_id"] for line in found} == {"order-17", result.remote_correlation_id}
+        (trace,) = {line["traceparent"] for line in found if "traceparent" in line}
+        assert trace.startswith("00-")
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -187,10 +187,9 @@ async def test_nothing_is_read_under_a_token_that_is_no_longer_accepted(
     else:
         stage.hub.clock.advance(60_000)
     error = await stage.failure(method, **params)
-    assert (error.code, error.message) == (
-        INVALID_PARAMS,
-        "the token is no longer accepted; get a new one",
-    )
+    assert error.code == INVALID_PARAMS
+    assert (error.data["code"], error.data["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
+    assert error.data["suggested_fix"].startswith("Send a new token")
 
 
 async def test_a_body_is_charged_by_its_size(hub: Hub) -> None:

@@ -18,6 +18,7 @@ from relay.remote_tools import (
     ToolTimeout,
     ToolUnauthorized,
 )
+from schemas.meta_names import META_CORRELATION_ID
 from tests.fakes.guarded import over_http
 from tests.fakes.mcp_server import FAULTS, FakeMcpServer
 
@@ -166,13 +167,43 @@ async def test_the_correlation_id_is_in_meta_header_and_every_record(fake: FakeM
 
 
 @pytest.mark.parametrize("bad", ["a\r\nX-Evil: 1", "", "a" * 65, "ü"])
-async def test_a_malformed_correlation_id_is_replaced(fake: FakeMcpServer, bad: str) -> None:
+async def test_a_malformed_correlation_id_is_refused_and_recorded_under_another(
+    fake: FakeMcpServer, bad: str
+) -> None:
     async with over_http(fake) as client:
-        result = await client.tools.execute("echo", {"message": "ping"}, correlation_id=bad, traceparent=bad)
-        assert len(result.correlation_id) == 26
-        assert fake.heads[0]["x-correlation-id"] == result.correlation_id
-        assert fake.heads[0]["traceparent"].startswith("00-")
+        with pytest.raises(ToolInvalidArguments) as caught:
+            await client.tools.execute("echo", {"message": "ping"}, correlation_id=bad)
+        assert caught.value.reason is Reason.CORRELATION_ID
+        [record] = client.records
+        assert (record["event"], record["reason"]) == ("refused", "correlation_id")
+        assert record["correlation_id"] == caught.value.correlation_id != bad
+        assert fake.heads == []
+
+
+@pytest.mark.parametrize("bad", ["a\r\nX-Evil: 1", "", "\u00fc"])
+async def test_a_malformed_traceparent_is_replaced_and_what_is_sent_is_recorded(
+    fake: FakeMcpServer, bad: str
+) -> None:
+    async with over_http(fake) as client:
+        await client.tools.execute("echo", {"message": "ping"}, traceparent=bad)
+        sent = fake.heads[0]["traceparent"]
+        assert sent.startswith("00-")
         assert "x-evil" not in fake.heads[0]
+        assert [record["traceparent"] for record in client.records] == [sent, sent]
+
+
+@pytest.mark.parametrize(
+    ("sent", "remote"),
+    [("01HZX9K3M4P7Q8R9S0T1V2W3XY", "01HZX9K3M4P7Q8R9S0T1V2W3XY"), ("a\x1b", None), (5, None)],
+)
+async def test_the_id_of_a_success_at_the_server_is_in_result_and_record(
+    fake: FakeMcpServer, sent: object, remote: str | None
+) -> None:
+    fake.result_meta = {META_CORRELATION_ID: sent}
+    async with over_http(fake) as client:
+        result = await client.tools.execute("echo", {"message": "ping"})
+        assert result.remote_correlation_id == remote
+        assert client.records[-1].get("remote_correlation_id") == remote
 
 
 async def test_started_is_written_before_the_first_byte_leaves(fake: FakeMcpServer) -> None:

@@ -152,14 +152,20 @@ async def test_a_revoked_token_ends_the_call_and_its_members(hub: Hub) -> None:
     assert all(each.cancelled() for each in answers)
 
 
-async def test_a_members_call_has_the_callers_trace_and_labels_but_not_its_key(hub: Hub) -> None:
+async def test_a_members_call_has_the_callers_trace_id_and_labels_but_not_its_key(hub: Hub) -> None:
     stage = ViewStage(hub)
     stage.node("barn")
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
-    meta = {"edge_kubelet__idempotency_key": "k", "traceparent": trace, "edge_kubelet__task_id": "task"}
+    meta = {
+        "edge_kubelet__idempotency_key": "k",
+        "traceparent": trace,
+        "edge_kubelet__task_id": "task",
+        "edge_kubelet__correlation_id": "order-17",
+    }
     for _ in range(2):
         await stage.result(nodes="barn", meta=meta)
     (command,) = stage.router.commands
     assert (command.traceparent or "").split("-")[1] == "a" * 32
+    assert {line["caller_correlation_id"] for line in hub.audited()} == {"order-17"}
     lines = hub.access_lines.entries()
     assert [line["taskId"] for line in lines if command.node_id in line["metadata"]["toolId"]] == ["task"]
