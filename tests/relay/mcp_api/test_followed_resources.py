@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from relay.auth.agent_tokens import AgentName, Principal
-from relay.fleet.name_ledger import NodeName
 from relay.mcp_api.followed_resources import MAX_FOLLOWED, PER_AGENT, FollowedResources
+from relay.state.names import NodeName
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import URI, Followed
 from tests.fakes.signer import NODE_ID, TENANT
