@@ -33,7 +33,7 @@ from relay.remote_tools.errors import (
 )
 from relay.remote_tools.execution import Execution, RemoteCall, ToolResult
 from relay.remote_tools.failures import FailureTable, of_garbage
-from relay.remote_tools.http_client import WireAttempt
+from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.manifests import ManifestVerifier
 from relay.remote_tools.permissions import Budget, Meter, Permissions
 from relay.remote_tools.pins import Pins
@@ -164,7 +164,7 @@ class RemoteTools:
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._within(deadline_s, self._catalogue.entries(self._admission.admits_name))
+        entries = await self._within(deadline_s, lambda: self._catalogue.entries(self._admission.admits_name))
         usable = [entry for entry in entries if self._admission.refusal(entry) is None]
         self._catalogue.remember(*usable)
         return [entry.contract for entry in usable]
@@ -175,7 +175,7 @@ class RemoteTools:
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._within(deadline_s, self._catalogue.entries(lambda _: True))
+        entries = await self._within(deadline_s, lambda: self._catalogue.entries(lambda _: True))
         return [Surveyed(entry.contract, self._admission.refusal(entry)) for entry in entries]
 
     async def accept(self, name: str, *, deadline_s: float = LISTING_DEADLINE_S) -> ToolContract:
@@ -235,15 +235,22 @@ class RemoteTools:
     async def _entry(self, name: str, deadline_s: float | None) -> CatalogueEntry:
         known = self._catalogue.known(name, self._environment.now_ms())
         if known is None:
-            known = await self._within(deadline_s or LISTING_DEADLINE_S, self._catalogue.entry(name))
+            known = await self._within(deadline_s or LISTING_DEADLINE_S, lambda: self._catalogue.entry(name))
         if known is None:
             raise _not_listed(name, self._catalogue.names)
         return known
 
-    async def _within(self, deadline_s: float, listing: Awaitable[ResultT]) -> ResultT:
+    async def _within(self, deadline_s: float, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        wire = WireAttempt()
+        token = ATTEMPT.set(wire)
         try:
             async with asyncio.timeout(deadline_s):
-                return await listing
+                try:
+                    return await listing()
+                except MCPError as error:
+                    if not self._connection.has_ended(wire, error):
+                        raise
+                return await listing()
         except TimeoutError:
             raise ToolTimeout(
                 "The server did not list its tools within the deadline.",
@@ -254,7 +261,7 @@ class RemoteTools:
         except NotConnectedError as error:
             raise self._failures.of_connecting(error) from error
         except MCPError as error:
-            failure = self._failures.of_jsonrpc(error, WireAttempt(), idempotent=True)
+            failure = self._failures.of_jsonrpc(error, wire, idempotent=True)
             failure.may_have_run = False
             raise failure from None
         except ValidationError:
@@ -263,6 +270,8 @@ class RemoteTools:
             raise ToolProviderFailure(
                 str(error), reason=Reason.TOO_LARGE, suggested_fix="Use a server that lists fewer tools."
             ) from None
+        finally:
+            ATTEMPT.reset(token)
 
     def _traceparent(self, given: str | None) -> str:
         if given is not None and _TRACEPARENT.fullmatch(given):

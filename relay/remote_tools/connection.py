@@ -17,7 +17,8 @@ from mcp.client import Client
 from mcp.client.session import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import Implementation, ToolListChangedNotification
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, Implementation, ToolListChangedNotification
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from relay.remote_tools.http_client import (
@@ -36,7 +37,10 @@ from schemas.tls import client_context, read_root
 
 Streams = tuple[Any, Any]
 
+_BAD_REQUEST = 400
 _NOT_FOUND = 404
+# An error of the server's own, and what the SDK makes of an answer without one.
+_NOT_OF_A_REQUEST = (-32000, INTERNAL_ERROR)
 _log = logging.getLogger(__name__)
 
 
@@ -89,15 +93,20 @@ class ServerConnection:
                 live = self._live
         return live.client.session
 
-    def note(self, wire: WireAttempt) -> None:
-        """Open the connection again before the next operation if ``wire`` shows that its session ended."""
+    def has_ended(self, wire: WireAttempt, error: MCPError) -> bool:
+        """Return whether the answer shows that the session ended; then it is opened again when next needed.
+
+        The specification has 404 for a session that the server does not know. Servers made from the example
+        of the TypeScript SDK, and older ones of the Python SDK, answer 400 with an error of their own.
+        """
         live = self._live
-        if (
-            live is not None
-            and wire.status == _NOT_FOUND
-            and live.client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
-        ):
-            live.lost = True
+        if live is None or wire.fault is not None:
+            return False
+        ended = wire.status == _NOT_FOUND or (wire.status == _BAD_REQUEST and error.code in _NOT_OF_A_REQUEST)
+        if not ended or live.client.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            return False
+        live.lost = True
+        return True
 
     async def close(self) -> None:
         """Close the connection."""

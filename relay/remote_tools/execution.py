@@ -19,7 +19,7 @@ from relay.remote_tools.audit import CallAudit, Recorded
 from relay.remote_tools.catalogue import CatalogueEntry
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
-from relay.remote_tools.failures import FailureTable, of_garbage
+from relay.remote_tools.failures import FailureTable, of_fault, of_garbage
 from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.retries import RetryPolicy
 from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
@@ -158,7 +158,8 @@ class Execution:
         except NotConnectedError as error:
             raise self._failures.of_connecting(error) from error
         except MCPError as error:
-            self._connection.note(wire)
+            if self._connection.has_ended(wire, error):
+                raise of_fault(Reason.CONNECTION_LOST, wire, idempotent=idempotent) from None
             raise self._failures.of_jsonrpc(error, wire, idempotent=idempotent) from None
         except ValidationError:
             # Without the text of the library, which contains the answer.

@@ -21,6 +21,7 @@ from relay.remote_tools import (
     ToolInvalidArguments,
     ToolProviderFailure,
     ToolResult,
+    ToolRule,
     ToolUnauthorized,
 )
 from tests.fakes.demo import Demo
@@ -85,6 +86,15 @@ async def test_the_reference_server_sees_no_secret_of_the_environment(
     async with reference(npm, "stdio") as client:
         shown = json.loads((await client.tools.execute("get-env")).text)
     assert "EDGE_TOKEN" not in shown
+
+
+async def test_the_reference_server_is_called_again_after_it_was_restarted(npm: NpmPrograms) -> None:
+    port = unused_port()
+    rules = (ToolRule("echo", risk=Risk.READ, idempotent=True),)
+    async with guarded(f"http://127.0.0.1:{port}/mcp", rules=rules) as client:
+        for _ in range(2):
+            async with npm.everything_over_http(port):
+                assert (await client.tools.execute("echo", {"message": "ping"})).text == "Echo: ping"
 
 
 def is_result(item: object) -> bool:

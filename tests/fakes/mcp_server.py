@@ -148,7 +148,7 @@ class FakeMcpServer:
         results: the structured content of further tools, by name.
         documents: what it answers a GET with, by path.
         read: how often each resource was read.
-        next_answer: how the next call over HTTP is answered, if otherwise.
+        next_answer, next_list: how the next call over HTTP, or list of tools, is answered, if otherwise.
         released, arrived: what a delayed call waits for, and that a call has arrived.
     """
 
@@ -162,6 +162,7 @@ class FakeMcpServer:
     listed: int = 0
     announces: bool = False
     next_answer: HttpAnswer | None = None
+    next_list: HttpAnswer | None = None
     silent: bool = False
     page_size: int | None = None
     listing: dict[str, Any] | None = None
@@ -305,8 +306,7 @@ class FakeMcpServer:
             self.heads.append(headers)
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
             return _put(writer, HttpAnswer(401))
-        if message.get("method") == "tools/call" and self.next_answer is not None:
-            answer, self.next_answer = self.next_answer, None
+        if (answer := self._taken(message.get("method"))) is not None:
             return _put(writer, answer)
         try:
             made = await self.answer(message)
@@ -320,6 +320,14 @@ class FakeMcpServer:
             writer.transport.abort()
             return False
         return _put(writer, made)
+
+    def _taken(self, method: str | None) -> HttpAnswer | None:
+        answer = None
+        if method == "tools/call":
+            answer, self.next_answer = self.next_answer, None
+        elif method == "tools/list":
+            answer, self.next_list = self.next_list, None
+        return answer
 
 
 def _put(writer: asyncio.StreamWriter, answer: Answer | None) -> bool:
