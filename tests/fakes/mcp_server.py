@@ -136,6 +136,7 @@ class FakeMcpServer:
     Attributes:
         legacy: whether it speaks the era with ``initialize`` only.
         token: what a client must present over HTTP, if anything.
+        challenge: what it states of the credential that is missing.
         tools: what it lists, which a test may change.
         resources: what it lets read, by URI.
         calls: the parameters of each ``tools/call``, in order.
@@ -154,6 +155,7 @@ class FakeMcpServer:
 
     legacy: bool = False
     token: str | None = None
+    challenge: str = "Bearer"
     tools: list[dict[str, Any]] = field(default_factory=tools)
     resources: dict[str, str] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -305,7 +307,7 @@ class FakeMcpServer:
         if message.get("method") == "tools/call":
             self.heads.append(headers)
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
-            return _put(writer, HttpAnswer(401))
+            return _put(writer, HttpAnswer(401, headers={"WWW-Authenticate": self.challenge}))
         if (answer := self._taken(message.get("method"))) is not None:
             return _put(writer, answer)
         try:
