@@ -123,8 +123,9 @@ class RemoteTools:
         sink = JsonLines(audit, environment.monotonic) if isinstance(audit, Path) else audit
         self._file = sink if isinstance(sink, JsonLines) else None
         self._audit = CallAudit(sink, redaction, environment.now_ms)
-        self._failures = FailureTable(redaction or Redaction())
-        self._connection = ServerConnection(server, self._on_change, mode)
+        for_texts = redaction or Redaction()
+        self._failures = FailureTable(for_texts)
+        self._connection = ServerConnection(server, self._on_change, for_texts, mode)
         self._catalogue = Catalogue(
             self._connection,
             ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s),

@@ -30,6 +30,8 @@ from relay.remote_tools.http_client import (
     origin_of,
 )
 from relay.remote_tools.oauth import provider
+from relay.remote_tools.redaction import Redaction
+from relay.remote_tools.server_output import redacted_errors, redacted_log
 from relay.remote_tools.servers import BearerToken, HttpServer, Server, StdioServer
 from schemas.error_roots import PeerError
 from schemas.faults import first_of
@@ -70,10 +72,14 @@ class _Live:
 
 @dataclass(slots=True)
 class ServerConnection:
-    """The connection to ``server``; ``on_change`` is called when it announces that its tools changed."""
+    """The connection to ``server``; ``on_change`` is called when it announces that its tools changed.
+
+    What the server makes this process print is redacted by ``redaction``.
+    """
 
     server: Server
     on_change: Callable[[], None]
+    redaction: Redaction
     mode: str = "auto"
     _live: _Live | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -135,6 +141,10 @@ class ServerConnection:
         return live
 
     async def _run(self, wire: WireAttempt, ready: "asyncio.Future[_Live]") -> None:
+        with redacted_log(self.redaction):
+            await self._serve(wire, ready)
+
+    async def _serve(self, wire: WireAttempt, ready: "asyncio.Future[_Live]") -> None:
         ATTEMPT.set(wire)
         live: _Live | None = None
 
@@ -150,7 +160,7 @@ class ServerConnection:
         assert current is not None  # noqa: S101 - this is a task
         try:
             client = Client(
-                _open(self.server, lose),
+                _open(self.server, lose, self.redaction),
                 mode=self.mode,
                 cache=None,
                 message_handler=observe,
@@ -164,7 +174,8 @@ class ServerConnection:
             if not ready.done():
                 ready.set_exception(error)
             else:
-                _log.exception("the connection to an MCP server has ended")
+                # Without its text, which can be the server's.
+                _log.warning("the connection to an MCP server has ended: %s", type(first_of(error)).__name__)
         finally:
             lose()
             if not ready.done():
@@ -172,7 +183,7 @@ class ServerConnection:
 
 
 @asynccontextmanager
-async def _open(server: Server, lose: Callable[[], None]) -> AsyncIterator[Streams]:
+async def _open(server: Server, lose: Callable[[], None], redaction: Redaction) -> AsyncIterator[Streams]:
     """Open the streams that the SDK's client runs on; ``lose`` is called when the server ends them."""
     if isinstance(server, StdioServer):
         parameters = StdioServerParameters(
@@ -181,7 +192,8 @@ async def _open(server: Server, lose: Callable[[], None]) -> AsyncIterator[Strea
             env=dict(server.environment),
             cwd=server.directory,
         )
-        async with stdio_client(parameters) as (read, write):
+        async with redacted_errors(redaction) as errors, stdio_client(parameters, errors) as (read, write):
+            errors.close()
             yield _WatchedStream(read, lose), write
         return
     async with (

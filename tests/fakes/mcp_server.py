@@ -84,7 +84,7 @@ ENVELOPE = {
     "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
 }
 ANSWERS: Mapping[str, Answer] = {
-    "garbage": b'{"jsonrpc":"2.0", \x1b[31m this is not JSON',
+    "garbage": b'{"jsonrpc":"2.0", \x1b[31m this is not JSON; Authorization: Bearer abcdefghijklmnop',
     "wrong_output": structured({"ok": "no"}),
     "unauthorized": HttpAnswer(401, headers={"WWW-Authenticate": "Bearer"}),
     "rate_limited": HttpAnswer(429, headers={"Retry-After": "1"}),
@@ -99,6 +99,7 @@ ANSWERS: Mapping[str, Answer] = {
     "failing": tool_error("it failed; Authorization: Bearer abcdefghijklmnop"),
     "envelope": tool_error(json.dumps(ENVELOPE), **{"edge-kubelet/error": ENVELOPE}),
 }
+KEY = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA\n-----END PRIVATE KEY-----"
 DROPS: Mapping[str, int | None] = {"drop": None, "disconnect": 40}
 FAULTS = ("delay", *DROPS, *ANSWERS)
 
@@ -364,6 +365,7 @@ async def main(log: Path, era: str) -> None:
         if message.get("method") == "tools/call":
             with log.open("a") as file:
                 file.write(json.dumps(message["params"]) + "\n")
+            print(f"\x1b[31m{KEY}\nAuthorization: Bearer abcdefghijklmnop", file=sys.stderr, flush=True)
         if message.get("method") == "tools/call" and message["params"]["name"] == "delay":
             continue  # it is answered never, and others are
         try:
