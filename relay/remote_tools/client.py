@@ -45,6 +45,8 @@ from schemas.ulids import UlidSource
 from schemas.unknown_names import nearest
 
 LISTING_DEADLINE_S = 30.0
+FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
+"""When a subscription to changes is made again that has ended."""
 
 ResultT = TypeVar("ResultT")
 
@@ -125,12 +127,20 @@ class RemoteTools:
         self._audit = CallAudit(sink, redaction, environment.now_ms)
         for_texts = redaction or Redaction()
         self._failures = FailureTable(for_texts)
-        self._connection = ServerConnection(server, self._on_change, for_texts, mode)
+        self._connection = ServerConnection(
+            server,
+            self._on_change,
+            for_texts,
+            lambda failed: FOLLOWING.delay_s(failed, None, environment.chance),
+            environment.sleep,
+            mode,
+        )
         self._catalogue = Catalogue(
             self._connection,
             ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s),
             Pins(pins, server.name) if pins is not None else None,
             ManifestVerifier(verify_manifests, environment.now_ms, kinds) if verify_manifests else None,
+            environment.monotonic,
         )
         meter = Meter(budget or Budget(), environment.monotonic)
         self._admission = Admission(permissions or Permissions(), meter, self._catalogue)
@@ -139,6 +149,7 @@ class RemoteTools:
             audit=self._audit,
             failures=self._failures,
             retries=retries or RetryPolicy(),
+            is_unchanged=self._catalogue.is_unchanged,
             new_id=self._ulids.new,
             monotonic=environment.monotonic,
             chance=environment.chance,

@@ -6,8 +6,8 @@ repeat a call: what was in flight on a lost connection fails.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, Implementation, ToolListChangedNotification
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from relay.remote_tools.http_client import (
     ATTEMPT,
@@ -39,6 +39,14 @@ from schemas.tls import client_context, read_root
 
 Streams = tuple[Any, Any]
 
+LONGEST_S = 3600.0
+"""How long a list of tools is used at most, even of a server that would announce a change."""
+UNSTATED_S = 60.0
+"""How long the list of a server is used that states nothing: one of the old era."""
+
+_SUBSCRIBED_WITHIN_S = 10.0
+# So long the first list waits for the subscription, which spares a second one. A proxy may hold it back.
+_AWAITED_S = 1.0
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 # An error of the server's own, and what the SDK makes of an answer without one.
@@ -68,18 +76,31 @@ class _Live:
     task: asyncio.Task[None]
     stop: asyncio.Event
     lost: bool = False
+    followed: bool = False
+
+    @property
+    def is_modern(self) -> bool:
+        return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 @dataclass(slots=True)
 class ServerConnection:
-    """The connection to ``server``; ``on_change`` is called when it announces that its tools changed.
+    """The connection to one server.
 
-    What the server makes this process print is redacted by ``redaction``.
+    Attributes:
+        server: which.
+        on_change: called when its tools changed, or may have while it could not say so.
+        redaction: for what it makes this process print.
+        follow_delay_s: how long to wait after so many subscriptions in a row that have failed.
+        sleep: waits.
+        mode: the protocol era, as ``mcp.Client`` has it.
     """
 
     server: Server
     on_change: Callable[[], None]
     redaction: Redaction
+    follow_delay_s: Callable[[int], float]
+    sleep: Callable[[float], Awaitable[None]]
     mode: str = "auto"
     _live: _Live | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -106,13 +127,21 @@ class ServerConnection:
         of the TypeScript SDK, and older ones of the Python SDK, answer 400 with an error of their own.
         """
         live = self._live
-        if live is None or wire.fault is not None:
+        if live is None or live.is_modern or wire.fault is not None:
             return False
         ended = wire.status == _NOT_FOUND or (wire.status == _BAD_REQUEST and error.code in _NOT_OF_A_REQUEST)
-        if not ended or live.client.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            return False
-        live.lost = True
-        return True
+        if ended:
+            self._lose(live)
+        return ended
+
+    def list_is_good_for_s(self, ttl_ms: int) -> float:
+        """Return how long a list of tools may be used that the server says is good for ``ttl_ms``."""
+        live = self._live
+        if live is None or live.lost:
+            return 0
+        if live.followed:
+            return LONGEST_S
+        return min(ttl_ms / 1000, LONGEST_S) if live.is_modern else UNSTATED_S
 
     async def close(self) -> None:
         """Close the connection."""
@@ -150,7 +179,7 @@ class ServerConnection:
 
         def lose() -> None:
             if live is not None:
-                live.lost = True
+                self._lose(live)
 
         async def observe(message: object) -> None:
             if isinstance(message, ToolListChangedNotification):
@@ -168,8 +197,9 @@ class ServerConnection:
             )
             async with client:
                 live = _Live(client, current, asyncio.Event())
-                ready.set_result(live)
-                await live.stop.wait()
+                async with self._followed(live):
+                    ready.set_result(live)
+                    await live.stop.wait()
         except Exception as error:  # noqa: BLE001 - whatever ends the SDK's tasks; raised or logged
             if not ready.done():
                 ready.set_exception(error)
@@ -180,6 +210,54 @@ class ServerConnection:
             lose()
             if not ready.done():
                 ready.cancel()
+
+    def _lose(self, live: _Live) -> None:
+        live.lost = True
+        # It may be another program by the time that it is there again.
+        self.on_change()
+
+    @asynccontextmanager
+    async def _followed(self, live: _Live) -> AsyncIterator[None]:
+        """Follow the changes that a server of the new era announces, if it says that it does."""
+        tools = live.client.server_capabilities.tools
+        if not (live.is_modern and tools is not None and tools.list_changed):
+            yield
+            return
+        answered = asyncio.Event()
+        following = asyncio.create_task(self._follow(live, answered))
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(answered.wait(), _AWAITED_S)
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self, live: _Live, answered: asyncio.Event) -> None:
+        failed = 0
+        while True:
+            # The requests of a subscription are none of the operation that has opened the connection.
+            ATTEMPT.set(WireAttempt())
+            try:
+                async with (
+                    asyncio.timeout(_SUBSCRIBED_WITHIN_S) as bound,
+                    live.client.listen(tools_list_changed=True) as changes,
+                ):
+                    bound.reschedule(None)
+                    live.followed, failed = bool(changes.honored.tools_list_changed), 0
+                    self.on_change()
+                    answered.set()
+                    # The events themselves are handled where those of the old era are.
+                    async for _ in changes:
+                        pass
+            except Exception as error:  # noqa: BLE001 - whatever ends it, it is made again
+                _log.info("no subscription to the changes of an MCP server: %s", type(error).__name__)
+            if live.followed:
+                live.followed = False
+                self.on_change()
+            answered.set()
+            failed += 1
+            await self.sleep(self.follow_delay_s(failed))
 
 
 @asynccontextmanager

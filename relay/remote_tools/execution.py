@@ -72,6 +72,7 @@ class Execution:
         audit: CallAudit,
         failures: FailureTable,
         retries: RetryPolicy,
+        is_unchanged: Callable[[CatalogueEntry], Awaitable[bool]],
         new_id: Callable[[], str],
         monotonic: Callable[[], float],
         chance: Callable[[], float],
@@ -81,6 +82,7 @@ class Execution:
         self._audit = audit
         self._failures = failures
         self._retries = retries
+        self._is_unchanged = is_unchanged
         self._new_id = new_id
         self._monotonic = monotonic
         self._chance = chance
@@ -145,6 +147,8 @@ class Execution:
         try:
             async with asyncio.timeout_at(call.deadline_at):
                 session = await self._connection.session()
+                if not await self._is_unchanged(entry):
+                    raise _changed()
                 connected = True
                 return await _request(session, call, meta, wire)
         except TimeoutError:
@@ -180,6 +184,14 @@ class Execution:
                 suggested_fix="Report this to the operator of the server.",
                 may_have_run=True,
             )
+
+
+def _changed() -> ToolProviderFailure:
+    return ToolProviderFailure(
+        "The tool changed after the call was checked; it was not sent.",
+        reason=Reason.CONTRACT,
+        suggested_fix="Call again: the call is checked against the tool as it is now.",
+    )
 
 
 async def _request(session: ClientSession, call: RemoteCall, meta: Any, wire: WireAttempt) -> CallToolResult:
