@@ -81,7 +81,7 @@ class RemoteTools:
             result = await tools.execute("sysecho.01hz....echo.invoke", {"message": "ping"})
 
     Args:
-        server: the URL of a server over Streamable HTTP, or an ``HttpServer`` or ``StdioServer``.
+        server: the URL of a server over HTTP, or an ``HttpServer`` or ``StdioServer``.
         audit: a file that records are appended to, or a function that takes each.
         permissions: what may be called; by default nothing.
         rules: what the operator states of tools: risk, idempotence, deadline, scopes.

@@ -30,6 +30,7 @@ from relay.remote_tools.http_client import (
     origin_of,
 )
 from relay.remote_tools.oauth import provider
+from relay.remote_tools.older_http import older_http_streams
 from relay.remote_tools.redaction import Redaction
 from relay.remote_tools.server_output import redacted_errors, redacted_log
 from relay.remote_tools.servers import BearerToken, HttpServer, Server, StdioServer
@@ -47,6 +48,9 @@ UNSTATED_S = 60.0
 _SUBSCRIBED_WITHIN_S = 10.0
 # So long the first list waits for the subscription, which spares a second one. A proxy may hold it back.
 _AWAITED_S = 1.0
+_MODES_OF_THE_OLD_ERA = ("auto", "legacy")
+# By these the specification has a client recognise that a server may speak the older transport.
+_NO_STREAMABLE_HTTP = (400, 404, 405)
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 # An error of the server's own, and what the SDK makes of an answer without one.
@@ -155,9 +159,25 @@ class ServerConnection:
             await asyncio.wait([live.task])
 
     async def _connected(self) -> _Live:
+        try:
+            return await self._connected_over(older=False)
+        except NotConnectedError as error:
+            may_be_older = (
+                isinstance(self.server, HttpServer)
+                and self.mode in _MODES_OF_THE_OLD_ERA
+                and error.wire.fault is None
+                and error.wire.status in _NO_STREAMABLE_HTTP
+            )
+            if not may_be_older:
+                raise
+            with suppress(NotConnectedError):
+                return await self._connected_over(older=True)
+            raise
+
+    async def _connected_over(self, *, older: bool) -> _Live:
         wire = WireAttempt()
         ready: asyncio.Future[_Live] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run(wire, ready))
+        task = asyncio.create_task(self._run(wire, ready, older=older))
         try:
             live = await ready
         except Exception as error:
@@ -169,11 +189,11 @@ class ServerConnection:
         live.task = task
         return live
 
-    async def _run(self, wire: WireAttempt, ready: "asyncio.Future[_Live]") -> None:
+    async def _run(self, wire: WireAttempt, ready: "asyncio.Future[_Live]", *, older: bool) -> None:
         with redacted_log(self.redaction):
-            await self._serve(wire, ready)
+            await self._serve(wire, ready, older=older)
 
-    async def _serve(self, wire: WireAttempt, ready: "asyncio.Future[_Live]") -> None:
+    async def _serve(self, wire: WireAttempt, ready: "asyncio.Future[_Live]", *, older: bool) -> None:
         ATTEMPT.set(wire)
         live: _Live | None = None
 
@@ -189,8 +209,8 @@ class ServerConnection:
         assert current is not None  # noqa: S101 - this is a task
         try:
             client = Client(
-                _open(self.server, lose, self.redaction),
-                mode=self.mode,
+                _open(self.server, lose, self.redaction, older=older),
+                mode="legacy" if older else self.mode,
                 cache=None,
                 message_handler=observe,
                 client_info=Implementation(name="edge-kubelet-remote-tools", version="1"),
@@ -261,8 +281,13 @@ class ServerConnection:
 
 
 @asynccontextmanager
-async def _open(server: Server, lose: Callable[[], None], redaction: Redaction) -> AsyncIterator[Streams]:
-    """Open the streams that the SDK's client runs on; ``lose`` is called when the server ends them."""
+async def _open(
+    server: Server, lose: Callable[[], None], redaction: Redaction, *, older: bool
+) -> AsyncIterator[Streams]:
+    """Open the streams that the SDK's client runs on; ``lose`` is called when the server ends them.
+
+    ``older``: over HTTP, by the transport that was before Streamable HTTP.
+    """
     if isinstance(server, StdioServer):
         parameters = StdioServerParameters(
             command=server.command,
@@ -274,11 +299,15 @@ async def _open(server: Server, lose: Callable[[], None], redaction: Redaction) 
             errors.close()
             yield _WatchedStream(read, lose), write
         return
-    async with (
-        await _http_client(server) as http,
-        streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_ANSWER_BYTES) as streams,
-    ):
-        yield streams
+    async with await _http_client(server) as http:
+        if older:
+            async with older_http_streams(server.url, http) as (messages, posts):
+                yield _WatchedStream(messages, lose), posts
+        else:
+            async with streamable_http_client(
+                server.url, http_client=http, max_sse_event_size=MAX_ANSWER_BYTES
+            ) as streams:
+                yield streams
 
 
 async def _http_client(server: HttpServer) -> GuardedHttpClient:

@@ -90,7 +90,7 @@ class ClientCredentials:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """An MCP server over Streamable HTTP.
+    """An MCP server over Streamable HTTP, or the HTTP+SSE that was before it.
 
     Attributes:
         url: its endpoint.
