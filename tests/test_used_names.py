@@ -17,7 +17,6 @@ CALLED_BY_OTHERS = {
     "start_keepalive": "by uvicorn",
     "stop_keepalive": "by uvicorn",
     "handle_pong": "by uvicorn",
-    "async_auth_flow": "by httpx2",
     "get_tokens": "by the MCP SDK",
     "set_tokens": "by the MCP SDK",
     "get_client_info": "by the MCP SDK",

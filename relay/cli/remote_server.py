@@ -65,7 +65,7 @@ Url = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The MCP server, over Streamable HTTP. Default: that of `relay login`, with its token and root; "
+        help="The MCP server, over HTTP. Default: that of `relay login`, with its token and root; "
         f"else {DEFAULT_URL}.",
     ),
 ]

@@ -4,10 +4,14 @@ A tool whose schema cannot be used, that is listed twice, or that is not verifie
 others remain. Must not decide who may call.
 """
 
+import asyncio
+import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import PaginatedRequestParams, Tool
 
@@ -38,6 +42,7 @@ class CatalogueEntry:
         manifest_fault: why it is not verified; None if it is, or need not be.
         schema_fault: why it cannot be called whatever the arguments.
         arguments, result: the compiled schemas, if there is no ``schema_fault``.
+        changes: how many changes were known when it was listed.
     """
 
     contract: ToolContract
@@ -47,6 +52,7 @@ class CatalogueEntry:
     schema_fault: str | None
     arguments: ValueCheck | None
     result: ValueCheck | None
+    changes: int
 
     def is_current(self, now_ms: int) -> bool:
         """Return whether it can be used as it is: one that was not verified may be by now."""
@@ -64,19 +70,32 @@ class Catalogue:
         terms: ContractTerms,
         pins: Pins | None,
         verifier: ManifestVerifier | None,
+        monotonic: Callable[[], float],
     ) -> None:
         self._connection = connection
         self._terms = terms
         self._pins = pins
         self._verifier = verifier
+        self._monotonic = monotonic
+        self._listing = asyncio.Lock()
+        self._listings = 0
+        self._changes = 0
+        self._good_until_s = -math.inf
+        self._listed_at = 0
         self._counts: Counter[str] = Counter()
         self._listed_as: dict[str, Tool] = {}
         self._entries: dict[str, CatalogueEntry] = {}
         self._as_pinned: set[str] = set()
 
     def stale(self) -> None:
-        """List again before the next call: the server announced a change."""
-        self._listed_as, self._entries = {}, {}
+        """List again before the next call: the tools changed, or may have."""
+        self._changes += 1
+        self._good_until_s = -math.inf
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the list may still be used."""
+        return self._monotonic() < self._good_until_s
 
     @property
     def names(self) -> Collection[str]:
@@ -84,8 +103,8 @@ class Catalogue:
         return self._listed_as.keys()
 
     def known(self, name: str, now_ms: int) -> CatalogueEntry | None:
-        """Return the tool ``name`` if its contract was made already and its verification has not ended."""
-        entry = self._entries.get(name)
+        """Return the tool ``name`` if its contract was made of the current list, and is verified still."""
+        entry = self._entries.get(name) if self.is_current else None
         return entry if entry is not None and entry.is_current(now_ms) else None
 
     async def entry(self, name: str) -> CatalogueEntry | None:
@@ -96,9 +115,21 @@ class Catalogue:
             MCPError: the server does not list its tools.
             ListingError: it lists too many.
         """
-        if name not in self._listed_as:
+        if name not in self._listed_as or not self.is_current:
             await self._list()
-        return await self._made(name) if name in self._listed_as else None
+        tool = self._listed_as.get(name)
+        return await self._made(tool) if tool is not None else None
+
+    async def is_unchanged(self, entry: CatalogueEntry) -> bool:
+        """Return whether the tool is what it was as ``entry``; list again if something changed since.
+
+        Raises:
+            NotConnectedError, MCPError, ListingError: as ``entry``.
+        """
+        if entry.changes == self._changes:
+            return True
+        now = await self.entry(entry.contract.name)
+        return now is not None and (now.surface, now.contract) == (entry.surface, entry.contract)
 
     async def entries(self, wanted: Callable[[str], bool]) -> list[CatalogueEntry]:
         """List the tools again, and return those whose name is ``wanted``: only they are verified.
@@ -107,7 +138,7 @@ class Catalogue:
             NotConnectedError, MCPError, ListingError: as ``entry``.
         """
         await self._list()
-        return [await self._made(name) for name in tuple(self._listed_as) if wanted(name)]
+        return [await self._made(tool) for tool in tuple(self._listed_as.values()) if wanted(tool.name)]
 
     def changes(self, entry: CatalogueEntry) -> tuple[Change, ...]:
         """Return how the tool differs from its pin."""
@@ -130,28 +161,44 @@ class Catalogue:
             self._pins.accept(entry.contract.name, entry.surface)
 
     async def _list(self) -> None:
-        tools = [tool for tool in await self._pages() if len(tool.name) <= _LONGEST_NAME]
+        """List the tools, unless another caller has begun to since this one has asked."""
+        listings = self._listings
+        async with self._listing:
+            if listings == self._listings:
+                self._listings += 1
+                await self._list_now()
+
+    async def _list_now(self) -> None:
+        session = await self._connection.session()
+        changes, began_s = self._changes, self._monotonic()
+        listed, ttl_ms = await self._pages(session)
+        tools = [tool for tool in listed if len(tool.name) <= _LONGEST_NAME]
         self._counts = Counter(tool.name for tool in tools)
         self._listed_as = {tool.name: tool for tool in tools}
         self._entries = {}
         self._as_pinned = set()
+        self._listed_at = changes
+        if changes == self._changes:
+            self._good_until_s = began_s + self._connection.list_is_good_for_s(ttl_ms)
 
-    async def _pages(self) -> list[Tool]:
-        session = await self._connection.session()
+    async def _pages(self, session: ClientSession) -> tuple[list[Tool], int]:
+        """Return the tools, and for how long the server says that they are so."""
         tools: list[Tool] = []
         cursor: str | None = None
+        ttl_ms = sys.maxsize
         for _ in range(MAX_PAGES):
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
             tools += page.tools
+            ttl_ms = min(ttl_ms, page.ttl_ms)
             cursor = page.next_cursor
             if len(tools) > MAX_TOOLS:
                 raise ListingError(f"the server lists more than {MAX_TOOLS} tools")
             if cursor is None:
-                return tools
+                return tools, ttl_ms
         raise ListingError(f"the server lists more than {MAX_PAGES} pages of tools")
 
-    async def _made(self, name: str) -> CatalogueEntry:
-        tool = self._listed_as[name]
+    async def _made(self, tool: Tool) -> CatalogueEntry:
+        listed_at = self._listed_at
         verified, manifest_fault = await self._verify(tool)
         arguments, result, schema_fault = None, None, None
         try:
@@ -159,15 +206,19 @@ class Catalogue:
             result = compiled(tool.output_schema) if tool.output_schema is not None else None
         except UnusableSchemaError as error:
             schema_fault = str(error)
-        entry = self._entries[name] = CatalogueEntry(
+        entry = CatalogueEntry(
             contract=self._terms.contract(tool, verified),
             surface=surface_of(tool),
             verified=verified,
             manifest_fault=manifest_fault,
-            schema_fault="the server lists this name twice" if self._counts[name] > 1 else schema_fault,
+            schema_fault="the server lists this name twice" if self._counts[tool.name] > 1 else schema_fault,
             arguments=arguments,
             result=result,
+            changes=listed_at,
         )
+        # The list may have been made again while it was verified.
+        if self._listed_as.get(tool.name) is tool:
+            self._entries[tool.name] = entry
         return entry
 
     async def _verify(self, tool: Tool) -> tuple[Verified | None, str | None]:

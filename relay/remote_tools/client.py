@@ -34,7 +34,7 @@ from relay.remote_tools.errors import (
 )
 from relay.remote_tools.execution import Execution, RemoteCall, ToolResult
 from relay.remote_tools.failures import FailureTable, of_garbage
-from relay.remote_tools.http_client import WireAttempt
+from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.manifests import ManifestVerifier
 from relay.remote_tools.permissions import Budget, Meter, Permissions
 from relay.remote_tools.pins import Pins
@@ -46,6 +46,8 @@ from schemas.ulids import GIVEN_ID, UlidSource
 from schemas.unknown_names import nearest
 
 LISTING_DEADLINE_S = 30.0
+FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
+"""When a subscription to changes is made again that has ended."""
 
 ResultT = TypeVar("ResultT")
 
@@ -79,7 +81,7 @@ class RemoteTools:
             result = await tools.execute("sysecho.01hz....echo.invoke", {"message": "ping"})
 
     Args:
-        server: the URL of a server over Streamable HTTP, or an ``HttpServer`` or ``StdioServer``.
+        server: the URL of a server over HTTP, or an ``HttpServer`` or ``StdioServer``.
         audit: a file that records are appended to, or a function that takes each.
         permissions: what may be called; by default nothing.
         rules: what the operator states of tools: risk, idempotence, deadline, scopes.
@@ -123,13 +125,22 @@ class RemoteTools:
         sink = JsonLines(audit, environment.monotonic) if isinstance(audit, Path) else audit
         self._file = sink if isinstance(sink, JsonLines) else None
         self._audit = CallAudit(sink, redaction, environment.now_ms)
-        self._failures = FailureTable(redaction or Redaction())
-        self._connection = ServerConnection(server, self._on_change, mode)
+        for_texts = redaction or Redaction()
+        self._failures = FailureTable(for_texts)
+        self._connection = ServerConnection(
+            server,
+            self._on_change,
+            for_texts,
+            lambda failed: FOLLOWING.delay_s(failed, None, environment.chance),
+            environment.sleep,
+            mode,
+        )
         self._catalogue = Catalogue(
             self._connection,
             ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s),
             Pins(pins, server.name) if pins is not None else None,
             ManifestVerifier(verify_manifests, environment.now_ms, kinds) if verify_manifests else None,
+            environment.monotonic,
         )
         meter = Meter(budget or Budget(), environment.monotonic)
         self._admission = Admission(permissions or Permissions(), meter, self._catalogue)
@@ -138,6 +149,7 @@ class RemoteTools:
             audit=self._audit,
             failures=self._failures,
             retries=retries or RetryPolicy(),
+            is_unchanged=self._catalogue.is_unchanged,
             new_id=self._ulids.new,
             monotonic=environment.monotonic,
             chance=environment.chance,
@@ -164,7 +176,7 @@ class RemoteTools:
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._within(deadline_s, self._catalogue.entries(self._admission.admits_name))
+        entries = await self._within(deadline_s, lambda: self._catalogue.entries(self._admission.admits_name))
         usable = [entry for entry in entries if self._admission.refusal(entry) is None]
         self._catalogue.remember(*usable)
         return [entry.contract for entry in usable]
@@ -175,7 +187,7 @@ class RemoteTools:
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._within(deadline_s, self._catalogue.entries(lambda _: True))
+        entries = await self._within(deadline_s, lambda: self._catalogue.entries(lambda _: True))
         return [Surveyed(entry.contract, self._admission.refusal(entry)) for entry in entries]
 
     async def accept(self, name: str, *, deadline_s: float = LISTING_DEADLINE_S) -> ToolContract:
@@ -240,15 +252,22 @@ class RemoteTools:
     async def _entry(self, name: str, deadline_s: float | None) -> CatalogueEntry:
         known = self._catalogue.known(name, self._environment.now_ms())
         if known is None:
-            known = await self._within(deadline_s or LISTING_DEADLINE_S, self._catalogue.entry(name))
+            known = await self._within(deadline_s or LISTING_DEADLINE_S, lambda: self._catalogue.entry(name))
         if known is None:
             raise _not_listed(name, self._catalogue.names)
         return known
 
-    async def _within(self, deadline_s: float, listing: Awaitable[ResultT]) -> ResultT:
+    async def _within(self, deadline_s: float, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        wire = WireAttempt()
+        token = ATTEMPT.set(wire)
         try:
             async with asyncio.timeout(deadline_s):
-                return await listing
+                try:
+                    return await listing()
+                except MCPError as error:
+                    if not self._connection.has_ended(wire, error):
+                        raise
+                return await listing()
         except TimeoutError:
             raise ToolTimeout(
                 "The server did not list its tools within the deadline.",
@@ -259,7 +278,7 @@ class RemoteTools:
         except NotConnectedError as error:
             raise self._failures.of_connecting(error) from error
         except MCPError as error:
-            failure = self._failures.of_jsonrpc(error, WireAttempt(), idempotent=True)
+            failure = self._failures.of_jsonrpc(error, wire, idempotent=True)
             failure.may_have_run = False
             raise failure from None
         except ValidationError:
@@ -268,6 +287,8 @@ class RemoteTools:
             raise ToolProviderFailure(
                 str(error), reason=Reason.TOO_LARGE, suggested_fix="Use a server that lists fewer tools."
             ) from None
+        finally:
+            ATTEMPT.reset(token)
 
     def _traceparent(self, given: str | None) -> str:
         if given is not None and _TRACEPARENT.fullmatch(given):

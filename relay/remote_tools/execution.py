@@ -19,7 +19,7 @@ from relay.remote_tools.audit import CallAudit, Recorded
 from relay.remote_tools.catalogue import CatalogueEntry
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
-from relay.remote_tools.failures import FailureTable, of_garbage, remote_id
+from relay.remote_tools.failures import FailureTable, of_fault, of_garbage, remote_id
 from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.retries import RetryPolicy
 from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
@@ -74,6 +74,7 @@ class Execution:
         audit: CallAudit,
         failures: FailureTable,
         retries: RetryPolicy,
+        is_unchanged: Callable[[CatalogueEntry], Awaitable[bool]],
         new_id: Callable[[], str],
         monotonic: Callable[[], float],
         chance: Callable[[], float],
@@ -83,6 +84,7 @@ class Execution:
         self._audit = audit
         self._failures = failures
         self._retries = retries
+        self._is_unchanged = is_unchanged
         self._new_id = new_id
         self._monotonic = monotonic
         self._chance = chance
@@ -150,6 +152,8 @@ class Execution:
         try:
             async with asyncio.timeout_at(call.deadline_at):
                 session = await self._connection.session()
+                if not await self._is_unchanged(entry):
+                    raise _changed()
                 connected = True
                 return await _request(session, call, meta, wire)
         except TimeoutError:
@@ -163,7 +167,8 @@ class Execution:
         except NotConnectedError as error:
             raise self._failures.of_connecting(error) from error
         except MCPError as error:
-            self._connection.note(wire)
+            if self._connection.has_ended(wire, error):
+                raise of_fault(Reason.CONNECTION_LOST, wire, idempotent=idempotent) from None
             raise self._failures.of_jsonrpc(error, wire, idempotent=idempotent) from None
         except ValidationError:
             # Without the text of the library, which contains the answer.
@@ -184,6 +189,14 @@ class Execution:
                 suggested_fix="Report this to the operator of the server.",
                 may_have_run=True,
             )
+
+
+def _changed() -> ToolProviderFailure:
+    return ToolProviderFailure(
+        "The tool changed after the call was checked; it was not sent.",
+        reason=Reason.CONTRACT,
+        suggested_fix="Call again: the call is checked against the tool as it is now.",
+    )
 
 
 async def _request(session: ClientSession, call: RemoteCall, meta: Any, wire: WireAttempt) -> CallToolResult:

@@ -45,10 +45,11 @@ class Redaction:
         """Return ``text`` printable, cut to ``limit`` characters, and without what the patterns match."""
         # Cut first, so that a hostile megabyte costs no more than a line; what the cut leaves of a secret at
         # the end is matched by its beginning.
-        shown = text[: 2 * limit]
-        for pattern in self.patterns:
-            shown = pattern.sub(REDACTED, shown)
-        return printable(shown, limit)
+        return printable(self._without_matches(text[: 2 * limit]), limit)
+
+    def lines(self, text: str) -> list[str]:
+        """Return the lines of ``text``, each as ``text()`` returns it. A match may have several lines."""
+        return [printable(line, _MAX_TEXT) for line in self._without_matches(text).splitlines()]
 
     def value(self, value: object, depth: int = 0) -> Any:
         """Return the JSON ``value`` redacted."""
@@ -66,6 +67,11 @@ class Redaction:
         if isinstance(value, list | tuple):
             return [self.value(item, depth + 1) for item in value]
         return value if isinstance(value, int | float | bool | None) else REDACTED
+
+    def _without_matches(self, text: str) -> str:
+        for pattern in self.patterns:
+            text = pattern.sub(REDACTED, text)
+        return text
 
     def _is_secret(self, name: str) -> bool:
         lower = name.lower()

@@ -66,7 +66,11 @@ class BearerToken:
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """OAuth client credentials. ``issuer`` names the only authorization server that gets the secret."""
+    """OAuth client credentials.
+
+    ``issuer`` names the only authorization server that gets the secret. ``scope`` is what is requested, words
+    with spaces between them; None: what the issuer gives this client by default.
+    """
 
     client_id: str
     client_secret: Secret = field(repr=False)
@@ -86,7 +90,7 @@ class ClientCredentials:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """An MCP server over Streamable HTTP.
+    """An MCP server over Streamable HTTP, or the HTTP+SSE that was before it.
 
     Attributes:
         url: its endpoint.

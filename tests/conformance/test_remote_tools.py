@@ -21,6 +21,7 @@ from relay.remote_tools import (
     ToolInvalidArguments,
     ToolProviderFailure,
     ToolResult,
+    ToolRule,
     ToolUnauthorized,
 )
 from tests.fakes.demo import Demo
@@ -42,11 +43,15 @@ async def reference(npm: NpmPrograms, transport: str) -> AsyncIterator[Guarded]:
         async with guarded(server, trust_annotations=True) as client:
             yield client
         return
-    async with npm.everything_over_http(unused_port()) as url, guarded(url, trust_annotations=True) as client:
+    async with (
+        npm.everything_over_http(unused_port(), transport) as url,
+        guarded(url, trust_annotations=True) as client,
+    ):
         yield client
 
 
-TRANSPORTS = pytest.mark.parametrize("transport", ["stdio", "http"])
+OVER_HTTP = ["streamableHttp", "sse"]
+TRANSPORTS = pytest.mark.parametrize("transport", ["stdio", *OVER_HTTP])
 
 
 @TRANSPORTS
@@ -85,6 +90,19 @@ async def test_the_reference_server_sees_no_secret_of_the_environment(
     async with reference(npm, "stdio") as client:
         shown = json.loads((await client.tools.execute("get-env")).text)
     assert "EDGE_TOKEN" not in shown
+
+
+@pytest.mark.parametrize("transport", OVER_HTTP)
+async def test_the_reference_server_is_called_again_after_it_was_restarted(
+    npm: NpmPrograms, transport: str
+) -> None:
+    port = unused_port()
+    rules = (ToolRule("echo", risk=Risk.READ, idempotent=True),)
+    path = "sse" if transport == "sse" else "mcp"
+    async with guarded(f"http://127.0.0.1:{port}/{path}", rules=rules) as client:
+        for _ in range(2):
+            async with npm.everything_over_http(port, transport):
+                assert (await client.tools.execute("echo", {"message": "ping"})).text == "Echo: ping"
 
 
 def is_result(item: object) -> bool:

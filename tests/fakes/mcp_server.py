@@ -84,7 +84,7 @@ ENVELOPE = {
     "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
 }
 ANSWERS: Mapping[str, Answer] = {
-    "garbage": b'{"jsonrpc":"2.0", \x1b[31m this is not JSON',
+    "garbage": b'{"jsonrpc":"2.0", \x1b[31m this is not JSON; Authorization: Bearer abcdefghijklmnop',
     "wrong_output": structured({"ok": "no"}),
     "unauthorized": HttpAnswer(401, headers={"WWW-Authenticate": "Bearer"}),
     "rate_limited": HttpAnswer(429, headers={"Retry-After": "1"}),
@@ -99,6 +99,7 @@ ANSWERS: Mapping[str, Answer] = {
     "failing": tool_error("it failed; Authorization: Bearer abcdefghijklmnop"),
     "envelope": tool_error(json.dumps(ENVELOPE), **{"edge-kubelet/error": ENVELOPE}),
 }
+KEY = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA\n-----END PRIVATE KEY-----"
 DROPS: Mapping[str, int | None] = {"drop": None, "disconnect": 40}
 FAULTS = ("delay", *DROPS, *ANSWERS)
 
@@ -136,12 +137,19 @@ class FakeMcpServer:
     Attributes:
         legacy: whether it speaks the era with ``initialize`` only.
         token: what a client must present over HTTP, if anything.
+        challenge: what it states of the credential that is missing.
         tools: what it lists, which a test may change.
         resources: what it lets read, by URI.
         calls: the parameters of each ``tools/call``, in order.
         heads: the headers of each HTTP request of a call.
         opened, listed: how often a connection was negotiated, and the tools listed.
         announces: whether the next call is answered with a notice that the tools changed.
+        list_announces: the same of the next list of tools.
+        followed: how many subscriptions to changes it has accepted; None: it says that it announces none.
+        followers: those that are open.
+        acknowledges: whether it answers a request for one.
+        refuses_followers: how it answers it otherwise.
+        ttl_ms: how long it says that a list of tools is good for.
         silent: whether a list of tools is not answered.
         page_size: how many tools a page has; by default all.
         listing: what is listed instead of the tools.
@@ -149,12 +157,13 @@ class FakeMcpServer:
         result_meta: the ``_meta`` of its results.
         documents: what it answers a GET with, by path.
         read: how often each resource was read.
-        next_answer: how the next call over HTTP is answered, if otherwise.
+        next_answer, next_list: how the next call over HTTP, or list of tools, is answered, if otherwise.
         released, arrived: what a delayed call waits for, and that a call has arrived.
     """
 
     legacy: bool = False
     token: str | None = None
+    challenge: str = "Bearer"
     tools: list[dict[str, Any]] = field(default_factory=tools)
     resources: dict[str, str] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -162,7 +171,14 @@ class FakeMcpServer:
     opened: int = 0
     listed: int = 0
     announces: bool = False
+    list_announces: bool = False
+    followed: int | None = None
+    followers: dict[asyncio.StreamWriter, str] = field(default_factory=dict)
+    acknowledges: bool = True
+    refuses_followers: HttpAnswer | None = None
+    ttl_ms: int = 3_600_000
     next_answer: HttpAnswer | None = None
+    next_list: HttpAnswer | None = None
     silent: bool = False
     page_size: int | None = None
     listing: dict[str, Any] | None = None
@@ -202,7 +218,7 @@ class FakeMcpServer:
                 self.opened += 1
                 return {
                     "supportedVersions": [MODERN],
-                    "capabilities": {"tools": {}, "resources": {}},
+                    "capabilities": {"tools": {"listChanged": self.followed is not None}, "resources": {}},
                     "ttlMs": 0,
                     "cacheScope": "private",
                 }
@@ -217,7 +233,9 @@ class FakeMcpServer:
                 self.listed += 1
                 if self.silent:
                     await self.released.wait()
-                return self._page(int(params.get("cursor") or 0))
+                page = self._page(int(params.get("cursor") or 0))
+                announces, self.list_announces = self.list_announces, False
+                return _with_notices(message, [notice("tools/list_changed")], page) if announces else page
             case "resources/read" if params["uri"] in self.resources:
                 self.read[params["uri"]] += 1
                 content = {"uri": params["uri"], "text": self.resources[params["uri"]]}
@@ -229,7 +247,7 @@ class FakeMcpServer:
 
     def _page(self, start: int) -> dict[str, Any]:
         end = start + (self.page_size or len(self.tools))
-        page: dict[str, Any] = {"tools": self.tools[start:end], "ttlMs": 0, "cacheScope": "private"}
+        page: dict[str, Any] = {"tools": self.tools[start:end], "ttlMs": self.ttl_ms, "cacheScope": "private"}
         if end < len(self.tools):
             page["nextCursor"] = str(end)
         return page if self.listing is None else {**page, **self.listing}
@@ -251,8 +269,7 @@ class FakeMcpServer:
             notices.append(notice("tools/list_changed"))
         if not notices or not isinstance(result, dict):
             return result
-        last = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
-        return [*notices, last]
+        return _with_notices(message, notices, result)
 
     async def _outcome(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         if name == "echo":
@@ -300,18 +317,18 @@ class FakeMcpServer:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         path = request.split(" ")[1]
-        if request.startswith("GET") and path in self.documents:
-            return _put(writer, self.documents[path])
         if not request.startswith("POST"):
-            return _put(writer, HttpAnswer(405))
+            return _put(writer, self.documents.get(path, HttpAnswer(405)))
         message = json.loads(body)
         if message.get("method") == "tools/call":
             self.heads.append(headers)
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
-            return _put(writer, HttpAnswer(401))
-        if message.get("method") == "tools/call" and self.next_answer is not None:
-            answer, self.next_answer = self.next_answer, None
+            return _put(writer, HttpAnswer(401, headers={"WWW-Authenticate": self.challenge}))
+        if (answer := self._taken(message.get("method"))) is not None:
             return _put(writer, answer)
+        if message.get("method") == "subscriptions/listen" and self.followed is not None:
+            await self._follow(message["id"], reader, writer)
+            return False
         try:
             made = await self.answer(message)
         except DroppedError as dropped:
@@ -324,6 +341,49 @@ class FakeMcpServer:
             writer.transport.abort()
             return False
         return _put(writer, made)
+
+    async def _follow(self, id_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self.followed is not None
+        self.followed += 1
+        self.followers[writer] = id_
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        if self.acknowledges:
+            self._tell(writer, "subscriptions/acknowledged", notifications={"toolsListChanged": True})
+        try:
+            await reader.read()
+        finally:
+            self.followers.pop(writer, None)
+
+    def announce(self) -> None:
+        """Tell each subscription that the tools changed."""
+        for writer in self.followers:
+            self._tell(writer, "tools/list_changed")
+
+    def drop_followers(self) -> None:
+        """End the subscriptions without a word."""
+        for writer in self.followers:
+            writer.transport.abort()
+
+    def _tell(self, writer: asyncio.StreamWriter, name: str, **params: Any) -> None:
+        meta = {"io.modelcontextprotocol/subscriptionId": self.followers[writer]}
+        writer.write(f"data: {json.dumps(notice(name, _meta=meta, **params))}\n\n".encode())
+
+    def _taken(self, method: str | None) -> HttpAnswer | None:
+        answer = None
+        if method == "tools/call":
+            answer, self.next_answer = self.next_answer, None
+        elif method == "tools/list":
+            answer, self.next_list = self.next_list, None
+        elif method == "subscriptions/listen":
+            answer = self.refuses_followers
+        return answer
+
+
+def _with_notices(
+    message: Mapping[str, Any], notices: list[dict[str, Any]], result: dict[str, Any]
+) -> list[dict[str, Any]]:
+    last = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
+    return [*notices, last]
 
 
 def _put(writer: asyncio.StreamWriter, answer: Answer | None) -> bool:
@@ -358,6 +418,7 @@ async def main(log: Path, era: str) -> None:
         if message.get("method") == "tools/call":
             with log.open("a") as file:
                 file.write(json.dumps(message["params"]) + "\n")
+            print(f"\x1b[31m{KEY}\nAuthorization: Bearer abcdefghijklmnop", file=sys.stderr, flush=True)
         if message.get("method") == "tools/call" and message["params"]["name"] == "delay":
             continue  # it is answered never, and others are
         try:

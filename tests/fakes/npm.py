@@ -48,9 +48,12 @@ class NpmPrograms:
         return str(program)
 
     @asynccontextmanager
-    async def everything_over_http(self, port: int) -> AsyncIterator[str]:
-        """Run the reference server on the loopback address during the block; the value is its URL."""
-        node, *words = self.command("mcp-server-everything", "streamableHttp")
+    async def everything_over_http(self, port: int, transport: str = "streamableHttp") -> AsyncIterator[str]:
+        """Run the reference server on the loopback address during the block; the value is its URL.
+
+        ``transport``: ``streamableHttp``, or ``sse``, which was before it.
+        """
+        node, *words = self.command("mcp-server-everything", transport)
         process = await asyncio.create_subprocess_exec(
             node,
             "--import",
@@ -64,9 +67,9 @@ class NpmPrograms:
         assert process.stderr is not None
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                while b"listening" not in (line := await process.stderr.readline()):
+                while b" on port " not in (line := await process.stderr.readline()):
                     assert line, "the server ended by itself"
-            yield f"http://127.0.0.1:{port}/mcp"
+            yield f"http://127.0.0.1:{port}/{'sse' if transport == 'sse' else 'mcp'}"
         finally:
             process.terminate()
             await process.communicate()

@@ -8,8 +8,19 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types import ToolListChangedNotification
 
-from tests.fakes.mcp_stage import NEW, OTHER, Notified, Stage, Wire
-from tests.fakes.signer import OTHER_NODE_ID
+from relay.remote_tools import (
+    BearerToken,
+    ClientEnvironment,
+    HttpServer,
+    Permissions,
+    Reason,
+    RemoteToolError,
+    Risk,
+    ToolNotFound,
+)
+from tests.fakes.guarded import Guarded, guarded
+from tests.fakes.mcp_stage import BOUND_S, ECHO_NAME, NEW, OTHER, PING, Notified, Stage, Wire
+from tests.fakes.signer import METRICS, NOW_MS, OTHER_NODE_ID, SimulatedNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -33,6 +44,32 @@ async def test_a_client_of_the_new_era_is_told_that_the_list_has_changed(stage: 
         stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
         assert isinstance(await anext(changes), ToolsListChanged)
         assert len((await client.list_tools()).tools) == 4
+
+
+async def test_the_guarded_client_learns_that_a_tool_is_no_longer_there(
+    stage: Stage, node: SimulatedNode
+) -> None:
+    server = HttpServer(f"http://{stage.address}/mcp", BearerToken(stage.hub.token()))
+    # Its clock stands still, so that no list of its ends by itself.
+    environment = ClientEnvironment(monotonic=lambda: 0)
+    permissions = Permissions(("*",), Risk.ADMIN, scopes=None)
+    async with guarded(server, environment=environment, permissions=permissions) as client:
+        assert (await client.tools.execute(ECHO_NAME, PING)).structured["message"] == "ping"
+        stage.hub.announce(node, capabilities=[METRICS], issued_at_ms=NOW_MS + 1)
+        async with asyncio.timeout(BOUND_S):
+            with pytest.raises(ToolNotFound) as caught:
+                await until_refused(client, ECHO_NAME)
+    assert caught.value.reason is Reason.UNLISTED
+
+
+async def until_refused(client: Guarded, name: str) -> None:
+    """Call until a check of the client's own refuses; the server's refusals are none."""
+    while True:
+        try:
+            await client.tools.execute(name, PING)
+        except RemoteToolError as error:
+            if error.reason is not Reason.TOOL_ERROR:
+                raise
 
 
 async def test_another_tenants_changes_are_not_told(stage: Stage) -> None:

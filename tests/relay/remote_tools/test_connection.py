@@ -13,13 +13,14 @@ from relay.remote_tools import (
     Reason,
     RemoteToolError,
     StdioServer,
+    ToolInvalidArguments,
     ToolProviderFailure,
     ToolRule,
     ToolTimeout,
     ToolUnauthorized,
 )
 from tests.fakes.guarded import guarded, over_http
-from tests.fakes.mcp_server import FakeMcpServer, HttpAnswer
+from tests.fakes.mcp_server import FakeMcpServer, HttpAnswer, jsonrpc_error
 
 PING = {"message": "ping"}
 ROOT = Path(__file__).parents[3]
@@ -138,15 +139,54 @@ async def test_a_program_gets_no_secret_of_the_environment(
     assert "EDGE_TOKEN" not in environment
 
 
+UNKNOWN_SESSION = [
+    HttpAnswer(404),
+    # npm's reference server, and others made from the TypeScript SDK's example.
+    HttpAnswer(
+        400, json.dumps({"jsonrpc": "2.0", "id": None, **jsonrpc_error(-32000, "No valid session")}).encode()
+    ),
+    HttpAnswer(400, b"Bad Request: No valid session ID provided", {"Content-Type": "text/plain"}),
+]
+
+
 @pytest.mark.integration
-async def test_a_session_of_the_old_era_that_ended_is_opened_again() -> None:
+@pytest.mark.parametrize("answer", UNKNOWN_SESSION, ids=["404", "400", "400-text"])
+async def test_a_session_of_the_old_era_that_ended_is_opened_again(answer: HttpAnswer) -> None:
     fake = FakeMcpServer(legacy=True)
     async with over_http(fake) as client:
         await client.tools.execute("echo", PING)
-        fake.next_answer = HttpAnswer(404)
-        with pytest.raises(ToolProviderFailure):
+        fake.next_answer = answer
+        with pytest.raises(ToolProviderFailure) as caught:
+            await client.tools.execute("echo", PING)
+        assert caught.value.reason is Reason.CONNECTION_LOST
+        assert (await client.tools.execute("echo", PING)).structured == PING
+        # What a server says of this one call does not end the session.
+        fake.next_answer = HttpAnswer(
+            400, json.dumps({"jsonrpc": "2.0", "id": None, **jsonrpc_error(-32602, "no")}).encode()
+        )
+        with pytest.raises(ToolInvalidArguments):
             await client.tools.execute("echo", PING)
         assert (await client.tools.execute("echo", PING)).structured == PING
+    assert fake.opened == 2
+
+
+@pytest.mark.integration
+async def test_an_idempotent_call_is_repeated_in_the_next_session() -> None:
+    fake = FakeMcpServer(legacy=True)
+    async with over_http(fake, rules=REPEATABLE) as client:
+        await client.tools.execute("echo", PING)
+        fake.next_answer = UNKNOWN_SESSION[1]
+        assert (await client.tools.execute("echo", PING)).structured == PING
+    assert fake.opened == 2
+
+
+@pytest.mark.integration
+async def test_a_session_that_a_listing_finds_ended_is_opened_again() -> None:
+    fake = FakeMcpServer(legacy=True)
+    async with over_http(fake) as client:
+        await client.tools.list_tools()
+        fake.next_list = UNKNOWN_SESSION[1]
+        assert await client.tools.list_tools()
     assert fake.opened == 2
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 pytestmark = pytest.mark.integration
 
 PING = {"message": "ping"}
+RESOURCE = "/.well-known/oauth-protected-resource/mcp"
 BASIC = base64.b64encode(b"client-1:the-secret").decode()
 
 
@@ -27,6 +29,7 @@ class Issuer:
     url: str = ""
     issued: int = 0
     asked: list[Asked] = field(default_factory=list)
+    metadata: dict[str, object] = field(default_factory=dict)
 
     async def respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
@@ -39,6 +42,7 @@ class Issuer:
                 "authorization_endpoint": f"{self.url}/authorize",
                 "token_endpoint": f"{self.url}/token",
                 "response_types_supported": ["code"],
+                **self.metadata,
             }
         elif path == "/token":
             self.issued += 1
@@ -53,6 +57,12 @@ class Issuer:
         """How often it was shown the secret."""
         return sum(BASIC in asked.head for asked in self.asked)
 
+    @property
+    def scopes(self) -> list[list[str]]:
+        """The scope of each request for a token; an empty list where none was requested."""
+        forms = [parse_qs(asked.body.decode()) for asked in self.asked if asked.method == "POST"]
+        return [form.get("scope", []) for form in forms]
+
 
 @asynccontextmanager
 async def issuing() -> AsyncIterator[Issuer]:
@@ -64,7 +74,7 @@ async def issuing() -> AsyncIterator[Issuer]:
 
 def advertise(fake: FakeMcpServer, url: str, issuer: Issuer) -> None:
     document = {"resource": url, "authorization_servers": [issuer.url]}
-    fake.documents["/.well-known/oauth-protected-resource/mcp"] = document
+    fake.documents[RESOURCE] = document
 
 
 def server(url: str, issuer: Issuer) -> HttpServer:
@@ -93,7 +103,55 @@ async def test_a_server_that_names_another_issuer_gets_no_secret_sent_there() ->
             with pytest.raises(ToolUnauthorized) as caught:
                 await client.tools.execute("echo", PING)
     assert caught.value.reason is Reason.CREDENTIAL
-    assert (thief.secrets, thief.issued) == (0, 0)
+    assert thief.asked == []
+
+
+@pytest.mark.parametrize(
+    ("scope", "requested"), [("mcp:read", ["mcp:read"]), (None, [])], ids=["configured", "none"]
+)
+@pytest.mark.parametrize("stated", ["challenge", "resource", "issuer"])
+async def test_the_configured_scope_is_requested_whatever_the_server_states(
+    scope: str | None, requested: list[str], stated: str
+) -> None:
+    fake = FakeMcpServer(token="access-1")
+    async with issuing() as issuer, fake.over_http() as url:
+        advertise(fake, url, issuer)
+        wide = ["admin", "payments:write"]
+        if stated == "challenge":
+            fake.challenge = f'Bearer scope="{" ".join(wide)}"'
+        elif stated == "resource":
+            fake.documents[RESOURCE]["scopes_supported"] = wide
+        else:
+            issuer.metadata["scopes_supported"] = wide
+        credential = ClientCredentials("client-1", "the-secret", issuer.url, scope)
+        async with guarded(HttpServer(url, credential)) as client:
+            assert (await client.tools.execute("echo", PING)).structured == PING
+    assert issuer.scopes == [requested]
+
+
+async def test_metadata_is_read_from_the_servers_origin_and_the_issuer_alone() -> None:
+    fake = FakeMcpServer(token="access-1")
+    async with issuing() as internal, issuing() as issuer, fake.over_http() as url:
+        advertise(fake, url, issuer)
+        for address in (f"{internal.url}/latest/meta-data", f"{issuer.url}/admin/restart"):
+            fake.challenge = f'Bearer resource_metadata="{address}"'
+            fake.token = f"access-{issuer.issued + 1}"
+            async with guarded(server(url, issuer)) as client:
+                assert (await client.tools.execute("echo", PING)).structured == PING
+    assert internal.asked == []
+    paths = {asked.head.split(" ")[1] for asked in issuer.asked}
+    assert paths == {"/.well-known/oauth-authorization-server", "/token"}
+
+
+async def test_the_secret_is_not_sent_unencrypted_to_where_the_issuer_points() -> None:
+    fake = FakeMcpServer(token="access-1")
+    async with issuing() as other, issuing() as issuer, fake.over_http() as url:
+        advertise(fake, url, issuer)
+        issuer.metadata["token_endpoint"] = f"{other.url}/token"
+        async with guarded(server(url, issuer)) as client:
+            with pytest.raises(ToolUnauthorized):
+                await client.tools.execute("echo", PING)
+    assert other.asked == []
 
 
 async def test_a_call_that_is_not_idempotent_is_not_sent_again_with_a_new_token() -> None:
