@@ -16,7 +16,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
-from schemas.delivery import AnswerCache, CommandStatus
+from schemas.delivery import DEFAULT_HANDLER_MS, AnswerCache, CommandStatus
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
@@ -44,6 +44,7 @@ class _Tool:
     handler: Handler
     verb: str
     arguments: Validator
+    longest_ms: int
     slots: "_Slots"
 
 
@@ -98,7 +99,10 @@ class Dispatcher:
         return len(self._running)
 
     async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
-        """Run the command in ``frame`` within ``budget_ms``, or answer again if it was seen before."""
+        """Run the command in ``frame``, or answer again if it was seen before.
+
+        ``budget_ms`` is what is left for the answer. The handler has it too, but no more than it announced.
+        """
         msg_id = frame.msg_id
         now = self._ticks_ms()
         # Without what the way has taken: the relay's own deadline can only be earlier.
@@ -201,7 +205,7 @@ class Dispatcher:
         if slots.running >= slots.limit:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
         slots.running += 1
-        deadline = asyncio.timeout(budget_ms / 1000)
+        deadline = asyncio.timeout(min(budget_ms, tool.longest_ms) / 1000)
         self._deadlines.add(deadline)
         try:
             async with deadline:
@@ -248,10 +252,12 @@ def _tools_of(
     kind = kinds.get(capability["kind"])
     if kind is None:
         raise ValueError(f"{capability['kind']} is not a registered kind")
-    slots = _Slots(capability["constraints"].get("max_concurrency", 1))
+    constraints = capability["constraints"]
+    slots = _Slots(constraints.get("max_concurrency", 1))
+    longest_ms = constraints.get("deadline_ms_default", DEFAULT_HANDLER_MS)
     return {
         ToolName(kind.short, node_id, capability["cap_id"], verb).canonical: _Tool(
-            handler, verb, registry.load(kind.verbs[verb].input_ref), slots
+            handler, verb, registry.load(kind.verbs[verb].input_ref), longest_ms, slots
         )
         for verb in capability["verbs"]
     }

@@ -16,6 +16,10 @@ from schemas.payloads import Cmd, CmdAck
 
 WaiterT = TypeVar("WaiterT")
 
+CALL_BUDGET_MS = 5000
+"""RFC-0005 section 7: of a call, end to end, as its caller sees it."""
+DEFAULT_HANDLER_MS = 2000
+"""RFC-0001 section 2: of a handler, where its capability announces no ``deadline_ms_default``."""
 LONGEST_DEADLINE_MS = 30_000
 """Of a command, as its document has it."""
 ENTRY_BYTES = 288

@@ -215,6 +215,18 @@ async def test_the_deadline_stops_the_handler(
     assert worker.stopped.is_set()
 
 
+async def test_a_handler_has_no_more_time_than_it_announced(
+    kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
+) -> None:
+    hasty = {**ECHO, "constraints": {"rate_limit_rps": 10, "deadline_ms_default": 50}}
+    worker = Worker(hasty, forever)
+    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log))
+    await dispatcher.submit(command(deadline_ms=30_000), 30_000, answers.reply)
+    assert code_of(await answers.next()) == "E_DEADLINE_EXCEEDED"
+    assert worker.stopped.is_set()
+    assert dispatcher.outcomes == {("E_DEADLINE_EXCEEDED", "handler"): 1}
+
+
 async def test_a_full_capability_refuses_until_one_of_its_commands_ends(
     dispatcher: Dispatcher, worker: Worker, answers: Answers, registry: SchemaRegistry
 ) -> None:
