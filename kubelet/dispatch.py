@@ -15,8 +15,8 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler
-from schemas.delivery import DEFAULT_HANDLER_MS, AnswerCache, CommandStatus
+from kubelet.handlers.base import Handler, commands_per_s
+from schemas.delivery import DEFAULT_HANDLER_MS, AnswerCache, CommandStatus, commands_to_know
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
@@ -80,12 +80,9 @@ class Dispatcher:
             for handler in handlers
             for name, tool in _tools_of(node_id, handler, kinds, registry).items()
         }
-        # What the relay lets through a second, and at once: at least one of each capability.
-        self.commands_per_s = sum(
-            max(1.0, handler.capability["constraints"]["rate_limit_rps"]) for handler in handlers
-        )
+        self.commands_per_s = commands_per_s(handlers)
         self.outcomes: Counter[tuple[str, str]] = Counter()
-        self._memory = AnswerCache()
+        self._memory = AnswerCache(commands_to_know(self.commands_per_s))
         self._running: dict[str, asyncio.Task[None]] = {}
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_draining = False
@@ -168,13 +165,13 @@ class Dispatcher:
         if traceparent is not None:
             self._spans(_span_of(frame.payload, self._ticks_ms() - began_ms, failed))
         try:
-            self._remember(frame, answer)
+            self._memory.remember(frame.msg_id, answer)
             await reply(frame.msg_id, answer)
         except (ProtocolError, TypeError, ValueError) as error:
             # Larger than a frame, or not JSON: that is the handler's fault, and costs its caller an error.
             self._log.error("answer cannot be sent", correlation_id=correlation_id, exc_info=error)
             answer = _refusal(ToolError(Failure.INTERNAL), correlation_id)
-            self._remember(frame, answer)
+            self._memory.remember(frame.msg_id, answer)
             await reply(frame.msg_id, answer)
 
     def _ended(self, frame: Frame, task: asyncio.Task[None]) -> None:
@@ -183,10 +180,7 @@ class Dispatcher:
             # Its caller waits no longer, but may send it again: it must not run a second time. Recorded here,
             # because a task that is cancelled before its first step never reaches an except of its own.
             refusal = _refusal(ToolError(Failure.DEADLINE_EXCEEDED), frame.payload["correlation_id"])
-            self._remember(frame, refusal)
-
-    def _remember(self, frame: Frame, answer: CmdAck) -> None:
-        self._memory.remember(frame.msg_id, answer, self._ticks_ms())
+            self._memory.remember(frame.msg_id, refusal)
 
     async def _invoke(self, command: Cmd, budget_ms: int) -> dict[str, Any]:
         tool = self._tools.get(command["tool"])

@@ -138,10 +138,10 @@ class Process:
 
     def _cancel(self, msg_id: str) -> None:
         if (run := self.running.pop(msg_id, None)) is not None:
-            self._memory.remember(msg_id, _refusal("E_DEADLINE_EXCEEDED", run[1]), self._ticks_ms())
+            self._memory.remember(msg_id, _refusal("E_DEADLINE_EXCEEDED", run[1]))
 
     def _reply(self, msg_id: str, answer: CmdAck) -> None:
-        self._memory.remember(msg_id, answer, self._ticks_ms())
+        self._memory.remember(msg_id, answer)
         self._send(msg_id, answer)
 
     def _send(self, msg_id: str, answer: CmdAck) -> None:
