@@ -15,8 +15,8 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler
-from schemas.delivery import AnswerCache, CommandStatus
+from kubelet.handlers.base import Handler, commands_per_s
+from schemas.delivery import DEFAULT_HANDLER_MS, AnswerCache, CommandStatus, commands_to_know
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
@@ -44,6 +44,7 @@ class _Tool:
     handler: Handler
     verb: str
     arguments: Validator
+    longest_ms: int
     slots: "_Slots"
 
 
@@ -79,12 +80,9 @@ class Dispatcher:
             for handler in handlers
             for name, tool in _tools_of(node_id, handler, kinds, registry).items()
         }
-        # What the relay lets through a second, and at once: at least one of each capability.
-        self.commands_per_s = sum(
-            max(1.0, handler.capability["constraints"]["rate_limit_rps"]) for handler in handlers
-        )
+        self.commands_per_s = commands_per_s(handlers)
         self.outcomes: Counter[tuple[str, str]] = Counter()
-        self._memory = AnswerCache()
+        self._memory = AnswerCache(commands_to_know(self.commands_per_s))
         self._running: dict[str, asyncio.Task[None]] = {}
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_draining = False
@@ -98,7 +96,10 @@ class Dispatcher:
         return len(self._running)
 
     async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
-        """Run the command in ``frame`` within ``budget_ms``, or answer again if it was seen before."""
+        """Run the command in ``frame``, or answer again if it was seen before.
+
+        ``budget_ms`` is what is left for the answer. The handler has it too, but no more than it announced.
+        """
         msg_id = frame.msg_id
         now = self._ticks_ms()
         # Without what the way has taken: the relay's own deadline can only be earlier.
@@ -164,13 +165,13 @@ class Dispatcher:
         if traceparent is not None:
             self._spans(_span_of(frame.payload, self._ticks_ms() - began_ms, failed))
         try:
-            self._remember(frame, answer)
+            self._memory.remember(frame.msg_id, answer)
             await reply(frame.msg_id, answer)
         except (ProtocolError, TypeError, ValueError) as error:
             # Larger than a frame, or not JSON: that is the handler's fault, and costs its caller an error.
             self._log.error("answer cannot be sent", correlation_id=correlation_id, exc_info=error)
             answer = _refusal(ToolError(Failure.INTERNAL), correlation_id)
-            self._remember(frame, answer)
+            self._memory.remember(frame.msg_id, answer)
             await reply(frame.msg_id, answer)
 
     def _ended(self, frame: Frame, task: asyncio.Task[None]) -> None:
@@ -179,10 +180,7 @@ class Dispatcher:
             # Its caller waits no longer, but may send it again: it must not run a second time. Recorded here,
             # because a task that is cancelled before its first step never reaches an except of its own.
             refusal = _refusal(ToolError(Failure.DEADLINE_EXCEEDED), frame.payload["correlation_id"])
-            self._remember(frame, refusal)
-
-    def _remember(self, frame: Frame, answer: CmdAck) -> None:
-        self._memory.remember(frame.msg_id, answer, self._ticks_ms())
+            self._memory.remember(frame.msg_id, refusal)
 
     async def _invoke(self, command: Cmd, budget_ms: int) -> dict[str, Any]:
         tool = self._tools.get(command["tool"])
@@ -201,7 +199,7 @@ class Dispatcher:
         if slots.running >= slots.limit:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
         slots.running += 1
-        deadline = asyncio.timeout(budget_ms / 1000)
+        deadline = asyncio.timeout(min(budget_ms, tool.longest_ms) / 1000)
         self._deadlines.add(deadline)
         try:
             async with deadline:
@@ -248,10 +246,12 @@ def _tools_of(
     kind = kinds.get(capability["kind"])
     if kind is None:
         raise ValueError(f"{capability['kind']} is not a registered kind")
-    slots = _Slots(capability["constraints"].get("max_concurrency", 1))
+    constraints = capability["constraints"]
+    slots = _Slots(constraints.get("max_concurrency", 1))
+    longest_ms = constraints.get("deadline_ms_default", DEFAULT_HANDLER_MS)
     return {
         ToolName(kind.short, node_id, capability["cap_id"], verb).canonical: _Tool(
-            handler, verb, registry.load(kind.verbs[verb].input_ref), slots
+            handler, verb, registry.load(kind.verbs[verb].input_ref), longest_ms, slots
         )
         for verb in capability["verbs"]
     }

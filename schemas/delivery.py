@@ -6,26 +6,40 @@ spent in transit. Pure; times are milliseconds. Must not send anything.
 """
 
 import json
-from bisect import bisect_left, insort
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import Generic, TypeVar
 
 from schemas.payloads import Cmd, CmdAck
 
 WaiterT = TypeVar("WaiterT")
 
+CALL_BUDGET_MS = 5000
+"""RFC-0005 section 7: of a call, end to end, as its caller sees it."""
+DEFAULT_HANDLER_MS = 2000
+"""RFC-0001 section 2: of a handler, where its capability announces no ``deadline_ms_default``."""
 LONGEST_DEADLINE_MS = 30_000
 """Of a command, as its document has it."""
-ENTRY_BYTES = 288
-"""What a command takes in the memory besides its answer: 285 bytes at most, measured with CPython 3.11, when
-many were forgotten and the dictionary has just grown."""
 
-MAX_CACHE_BYTES = 1 << 20
-"""What the memory of one node's commands takes."""
+_ID_BYTES = 26
+COMMAND_BYTES = 32
+"""What a node's memory takes for a command that it knows: 26 bytes of its id, and the room to grow."""
+FEWEST_COMMANDS = (1 << 17) // COMMAND_BYTES
+"""So many commands a node knows at once, in 128 KiB, however few it announces."""
+_KNOWN_S = 8
+"""For how long it has to know what it announces: the time of a call, the rest of the second in which that
+ends, and a burst of a second of each relay when the node goes from one to another."""
+MOST_COMMANDS_PER_S = (4 << 20) // (COMMAND_BYTES * _KNOWN_S)
+"""So many commands the capabilities of one node may announce together: known, they take 4 MiB."""
 
-_NOT_KEPT = b""
+MAX_ANSWER_BYTES = 1 << 20
+"""What the answers in the memory of one node take."""
+ANSWER_BYTES = 288
+"""What an answer takes besides its text."""
 
 
 @dataclass(slots=True)
@@ -69,6 +83,11 @@ class PendingCommands(Generic[WaiterT]):
         return {**sent.payload, "deadline_ms": sent.expires_at_ms - now_ms, "sent_at_ms": now_ms}
 
 
+def commands_to_know(commands_per_s: float) -> int:
+    """Return how many commands a node has to know at once that announces so many a second."""
+    return max(FEWEST_COMMANDS, _KNOWN_S * ceil(min(commands_per_s, MOST_COMMANDS_PER_S)))
+
+
 class CommandStatus(Enum):
     """What the node knows of a command that came in."""
 
@@ -78,109 +97,112 @@ class CommandStatus(Enum):
     FULL = "full"
 
 
-@dataclass(slots=True)
-class _Seen:
-    """A command that the node knows; ``answer`` is None while it runs, and empty when it is not kept."""
+class _CommandIds:
+    """A set of commands' ids, of 26 characters each, sorted in one run of bytes.
 
-    msg_id: str
-    expires_at_ms: int
-    answer: bytes | None = None
+    A relay's ids ascend, so that most are added at the end, and are seen to be new by the last one.
+    """
 
+    __slots__ = ("_last", "_packed")
 
-def _by_expiry(seen: _Seen) -> tuple[int, str]:
-    return seen.expires_at_ms, seen.msg_id
+    def __init__(self) -> None:
+        self._packed = bytearray()
+        self._last = b""
+
+    def __len__(self) -> int:
+        return len(self._packed) // _ID_BYTES
+
+    def __contains__(self, msg_id: bytes) -> bool:
+        if msg_id > self._last:
+            return False
+        at = self._place_of(msg_id)
+        return self._packed[at : at + _ID_BYTES] == msg_id
+
+    def add(self, msg_id: bytes) -> None:
+        """Add an id that is not in it."""
+        if msg_id > self._last:
+            self._packed += msg_id
+            self._last = msg_id
+        else:
+            at = self._place_of(msg_id)
+            self._packed[at:at] = msg_id
+
+    def _place_of(self, msg_id: bytes) -> int:
+        """Return where ``msg_id`` is, or where it belongs."""
+
+        def at(number: int) -> bytes:
+            return bytes(self._packed[number * _ID_BYTES : (number + 1) * _ID_BYTES])
+
+        return bisect_left(range(len(self)), msg_id, key=at) * _ID_BYTES
 
 
 class AnswerCache:
-    """The node's memory of the commands that it has seen, in at most ``max_bytes``.
+    """The node's memory of the commands that it has seen: ``max_commands``, and ``max_bytes`` of answers.
 
-    A command is known while it runs and until its deadline: after that the relay does not send it again. Only
-    answers are evicted before that, the one with the nearest deadline first; a repeat of such a command must
-    be refused. To make room reads what makes room and a search in a sorted list, however many are known.
+    A command is known while it runs, and until the end of the second in which its deadline is: after that the
+    relay does not send it again. Answers are evicted before that, the oldest first; a repeat of such a
+    command must be refused.
     """
 
-    def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
+    def __init__(self, max_commands: int = FEWEST_COMMANDS, max_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self._max_commands = max_commands
         self._max_bytes = max_bytes
-        self._used_bytes = 0
-        self._seen: dict[str, _Seen] = {}
-        # Those that have ended, by expiry: each in one of the two. One that runs cannot make room.
-        self._answered: list[_Seen] = []
-        self._answer_evicted: list[_Seen] = []
+        self._known: dict[int, _CommandIds] = {}  # by the second of the deadline
+        self._count = 0
+        self._running: set[str] = set()
+        self._answers: OrderedDict[str, bytes] = OrderedDict()
+        self._answer_bytes = 0
 
     def admit(self, msg_id: str, expires_at_ms: int, now_ms: int) -> CommandStatus:
-        """Remember ``msg_id`` as running if it is new and fits, and return which."""
-        if (seen := self._seen.get(msg_id)) is not None:
-            return CommandStatus.FORGOTTEN if seen.answer == _NOT_KEPT else CommandStatus.SEEN
-        if not self._make_room(ENTRY_BYTES, now_ms):
+        """Remember ``msg_id``, a ULID, as running if it is new and there is room, and return which."""
+        if msg_id in self._running or msg_id in self._answers:
+            return CommandStatus.SEEN
+        for second in [second for second in self._known if second < now_ms // 1000]:
+            self._count -= len(self._known.pop(second))
+        packed = msg_id.encode("ascii")
+        for known in self._known.values():
+            if packed in known:
+                return CommandStatus.FORGOTTEN
+        if self._count >= self._max_commands:
             return CommandStatus.FULL
-        self._seen[msg_id] = _Seen(msg_id, expires_at_ms)
-        self._used_bytes += ENTRY_BYTES
+        self._known.setdefault(expires_at_ms // 1000, _CommandIds()).add(packed)
+        self._count += 1
+        self._running.add(msg_id)
         return CommandStatus.NEW
 
-    def remember(self, msg_id: str, answer: CmdAck, now_ms: int) -> None:
+    def remember(self, msg_id: str, answer: CmdAck) -> None:
         """Keep ``answer``, the payload of the ack to an admitted command, for when it comes again.
 
         Raises:
             TypeError, ValueError: it is not JSON.
         """
-        if (seen := self._seen.get(msg_id)) is None:
-            return
         # As text: a small dictionary takes several times as much memory.
         text = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode("ascii")
-        if seen.answer is not None:
-            # Out of the list until the new answer is set: it must not make room for itself.
-            ended = self._list_of(seen)
-            del ended[bisect_left(ended, _by_expiry(seen), key=_by_expiry)]
-            self._used_bytes -= len(seen.answer)
-        seen.answer = text if self._make_room(len(text), now_ms) else _NOT_KEPT
-        self._used_bytes += len(seen.answer)
-        insort(self._list_of(seen), seen, key=_by_expiry)
+        if (before := self._answers.pop(msg_id, None)) is not None:
+            self._answer_bytes -= ANSWER_BYTES + len(before)
+        elif msg_id in self._running:
+            self._running.remove(msg_id)
+        else:
+            return
+        if ANSWER_BYTES + len(text) > self._max_bytes:
+            return
+        self._answers[msg_id] = text
+        self._answer_bytes += ANSWER_BYTES + len(text)
+        while self._answer_bytes > self._max_bytes:
+            _, evicted = self._answers.popitem(last=False)
+            self._answer_bytes -= ANSWER_BYTES + len(evicted)
 
     def recall(self, msg_id: str) -> CmdAck | None:
         """Return the answer to ``msg_id``; None while there is none, or if it is not kept any more."""
-        seen = self._seen.get(msg_id)
-        if seen is None or not seen.answer:
+        text = self._answers.get(msg_id)
+        if text is None:
             return None
-        answer: CmdAck = json.loads(seen.answer)
+        answer: CmdAck = json.loads(text)
         return answer
 
     def runs(self, msg_id: str) -> bool:
         """Return whether ``msg_id`` was admitted and has no answer yet."""
-        return (seen := self._seen.get(msg_id)) is not None and seen.answer is None
-
-    def _make_room(self, wanted_bytes: int, now_ms: int) -> bool:
-        """Forget what is over, then the answers to what is not, until ``wanted_bytes`` are free."""
-        while self._used_bytes + wanted_bytes > self._max_bytes:
-            if not (
-                self._forget_first(self._answer_evicted, now_ms)
-                or self._forget_first(self._answered, now_ms)
-                or self._evict_first()
-            ):
-                return False
-        return True
-
-    def _forget_first(self, ended: list[_Seen], now_ms: int) -> bool:
-        """Forget the first of ``ended`` if it is over; return whether it was."""
-        if not ended or ended[0].expires_at_ms > now_ms:
-            return False
-        over = ended.pop(0)
-        del self._seen[over.msg_id]
-        self._used_bytes -= ENTRY_BYTES + len(over.answer or b"")
-        return True
-
-    def _evict_first(self) -> bool:
-        """Evict the first answer that is kept; return whether there was one."""
-        if not self._answered:
-            return False
-        seen = self._answered.pop(0)
-        self._used_bytes -= len(seen.answer or b"")
-        seen.answer = _NOT_KEPT
-        insort(self._answer_evicted, seen, key=_by_expiry)
-        return True
-
-    def _list_of(self, seen: _Seen) -> list[_Seen]:
-        """Return the list in which a command that has ended is."""
-        return self._answered if seen.answer else self._answer_evicted
+        return msg_id in self._running
 
 
 class TransitGauge:

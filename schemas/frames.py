@@ -18,8 +18,10 @@ from schemas.strict_json import JsonReason, StrictJsonError, loads
 SUBPROTOCOL = "edge-kubelet.v1"
 SUBPROTOCOL_1_1 = "edge-kubelet.v1.1"
 """The relay sends an echo after each welcome, and ``heartbeat_ack`` may name what the broker sent it."""
-SUBPROTOCOLS = (SUBPROTOCOL_1_1, SUBPROTOCOL)
-"""The newest first: a node offers all, and the relay chooses."""
+SUBPROTOCOL_1_2 = "edge-kubelet.v1.2"
+"""``cmd.deadline_ms`` is what is left of the call; the node bounds its handler by what it has announced."""
+SUBPROTOCOLS = (SUBPROTOCOL_1_2, SUBPROTOCOL_1_1, SUBPROTOCOL)
+"""The newest first, each with all that those after it have: a node offers all, and the relay chooses."""
 MAX_FRAME_BYTES = 256 * 1024
 MAX_FRAME_BYTES_BEFORE_WELCOME = 8 * 1024
 
@@ -170,6 +172,11 @@ class FrameReader:
 def agreed(offered: Collection[str]) -> str | None:
     """Return the newest subprotocol among those that a node has ``offered``; None if it speaks none."""
     return next((name for name in SUBPROTOCOLS if name in offered), None)
+
+
+def includes(agreed_upon: str | None, version: str) -> bool:
+    """Return whether a connection on which ``agreed_upon`` is spoken has what ``version`` added."""
+    return agreed_upon in SUBPROTOCOLS[: SUBPROTOCOLS.index(version) + 1]
 
 
 def document_of(type_: str) -> str:

@@ -5,7 +5,7 @@ returns is validated by the relay.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -26,3 +26,9 @@ class Handler(ABC):
 
     async def run(self) -> None:  # noqa: B027 - most handlers have nothing to do between calls
         """Work in the background for as long as the daemon runs."""
+
+
+def commands_per_s(handlers: Iterable[Handler]) -> float:
+    """Return how many commands a second ``handlers`` announce together: at least one of each capability."""
+    rates: Iterable[float] = (handler.capability["constraints"]["rate_limit_rps"] for handler in handlers)
+    return sum(max(1.0, rate) for rate in rates)

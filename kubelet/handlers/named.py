@@ -9,9 +9,10 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, commands_per_s
 from kubelet.handlers.own_thread import HandlerInThread
 from schemas.contract import Contract
+from schemas.delivery import MOST_COMMANDS_PER_S
 from schemas.error_roots import ConfigError
 from schemas.kinds import Kind, NamedKind
 from schemas.registry import Validator
@@ -34,7 +35,8 @@ def named_handlers(
     Each has a thread of its own.
 
     Raises:
-        ConfigError: it fails, or what it returns is no handler of its kind; the log has its traceback.
+        ConfigError: it fails, or what it returns is no handler of its kind; the log has its traceback. Or all
+            together announce more commands than a node can know.
         NoThreadError: the system has no thread left.
     """
     admitted = contract.registry.load(_CAPABILITY_REF)
@@ -46,7 +48,18 @@ def named_handlers(
             raise ConfigError([f"kinds: {named.kind.name}: the capability of its handler: {problem}"])
         taken.add(capability["cap_id"])
         handlers.append(HandlerInThread(handler, capability))
+    if (announced := commands_per_s([*others, *handlers])) > MOST_COMMANDS_PER_S:
+        raise ConfigError([_too_many(announced, handlers)])
     return handlers
+
+
+def _too_many(announced: float, handlers: Sequence[Handler]) -> str:
+    named = (handler.capability for handler in handlers)
+    rates = ", ".join(f"{each['kind']} {each['constraints']['rate_limit_rps']:g}" for each in named)
+    return (
+        f"kinds: what this node announces is {announced:g} commands a second in all, and it can remember"
+        f" {MOST_COMMANDS_PER_S} while a call lasts: lower rate_limit_rps, or name fewer kinds ({rates})"
+    )
 
 
 def _made(

@@ -11,6 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
+from schemas.delivery import DEFAULT_HANDLER_MS
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry, Verb
 from schemas.listed_schemas import listed_schema
@@ -19,8 +20,6 @@ from schemas.projection import ToolName, parse
 from schemas.registry import SchemaRegistry
 from schemas.text import changed_at, printable_values
 from schemas.ulids import UlidSource
-
-_DEFAULT_DEADLINE_MS = 2000
 
 
 class OwnTools:
@@ -52,7 +51,7 @@ class OwnTools:
                 if verb.streams:
                     continue  # what follows its first sample is sent by a relay
                 name = ToolName(kind.short, node_id, capability["cap_id"], verb.name)
-                deadline_ms = capability["constraints"].get("deadline_ms_default", _DEFAULT_DEADLINE_MS)
+                deadline_ms = capability["constraints"].get("deadline_ms_default", DEFAULT_HANDLER_MS)
                 self._tools[name.canonical] = (verb, deadline_ms)
                 self.entries[name.alias] = {
                     "name": name.alias,

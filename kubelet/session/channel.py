@@ -20,7 +20,7 @@ from kubelet.session.metered_connection import MeteredConnection
 from kubelet.session.relay_addresses import RelayAddress, names_proxies
 from schemas.addresses import connect_url, host_of, is_loopback, port_of
 from schemas.frame_types import OneWayType, Role
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_1, SUBPROTOCOLS, Frame, FrameReader
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOLS, Frame, FrameReader, includes
 from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
 from schemas.ulids import UlidSource
 
@@ -110,10 +110,9 @@ class Channel:
         """Whether the handshake is done and neither end has closed."""
         return self._session.state is SessionState.OPEN
 
-    @property
-    def has_version_1_1(self) -> bool:
-        """Whether both speak 1.1: an echo follows the welcome, and renewals name the roots of servers."""
-        return self._socket.subprotocol == SUBPROTOCOL_1_1
+    def speaks(self, version: str) -> bool:
+        """Return whether the relay speaks the subprotocol ``version``, or a newer one that both know."""
+        return includes(self._socket.subprotocol, version)
 
     async def send(
         self, type_: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None

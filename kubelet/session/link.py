@@ -19,7 +19,7 @@ from kubelet.session.link_state import LinkState
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.connection_faults import connection_reason
 from schemas.delivery import TransitGauge
-from schemas.frames import Frame
+from schemas.frames import SUBPROTOCOL_1_1, Frame
 from schemas.health import Loop
 from schemas.payloads import AnnounceAck, Bye, Cmd, CmdAck, Heartbeat, HeartbeatAck, RenewAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
@@ -158,7 +158,7 @@ class RelayLink:
         self._parts.announcer.follow_interval(payload["heartbeat_interval_ms"] / 1000)
         self._opened_ms = self._parts.ticks_ms()
         self.state = LinkState.OPEN
-        self.flow.connected(gets_echo=channel.has_version_1_1)
+        self.flow.connected(gets_echo=channel.speaks(SUBPROTOCOL_1_1))
         self._parts.log.info("relay connected", relay=str(address), resumed=self._resumed)
 
     async def _serve(self, channel: Channel) -> None:
@@ -236,7 +236,7 @@ class RelayLink:
     async def _renew(self, channel: Channel) -> None:
         if self._parts.renewal is None:
             return
-        request = self._parts.renewal.request(server_roots=channel.has_version_1_1)
+        request = self._parts.renewal.request(server_roots=channel.speaks(SUBPROTOCOL_1_1))
         if request is not None:
             await channel.send("renew", request)
 

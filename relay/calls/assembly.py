@@ -12,7 +12,7 @@ from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
 from relay.calls.canaries import Canaries
 from relay.calls.envelope import EnvelopeCheck
-from relay.calls.executor import GATEWAY_BUDGET_MS, CallExecutor
+from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.idempotent_calls import IdempotentCalls
@@ -22,9 +22,10 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.routing.port import NodeFrames, NodeRouter
+from schemas.delivery import CALL_BUDGET_MS
 from schemas.health import Health, Loop
 
-DRAIN_S = GATEWAY_BUDGET_MS / 1000 + 0.5
+DRAIN_S = CALL_BUDGET_MS / 1000 + 0.5
 """How long the calls in flight are waited for at the end."""
 
 

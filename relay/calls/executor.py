@@ -21,11 +21,9 @@ from relay.calls.results import checked, shown
 from relay.calls.sample_streams import SampleStreams, StreamCall
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
+from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
-
-GATEWAY_BUDGET_MS = 5000
-"""RFC-0005 section 7: end to end, as the caller sees it."""
 
 _SPAN_BYTES = 8
 
@@ -78,8 +76,8 @@ class CallExecutor:
         if isinstance(tool, RelayTool):
             return max(1, int(tool.timeout_s * 1000) - spent_ms)
         parent = record.request.parent if record.request is not None else None
-        left_ms = GATEWAY_BUDGET_MS - spent_ms if parent is None else int((parent.ends - now) * 1000)
-        return max(1, min(tool.deadline_ms, left_ms))
+        left_ms = CALL_BUDGET_MS - spent_ms if parent is None else int((parent.ends - now) * 1000)
+        return max(1, left_ms)
 
     async def run(self, tool: Tool | RelayTool, record: CallRecord) -> CallAnswer:
         """Make the call of ``record``, which is to ``tool``.

@@ -15,6 +15,7 @@ from typing import Any
 from relay.allowance import Allowance
 from relay.fleet.tool_entry import EntryTemplate
 from schemas.canonical import blake3_hex, jcs
+from schemas.delivery import DEFAULT_HANDLER_MS
 from schemas.kinds import Kind, KindRegistry, Verb
 from schemas.listed_schemas import listed_schema
 from schemas.projection import ToolName, alias_of
@@ -31,8 +32,7 @@ BEFORE_ALL: Position = (-1, "")
 Offer = tuple[str, str]
 """The first token of a kind's names, and a verb: what one tool of the kinds view represents."""
 
-# The defaults of the manifest's schema.
-_DEFAULT_DEADLINE_MS = 2000
+# The default of the manifest's schema.
 _DEFAULT_CONCURRENCY = 1
 _ENTRY_BYTES = 768
 
@@ -60,6 +60,7 @@ class Tool:
     """One verb of one capability of one node.
 
     Attributes:
+        handler_ms: the longest that its handler runs, as the capability announces it.
         allowance: the limits that the capability announces (RFC-0001 section 2).
         etag: the capability's, without attestation and times.
         entry: what its entry in ``tools/list`` shares with those of other tools.
@@ -72,7 +73,7 @@ class Tool:
     node_id: str
     cap_id: str
     safety_class: str
-    deadline_ms: int
+    handler_ms: int
     allowance: Allowance
     etag: str
     surface: VerbContract
@@ -172,7 +173,7 @@ class Projector:
             node_id=node_id,
             cap_id=sys.intern(capability["cap_id"]),
             safety_class=safety_class,
-            deadline_ms=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
+            handler_ms=constraints.get("deadline_ms_default", DEFAULT_HANDLER_MS),
             allowance=_allowance(
                 constraints["rate_limit_rps"], int(constraints.get("max_concurrency", _DEFAULT_CONCURRENCY))
             ),

@@ -70,7 +70,6 @@ class Verified:
 
     safety_class: str
     idempotent: bool
-    deadline_s: float
     good_until_ms: int
 
 
@@ -148,7 +147,7 @@ class ContractTerms:
         scopes = _first(rule.scopes for rule in rules)
         deadline_s = _first(rule.deadline_s for rule in rules)
         if deadline_s is None:
-            deadline_s = verified.deadline_s if verified else self._deadline_s
+            deadline_s = self._deadline_s
         return ToolContract(
             name=tool.name,
             version=_version(claims) or digest[:12],

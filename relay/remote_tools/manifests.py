@@ -24,8 +24,6 @@ from schemas.projection import ToolName, parse
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, Mark, Outcome, Verdict
 
-_DEFAULT_DEADLINE_MS = 2000
-
 Marks = dict[str, Mark]
 """The newest manifest of each node that was accepted."""
 
@@ -105,11 +103,9 @@ class ManifestVerifier:
         documents = (tool.input_schema, verb.input_ref), (tool.output_schema, verb.output_ref)
         if any(listed != listed_schema(self._registry, ref) for listed, ref in documents):
             raise UnverifiedToolError("the listed schemas are not those of the kind")
-        constraints = capability["constraints"]
         return Verified(
             safety_class=capability["safety_class"],
             idempotent=verb.idempotent,
-            deadline_s=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS) / 1000,
             good_until_ms=manifest.good_until_ms,
         )
 

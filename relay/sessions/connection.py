@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from relay.ascii_json import encoded
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
-from schemas.frames import SUBPROTOCOL_1_1, Frame, begins_announce
+from schemas.frames import Frame, agreed, begins_announce, includes
 from schemas.payloads import Bye, Welcome
 from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
 from schemas.ulids import UlidSource
@@ -44,7 +44,7 @@ class NodeConnection:
         meter: how many frames the node may send; the server consults it before it parses them.
     """
 
-    __slots__ = ("_is_welcomed", "_machine", "_socket", "_texts", "_ulids", "meter")
+    __slots__ = ("_is_welcomed", "_machine", "_socket", "_subprotocol", "_texts", "_ulids", "meter")
 
     meter: FrameMeter
 
@@ -52,6 +52,7 @@ class NodeConnection:
         self.meter = socket.scope[METER_IN_SCOPE]
         self._texts = take_texts(socket.scope)
         self._socket = socket
+        self._subprotocol = agreed(socket.scope["subprotocols"])
         self._machine = machine
         self._ulids = ulids
         self._is_welcomed = False
@@ -62,10 +63,9 @@ class NodeConnection:
         client = self._socket.client
         return client.host if client else "unknown"
 
-    @property
-    def has_version_1_1(self) -> bool:
-        """Whether the node speaks protocol 1.1; the relay then chose that."""
-        return SUBPROTOCOL_1_1 in self._socket.scope["subprotocols"]
+    def speaks(self, version: str) -> bool:
+        """Return whether the node speaks the subprotocol ``version``, or a newer one that both know."""
+        return includes(self._subprotocol, version)
 
     @property
     def is_open(self) -> bool:

@@ -18,7 +18,7 @@ from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY
-from schemas.frames import Frame
+from schemas.frames import SUBPROTOCOL_1_1, Frame
 from schemas.manifest import etag_of
 from schemas.payloads import (
     AnnounceAck,
@@ -103,7 +103,7 @@ class FrameHandlers:
         node_id, inventory = session.identity.node_id, self._fleet.inventory
         inventory.heartbeat(node_id, beat["manifest_etag"])
         acknowledged: HeartbeatAck = {"server_time_ms": session.now_ms()}
-        if connection.has_version_1_1:
+        if connection.speaks(SUBPROTOCOL_1_1):
             if (etag := inventory.etag_by_broker(node_id)) is not None:
                 acknowledged["broker_etag"] = etag
             # A shorter one is told by the next welcome: here all nodes would follow it at once.

@@ -34,7 +34,7 @@ from relay.sessions.peer_faults import PeerFaults
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
-from schemas.frames import MAX_FRAME_BYTES, Frame, FrameReader, agreed
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, agreed
 from schemas.identity import Identity
 from schemas.payloads import CmdCancel, Welcome
 from schemas.session import CancelReason, CloseCode, PeerProtocolError, ProtocolError, SessionMachine
@@ -134,6 +134,7 @@ class NodeSessions(LocalRouter):
         connection = session.connection if session else None
         if session is None or connection is None or not connection.is_open:
             raise ToolError(Failure.NODE_OFFLINE)
+        command = self._for_version(connection, command)
         msg_id, now = self._ulids.new(), session.now_ms()
         payload = cmd_payload(command, now)
         text = command_text(connection, msg_id, payload)
@@ -177,6 +178,12 @@ class NodeSessions(LocalRouter):
                     # Not awaited: a node that does not read must not delay the end of the others.
                     self._start(session.connection.close(code))
                 self._release(node_id, session)
+
+    def _for_version(self, connection: NodeConnection, command: Command) -> Command:
+        """Return ``command`` as the node takes it: before 1.2 its deadline is that of the handler too."""
+        if connection.speaks(SUBPROTOCOL_1_2) or (tool := self._fleet.announced(command.tool)) is None:
+            return command
+        return command._replace(deadline_ms=min(command.deadline_ms, tool.handler_ms))
 
     def _expire(self, session: NodeSession, msg_id: str, answer: CommandAnswer) -> None:
         self._cancel(session, msg_id, CancelReason.DEADLINE)

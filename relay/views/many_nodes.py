@@ -39,7 +39,7 @@ class ManyNodes:
         """Return what the nodes that were ``chosen`` answer to the tool of ``call`` with ``arguments``."""
         members = chosen.nodes
         answers: list[CallAnswer | None] = [None] * len(members)
-        request = _MemberRequests(call, arguments, ParentCall(call.correlation_id, call.ends - _MARGIN_S))
+        request = _MemberRequests(call, arguments, call.ends - _MARGIN_S)
         pending = iter(range(len(members)))
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(SIDE_BY_SIDE, len(members))):
@@ -64,15 +64,19 @@ class ManyNodes:
         answers: list[CallAnswer | None],
     ) -> None:
         for number in pending:
-            if requests.parent.ends - self._monotonic() > _LEAST_S:
-                answers[number] = await self._gateway.call(requests.of(members[number].node_id))
+            now = self._monotonic()
+            if (left_s := requests.ends - now) > _LEAST_S:
+                # While others wait for their turn, half of it: sixteen that hang must not use up all.
+                is_awaited = number + SIDE_BY_SIDE < len(members)
+                ends = now + left_s / 2 if is_awaited else requests.ends
+                answers[number] = await self._gateway.call(requests.of(members[number].node_id, ends))
 
 
 class _MemberRequests:
     """The requests of one call's members. They can do no more than read, whatever its caller can."""
 
-    def __init__(self, call: RelayToolCall, arguments: Mapping[str, Any], parent: ParentCall) -> None:
-        self.parent = parent
+    def __init__(self, call: RelayToolCall, arguments: Mapping[str, Any], ends: float) -> None:
+        self.ends = ends
         self._call = call
         self._arguments = arguments
         principal = call.caller.principal
@@ -81,8 +85,8 @@ class _MemberRequests:
         hidden = (META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN)
         self._meta = {key: value for key, value in call.call.meta.items() if key not in hidden}
 
-    def of(self, node_id: str) -> CallRequest:
-        """Return the request to one node."""
+    def of(self, node_id: str, ends: float) -> CallRequest:
+        """Return the request to one node, to be over when the clock shows ``ends``."""
         params = {
             "name": self._call.call.name,
             "arguments": {**self._arguments, "node": node_id},
@@ -91,7 +95,8 @@ class _MemberRequests:
         message = {"jsonrpc": "2.0", "id": self._call.call.message["id"], "method": "tools/call"}
         call = Call({**message, "params": params})
         call.trace, call.given_id = self._call.call.trace, self._call.call.given_id
-        return CallRequest(self._caller, call, None, self._call.selection, self.parent)
+        parent = ParentCall(self._call.correlation_id, ends)
+        return CallRequest(self._caller, call, None, self._call.selection, parent)
 
 
 def _entry(member: Member, answer: CallAnswer | None) -> dict[str, Any]:

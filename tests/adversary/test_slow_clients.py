@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from bench.slow import SlowClients
-from relay.calls.executor import GATEWAY_BUDGET_MS
+from schemas.delivery import CALL_BUDGET_MS
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import NOW_MS
@@ -53,7 +53,7 @@ async def test_a_good_client_is_served_while_a_thousand_slow_ones_are_connected(
         await stack.enter_async_context(slow.running())
         for number in range(CALLS_A_NODE):
             for node_id in NODE_IDS:
-                async with asyncio.timeout(GATEWAY_BUDGET_MS / 1000):
+                async with asyncio.timeout(CALL_BUDGET_MS / 1000):
                     reply = await relay.call(f"sysecho.{node_id}.echo.invoke", token, message=str(number))
                 assert reply.json()["result"]["structuredContent"]["message"] == str(number)
     assert [code for _, code, _ in relay.calls()] == ["ok", "ok"] * CALLS_A_NODE * len(NODE_IDS)

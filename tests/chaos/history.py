@@ -11,8 +11,8 @@ AGENT_LINK = "agent-relay"
 NODE_LINK = "node-relay"
 """Agent runtimes use it too: it leads to the public URL."""
 RELAY = "relay"
-DEADLINE_MS = 2000
-"""What echo announces."""
+DEADLINE_MS = 5000
+"""RFC-0005 section 7, as the caller sees it."""
 RELAY_WAITS_S = 3.0
 """How long the relay is told to wait for a caller."""
 

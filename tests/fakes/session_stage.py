@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from relay.routing.port import Command
 from relay.sessions.node_sessions import NodeSessions
 from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
-from schemas.frames import FrameReader
+from schemas.frames import SUBPROTOCOL, FrameReader
 from tests.fakes.asgi_socket import AsgiSocket
 from tests.fakes.frames import PAYLOADS, message
 from tests.fakes.hub import Hub
@@ -61,13 +61,20 @@ class Stage:
         """Wait until the relay is done with a connection."""
         await asyncio.wait_for(self._ended.get(), BOUND_S)
 
-    def end(self, node: SimulatedNode | None = None) -> AbstractAsyncContextManager[NodeEnd]:
-        return NodeEnd.connected(self.address, node or self.node, self._reader)
+    def end(
+        self, node: SimulatedNode | None = None, subprotocols: Sequence[str] = (SUBPROTOCOL,)
+    ) -> AbstractAsyncContextManager[NodeEnd]:
+        return NodeEnd.connected(self.address, node or self.node, self._reader, subprotocols)
 
     @asynccontextmanager
-    async def open(self, boot_id: str = BOOT_ID, resume: str | None = None) -> AsyncIterator[NodeEnd]:
+    async def open(
+        self,
+        boot_id: str = BOOT_ID,
+        resume: str | None = None,
+        subprotocols: Sequence[str] = (SUBPROTOCOL,),
+    ) -> AsyncIterator[NodeEnd]:
         """Hold a connection whose handshake is done."""
-        async with self.end() as end:
+        async with self.end(subprotocols=subprotocols) as end:
             await end.authenticate(boot_id, resume=resume)
             yield end
 

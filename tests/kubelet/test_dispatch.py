@@ -7,7 +7,7 @@ import pytest
 
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from schemas.delivery import ENTRY_BYTES
+from schemas.delivery import CALL_BUDGET_MS, FEWEST_COMMANDS
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
@@ -213,6 +213,18 @@ async def test_the_deadline_stops_the_handler(
     assert code_of(answer) == "E_DEADLINE_EXCEEDED"
     assert "may have run" in answer["error"]["message"]
     assert worker.stopped.is_set()
+
+
+async def test_a_handler_has_no_more_time_than_it_announced(
+    kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
+) -> None:
+    hasty = {**ECHO, "constraints": {"rate_limit_rps": 10, "deadline_ms_default": 50}}
+    worker = Worker(hasty, forever)
+    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log))
+    await dispatcher.submit(command(deadline_ms=30_000), 30_000, answers.reply)
+    assert code_of(await answers.next()) == "E_DEADLINE_EXCEEDED"
+    assert worker.stopped.is_set()
+    assert dispatcher.outcomes == {("E_DEADLINE_EXCEEDED", "handler"): 1}
 
 
 async def test_a_full_capability_refuses_until_one_of_its_commands_ends(
@@ -467,7 +479,7 @@ async def test_a_node_that_can_remember_no_more_says_so(
 ) -> None:
     worker = Worker(capability(ECHO, limit=5000), forever)
     dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log))
-    remembered = (1 << 20) // ENTRY_BYTES
+    remembered = FEWEST_COMMANDS
     for number in range(remembered):
         await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
     await dispatcher.submit(command(remembered), BUDGET_MS, answers.reply)
@@ -476,6 +488,30 @@ async def test_a_node_that_can_remember_no_more_says_so(
     assert dispatcher.inflight == remembered
     assert dispatcher.outcomes["E_RATE_LIMITED", "node"] == 1
     await dispatcher.close()
+
+
+async def test_all_that_the_capabilities_announce_is_answered(
+    kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
+) -> None:
+    rate = 1000
+    constraints = {"rate_limit_rps": rate, "max_concurrency": 2 * rate}
+    workers = [
+        Worker({**base, "constraints": constraints}) for base in (ECHO, {**METRICS, "verbs": ["snapshot"]})
+    ]
+    ticks = FakeClock(5_000)
+    dispatcher = Dispatcher(NODE_ID, workers, kinds, registry, make_logger("kubelet", log), ticks)
+    number = 0
+    for second in range(7):  # a burst, then the rate for longer than a command lives
+        for _ in range(rate):
+            await dispatcher.submit(
+                command(number, deadline_ms=CALL_BUDGET_MS), CALL_BUDGET_MS, answers.reply
+            )
+            metrics = command(number + 1, tool=METRICS_TOOL, arguments={}, deadline_ms=CALL_BUDGET_MS)
+            await dispatcher.submit(metrics, CALL_BUDGET_MS, answers.reply)
+            number += 2
+        await until_idle(dispatcher)
+        ticks.now_ms += 1000 if second else 0
+    assert dispatcher.outcomes == {("ok", ""): 7 * 2 * rate}
 
 
 async def test_a_command_whose_answer_is_not_kept_any_more_is_refused_and_never_runs_again(

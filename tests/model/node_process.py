@@ -14,12 +14,15 @@ from tests.fakes.frames import ERROR, PAYLOADS
 from tests.model.history import History
 from tests.model.wire import End, Text, Wire
 
+HANDLER_MS = 300
+"""What the capability announces: less than some calls have, and more than others."""
+
 
 class Process:
     """One process: it has one connection at most, and loses all it knows when it ends.
 
     Attributes:
-        running: the commands that run: the end of their budget by this process's clock, and their call.
+        running: the commands that run: when they are stopped, by this process's clock, and their call.
         acknowledged: the ``msg_id`` and the answer that it gave last.
     """
 
@@ -79,7 +82,7 @@ class Process:
         self._reply(msg_id, {"ok": True, "result": {"of": correlation_id, "by": self.boot_id}})
 
     def expire(self) -> None:
-        """End the commands whose budget is spent."""
+        """End the commands whose handler has had its time."""
         now = self._ticks_ms()
         for msg_id, (ends_ms, correlation_id) in tuple(self.running.items()):
             if ends_ms <= now:
@@ -131,14 +134,14 @@ class Process:
             self._reply(msg_id, _refusal("E_DEADLINE_EXCEEDED", correlation_id))
         else:
             self._history.ran(msg_id, self.boot_id)
-            self.running[msg_id] = now + budget_ms, correlation_id
+            self.running[msg_id] = now + min(budget_ms, HANDLER_MS), correlation_id
 
     def _cancel(self, msg_id: str) -> None:
         if (run := self.running.pop(msg_id, None)) is not None:
-            self._memory.remember(msg_id, _refusal("E_DEADLINE_EXCEEDED", run[1]), self._ticks_ms())
+            self._memory.remember(msg_id, _refusal("E_DEADLINE_EXCEEDED", run[1]))
 
     def _reply(self, msg_id: str, answer: CmdAck) -> None:
-        self._memory.remember(msg_id, answer, self._ticks_ms())
+        self._memory.remember(msg_id, answer)
         self._send(msg_id, answer)
 
     def _send(self, msg_id: str, answer: CmdAck) -> None:

@@ -77,7 +77,7 @@ class ConfusedCache(AnswerCache):
     """Answers a repeated command with the answer to another."""
 
     def recall(self, msg_id: str) -> Any:  # noqa: ARG002 - as above
-        return next((super(ConfusedCache, self).recall(other) for other in self._seen), None)
+        return next((super(ConfusedCache, self).recall(other) for other in self._answers), None)
 
 
 class NeverRemoved(PendingCommands[CommandAnswer]):

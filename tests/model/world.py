@@ -14,7 +14,7 @@ from itertools import count
 
 from relay.routing.answer import CommandAnswer
 from relay.sessions.session import NodeSession
-from schemas.delivery import ENTRY_BYTES, AnswerCache, PendingCommands, TransitGauge
+from schemas.delivery import ANSWER_BYTES, AnswerCache, PendingCommands, TransitGauge
 from schemas.frame_types import Role
 from schemas.frames import FrameReader
 from tests.fakes.frames import message_id
@@ -28,8 +28,9 @@ from tests.model.wire import Text, Wire
 DEADLINES_MS = (40, 150, 400, 2000)
 STEPS_MS = (1, 3, 7, 20, 50, 300, 2000, 40_000)
 MOST_CALLS = 6
-_MEMORY_BYTES = 4 * ENTRY_BYTES + 300
-"""For four commands and two answers: each limit is reached often."""
+_COMMANDS = 4
+_ANSWER_BYTES = ANSWER_BYTES + 300
+"""For four commands and one answer: each limit is reached often."""
 _CLOCK_AHEAD_MS = 7_777_777
 _CLONE_CONNECTS = 40
 """One attempt to connect in so many is the clone's."""
@@ -42,7 +43,7 @@ class Parts:
     relay: type[RelayEnd] = RelayEnd
     session: Callable[..., NodeSession] = NodeSession
     pending: Callable[[], PendingCommands[CommandAnswer]] = PendingCommands
-    memory: Callable[[int], AnswerCache] = AnswerCache
+    memory: Callable[[int, int], AnswerCache] = AnswerCache
     gauge: Callable[[], TransitGauge] = TransitGauge
 
 
@@ -124,7 +125,7 @@ class World:
             ticks_ms=lambda: self._now_ms + _CLOCK_AHEAD_MS,
             new_id=self._new_id,
             history=self.history,
-            memory=self._parts.memory(_MEMORY_BYTES),
+            memory=self._parts.memory(_COMMANDS, _ANSWER_BYTES),
             gauge=self._parts.gauge,
         )
 

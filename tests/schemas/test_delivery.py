@@ -9,17 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.delivery import (
-    ENTRY_BYTES,
+    ANSWER_BYTES,
+    COMMAND_BYTES,
+    FEWEST_COMMANDS,
     LONGEST_DEADLINE_MS,
+    MAX_ANSWER_BYTES,
+    MOST_COMMANDS_PER_S,
     AnswerCache,
     CommandStatus,
     PendingCommands,
     TransitGauge,
+    commands_to_know,
 )
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
-from tests.fakes.frames import COMMAND
+from tests.fakes.frames import COMMAND, message_id
 from tests.fakes.signer import NOW_MS
 
 PONG: CmdAck = {"ok": True, "result": {"message": "ping"}}
@@ -92,93 +97,81 @@ def test_sending_again_leaves_the_pending_commands_unchanged() -> None:
 
 # --- the node's cache of answers ----------------------------------------------------------------------
 
-OVER_MS = NOW_MS + 2000
-PONG_BYTES = len('{"ok":true,"result":{"message":"ping"}}')
+LIFE_MS = 5000
+OVER_MS = (NOW_MS + LIFE_MS) // 1000 * 1000 + 1000
+"""When a command is over that came at ``NOW_MS``: at the end of the second in which its deadline is."""
+PONG_BYTES = ANSWER_BYTES + len('{"ok":true,"result":{"message":"ping"}}')
+A, B, C, D = (message_id(number) for number in range(1, 5))
 
 
 def cache_of(commands: int, answers: int = 0) -> AnswerCache:
-    """Return a cache with capacity for so many commands, and for so many answers in addition."""
-    return AnswerCache(commands * ENTRY_BYTES + answers * PONG_BYTES)
+    """Return a cache with capacity for so many commands, and for so many answers."""
+    return AnswerCache(commands, answers * PONG_BYTES)
 
 
 def admitted(cache: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> list[CommandStatus]:
-    return [cache.admit(msg_id, OVER_MS, now_ms) for msg_id in msg_ids]
+    return [cache.admit(msg_id, now_ms + LIFE_MS, now_ms) for msg_id in msg_ids]
 
 
-def ran(cache: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> None:
+def ran(cache: AnswerCache, *msg_ids: str) -> None:
     for msg_id in msg_ids:
-        assert cache.admit(msg_id, OVER_MS, now_ms) is CommandStatus.NEW
-        cache.remember(msg_id, PONG, now_ms)
+        assert admitted(cache, msg_id) == [CommandStatus.NEW]
+        cache.remember(msg_id, PONG)
 
 
 def test_a_command_is_new_once() -> None:
     cache = AnswerCache()
-    assert admitted(cache, "a", "a") == [CommandStatus.NEW, CommandStatus.SEEN]
+    assert admitted(cache, A, A) == [CommandStatus.NEW, CommandStatus.SEEN]
 
 
 def test_a_command_that_runs_has_no_answer_yet() -> None:
     cache = AnswerCache()
-    assert not cache.runs("a")
-    admitted(cache, "a")
-    assert cache.recall("a") is None
-    assert cache.runs("a")
+    assert not cache.runs(A)
+    admitted(cache, A)
+    assert cache.recall(A) is None
+    assert cache.runs(A)
     assert cache.recall("never seen") is None
 
 
 def test_a_command_that_ran_is_answered_from_memory_and_never_runs_again() -> None:
     cache = AnswerCache()
-    ran(cache, "a")
-    assert admitted(cache, "a") == [CommandStatus.SEEN]
-    assert cache.recall("a") == PONG
-    assert not cache.runs("a")
+    ran(cache, A)
+    assert admitted(cache, A) == [CommandStatus.SEEN]
+    assert cache.recall(A) == PONG
+    assert not cache.runs(A)
 
 
 def test_answers_are_evicted_for_newer_ones_and_their_commands_stay_known() -> None:
     cache = cache_of(3, answers=2)
-    ran(cache, "a", "b", "c")
-    assert [cache.recall(msg_id) for msg_id in "abc"] == [None, PONG, PONG]
-    assert admitted(cache, *"abc") == [CommandStatus.FORGOTTEN, CommandStatus.SEEN, CommandStatus.SEEN]
-    assert not cache.runs("a")
-
-
-def test_the_answer_with_the_nearest_deadline_is_evicted_first() -> None:
-    cache = cache_of(3, answers=2)
-    for msg_id, expires_at_ms in (("a", OVER_MS + 1), ("b", OVER_MS), ("c", OVER_MS + 2)):
-        cache.admit(msg_id, expires_at_ms, NOW_MS)
-        cache.remember(msg_id, PONG, NOW_MS)
-    assert [cache.recall(msg_id) for msg_id in "abc"] == [PONG, None, PONG]
-
-
-def test_what_is_over_is_forgotten_before_any_answer_that_may_be_asked_for_again() -> None:
-    cache = cache_of(2, answers=2)
-    cache.admit("later", OVER_MS + 1, NOW_MS)
-    cache.remember("later", PONG, NOW_MS)
-    ran(cache, "over")
-    assert cache.admit("new", OVER_MS + 2000, OVER_MS) is CommandStatus.NEW
-    assert cache.recall("over") is None
-    assert cache.recall("later") == PONG
+    ran(cache, B, A, C)  # the ids of two relays do not ascend
+    assert [cache.recall(msg_id) for msg_id in (B, A, C)] == [None, PONG, PONG]
+    assert admitted(cache, B, A, C) == [CommandStatus.FORGOTTEN, CommandStatus.SEEN, CommandStatus.SEEN]
+    assert not cache.runs(B)
 
 
 def test_a_command_is_known_until_its_deadline_whatever_comes() -> None:
     cache = cache_of(2)
-    ran(cache, "a", "b")
-    assert admitted(cache, "c", now_ms=OVER_MS - 1) == [CommandStatus.FULL]
-    assert admitted(cache, "a", "b", now_ms=OVER_MS - 1) == [CommandStatus.FORGOTTEN] * 2
-    assert cache.admit("c", OVER_MS * 2, OVER_MS) is CommandStatus.NEW
+    ran(cache, B, A)
+    assert admitted(cache, C, now_ms=OVER_MS - 1) == [CommandStatus.FULL]
+    assert admitted(cache, A, B, now_ms=OVER_MS - 1) == [CommandStatus.FORGOTTEN] * 2
+    assert admitted(cache, C, D, now_ms=OVER_MS) == [CommandStatus.NEW] * 2
 
 
 def test_a_command_that_runs_is_known_beyond_its_deadline() -> None:
     cache = cache_of(1)
-    admitted(cache, "running")
-    assert admitted(cache, "other", "running", now_ms=OVER_MS + 1) == [
-        CommandStatus.FULL,
-        CommandStatus.SEEN,
-    ]
-    cache.remember("running", PONG, OVER_MS + 1)
-    assert admitted(cache, "other", now_ms=OVER_MS + 1) == [CommandStatus.NEW]
+    admitted(cache, A)
+    assert admitted(cache, B, A, now_ms=OVER_MS) == [CommandStatus.NEW, CommandStatus.SEEN]
 
 
-def test_a_cache_takes_a_mebibyte_with_the_longest_answers_too() -> None:
+@given(st.lists(st.integers(0, 999), unique=True, max_size=40))
+def test_ids_are_known_in_whichever_order_they_come(numbers: list[int]) -> None:
+    cache = cache_of(len(numbers))
+    ran(cache, *map(message_id, numbers))
+    assert set(admitted(cache, *map(message_id, numbers))) <= {CommandStatus.FORGOTTEN}
+    assert admitted(cache, message_id(1000)) == [CommandStatus.FULL]
+
+
+def test_the_longest_answers_take_a_mebibyte_too() -> None:
     cache = AnswerCache()
     disks = [
         {"mount": f"/mnt/{n}", "fs_type": "ext4", "total_bytes": 2**40, "available_bytes": n}
@@ -191,127 +184,119 @@ def test_a_cache_takes_a_mebibyte_with_the_longest_answers_too() -> None:
         for number in range(1024):
             msg_id = f"{number:026}"
             cache.admit(msg_id, OVER_MS, NOW_MS)
-            cache.remember(msg_id, answer, NOW_MS)
+            cache.remember(msg_id, answer)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken <= 1 << 20
+    assert taken <= MAX_ANSWER_BYTES + 1024 * COMMAND_BYTES
     assert cache.recall(f"{1023:026}") == answer
 
 
 @pytest.mark.parametrize("result", [{}, {"message": "x" * 30}])
 def test_a_full_cache_of_short_answers_takes_no_more_than_its_bytes(result: dict[str, Any]) -> None:
-    capacity = 1 << 17
-    cache = AnswerCache(capacity)
+    commands, answers = 1 << 12, 1 << 17
+    cache = AnswerCache(commands, answers)
     tracemalloc.start()
     try:
-        for number in range(3 * capacity // ENTRY_BYTES):
-            msg_id, now_ms = f"{number:026}", NOW_MS + 10 * number
-            assert cache.admit(msg_id, now_ms + 2000, now_ms) is CommandStatus.NEW
-            cache.remember(msg_id, {"ok": True, "result": result}, now_ms)
+        for number in range(3 * commands):
+            msg_id, now_ms = f"{number:026}", NOW_MS + 2 * number
+            assert cache.admit(msg_id, now_ms + LIFE_MS, now_ms) is CommandStatus.NEW
+            cache.remember(msg_id, {"ok": True, "result": result})
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken <= capacity
+    assert taken <= commands * COMMAND_BYTES + answers
 
 
-@pytest.mark.parametrize("full_of", ["what runs", "what is not over", "what is over", "answers"])
-def test_how_full_a_cache_is_does_not_change_how_many_commands_are_read_for_one(
-    monkeypatch: pytest.MonkeyPatch, full_of: str
-) -> None:
-    read = [read_for_one(monkeypatch, full_of, commands) for commands in (16, 4096)]
-    # A binary search reads one more each time that the list is twice as long: twice, for the two lists.
-    assert read[1] <= read[0] + 2 * 8
+@pytest.mark.parametrize(
+    ("announced", "commands"),
+    [(15, FEWEST_COMMANDS), (6000, 48_000), (MOST_COMMANDS_PER_S, 131_072), (1e9, 131_072)],
+)
+def test_a_node_knows_as_many_commands_as_it_announces(announced: float, commands: int) -> None:
+    assert commands_to_know(announced) == commands
 
 
-def read_for_one(monkeypatch: pytest.MonkeyPatch, full_of: str, commands: int) -> int:
-    """Return how many commands a full cache reads to take in one more, and its answer."""
-    cache = cache_of(commands, answers=commands if full_of == "answers" else 0)
-    for number in range(commands):
-        msg_id = f"{number:026}"
-        cache.admit(msg_id, OVER_MS + number, NOW_MS)
-        if full_of != "what runs":
-            cache.remember(msg_id, PONG, NOW_MS)
-    read: set[int] = set()
-
-    def reading(seen: object, name: str) -> object:
-        read.add(id(seen))
-        return object.__getattribute__(seen, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("schemas.delivery._Seen.__getattribute__", reading)
-        now_ms = OVER_MS if full_of == "what is over" else NOW_MS
-        status = cache.admit("one more", OVER_MS * 2, now_ms)
-        cache.remember("one more", PONG, now_ms)
-    is_new = full_of in {"what is over", "answers"}
-    assert status is (CommandStatus.NEW if is_new else CommandStatus.FULL)
-    return len(read)
+def test_all_that_a_relay_lets_through_is_known_as_long_as_it_lives() -> None:
+    rate, now_ms = 1000, NOW_MS + 999
+    cache = AnswerCache(commands_to_know(rate))
+    arrivals = [now_ms] * rate  # the burst of the relay that the node leaves
+    arrivals += [now_ms] * rate + [now_ms + number for number in range(2 * LIFE_MS)]
+    for number, arrives_ms in enumerate(arrivals):
+        assert admitted(cache, message_id(number), now_ms=arrives_ms) == [CommandStatus.NEW]
+        cache.remember(message_id(number), PONG)
 
 
 def test_a_command_that_was_refused_for_want_of_room_is_not_remembered() -> None:
-    cache = cache_of(1)
-    assert admitted(cache, "running", "refused") == [CommandStatus.NEW, CommandStatus.FULL]
-    cache.remember("refused", PONG, NOW_MS)
-    assert cache.recall("refused") is None
-    assert admitted(cache, "refused") == [CommandStatus.FULL]
+    cache = cache_of(1, answers=1)
+    assert admitted(cache, A, B) == [CommandStatus.NEW, CommandStatus.FULL]
+    cache.remember(B, PONG)
+    assert cache.recall(B) is None
+    assert admitted(cache, B) == [CommandStatus.FULL]
 
 
 def test_an_answer_to_a_command_that_never_came_is_not_remembered() -> None:
     cache = AnswerCache()
-    cache.remember("a", PONG, NOW_MS)
-    assert cache.recall("a") is None
-    assert admitted(cache, "a") == [CommandStatus.NEW]
+    cache.remember(A, PONG)
+    assert cache.recall(A) is None
+    assert admitted(cache, A) == [CommandStatus.NEW]
 
 
 def test_an_answer_that_takes_the_place_of_another_gives_its_room_back() -> None:
-    cache = cache_of(2, answers=1)
-    admitted(cache, "a", "b")
+    cache = cache_of(2, answers=2)
+    ran(cache, A, B)
     for _ in range(5):
-        cache.remember("a", PONG, NOW_MS)
-    assert cache.recall("a") == PONG
-    assert admitted(cache, "c", now_ms=OVER_MS) == [CommandStatus.NEW]
-    assert admitted(cache, "d", now_ms=OVER_MS) == [CommandStatus.FULL]
+        cache.remember(A, PONG)
+    assert [cache.recall(msg_id) for msg_id in (A, B)] == [PONG, PONG]
+
+
+def test_an_answer_that_is_larger_than_the_memory_evicts_no_other() -> None:
+    cache = cache_of(2, answers=1)
+    ran(cache, A)
+    admitted(cache, B)
+    cache.remember(B, {"ok": True, "result": {"message": "x" * PONG_BYTES}})
+    assert admitted(cache, A, B) == [CommandStatus.SEEN, CommandStatus.FORGOTTEN]
 
 
 @pytest.mark.parametrize("answer", [{"ok": object()}, {"ok": float("nan")}])
 def test_what_is_not_json_is_refused_and_its_command_still_runs(answer: Any) -> None:
     cache = cache_of(1, answers=1)
-    admitted(cache, "a")
+    admitted(cache, A)
     with pytest.raises((TypeError, ValueError)):
-        cache.remember("a", answer, NOW_MS)
-    assert cache.runs("a")
-    cache.remember("a", PONG, NOW_MS)
-    assert cache.recall("a") == PONG
+        cache.remember(A, answer)
+    assert cache.runs(A)
+    cache.remember(A, PONG)
+    assert cache.recall(A) == PONG
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["admit", "answer", "wait"]), st.sampled_from("abcdefgh")),
+        st.tuples(st.sampled_from(["admit", "answer", "wait"]), st.integers(1, 8)),
         min_size=1,
         max_size=60,
     )
 )
-def test_no_command_runs_a_second_time_before_its_deadline(steps: list[tuple[str, str]]) -> None:
+def test_no_command_runs_a_second_time_before_its_deadline(steps: list[tuple[str, int]]) -> None:
     cache, now_ms = cache_of(3, answers=1), NOW_MS
     over: dict[str, int] = {}
     running: set[str] = set()
-    for step, msg_id in steps:
+    for step, number in steps:
+        msg_id = message_id(number)
         match step:
             case "admit":
                 known = msg_id in running or over.get(msg_id, 0) > now_ms
-                admission = cache.admit(msg_id, now_ms + 10, now_ms)
+                admission = cache.admit(msg_id, now_ms + 1000, now_ms)
                 assert not (known and admission in {CommandStatus.NEW, CommandStatus.FULL})
                 if admission is CommandStatus.FULL:
-                    assert len(running | {each for each in over if over[each] > now_ms}) >= 3
+                    assert len([each for each in over if over[each] > now_ms - 1000]) >= 3
                 if admission is CommandStatus.NEW:
                     running.add(msg_id)
-                    over[msg_id] = now_ms + 10
+                    over[msg_id] = now_ms + 1000
                 assert cache.runs(msg_id) is (msg_id in running)
             case "answer":
-                cache.remember(msg_id, PONG, now_ms)
+                cache.remember(msg_id, PONG)
                 running.discard(msg_id)
             case _:
-                now_ms += 4
+                now_ms += 400
 
 
 # --- the way ------------------------------------------------------------------------------------------

@@ -9,9 +9,14 @@ from schemas.frames import (
     FRAME_TYPES,
     MAX_FRAME_BYTES,
     MAX_FRAME_BYTES_BEFORE_WELCOME,
+    SUBPROTOCOL,
+    SUBPROTOCOL_1_1,
+    SUBPROTOCOL_1_2,
     Frame,
     FrameError,
     FrameReader,
+    agreed,
+    includes,
     known_announce,
 )
 from schemas.registry import SchemaRegistry
@@ -238,3 +243,33 @@ def test_an_announce_in_any_other_spelling_is_left_to_the_parser(text: str | byt
 def test_an_announce_whose_payload_is_not_known_is_left_to_the_parser() -> None:
     assert known_announce(_ENCODED, len(_ENCODED), lambda _: False) is None
     assert known_announce(_ENCODED, len(_ENCODED) - 1, lambda _: True) is None
+
+
+@pytest.mark.parametrize(
+    ("offered", "spoken"),
+    [
+        ([SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOL_1_2, "edge-kubelet.v1.3"], SUBPROTOCOL_1_2),
+        ([SUBPROTOCOL, SUBPROTOCOL_1_1], SUBPROTOCOL_1_1),
+        ([SUBPROTOCOL], SUBPROTOCOL),
+        (["edge-kubelet.v2"], None),
+        ([], None),
+    ],
+)
+def test_the_newest_subprotocol_that_both_speak_is_chosen(offered: list[str], spoken: str | None) -> None:
+    assert agreed(offered) == spoken
+
+
+@pytest.mark.parametrize(
+    ("spoken", "has_1_1", "has_1_2"),
+    [
+        (SUBPROTOCOL_1_2, True, True),
+        (SUBPROTOCOL_1_1, True, False),
+        (SUBPROTOCOL, False, False),
+        (None, False, False),
+    ],
+)
+def test_a_subprotocol_has_what_those_before_it_have(
+    spoken: str | None, *, has_1_1: bool, has_1_2: bool
+) -> None:
+    assert includes(spoken, SUBPROTOCOL_1_1) is has_1_1
+    assert includes(spoken, SUBPROTOCOL_1_2) is has_1_2

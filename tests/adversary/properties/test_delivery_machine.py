@@ -11,16 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from schemas.delivery import ENTRY_BYTES, AnswerCache, CommandStatus, PendingCommands
+from schemas.delivery import ANSWER_BYTES, AnswerCache, CommandStatus, PendingCommands
 from schemas.errors import Failure, ToolError
 from schemas.payloads import Cmd, CmdAck
 from tests.fakes.examples import examples
-from tests.fakes.frames import COMMAND
+from tests.fakes.frames import COMMAND, message_id
 from tests.fakes.signer import NOW_MS
 
 CAPACITY = 4
-ROOM_FOR_ANSWERS = 80
-DEADLINE_MS = 100
+ROOM_FOR_ANSWERS = 2 * ANSWER_BYTES + 80
+DEADLINE_MS = 1000
 PICK = st.integers(0, 30)
 
 OVER: CmdAck = {"ok": False, "error": ToolError(Failure.DEADLINE_EXCEEDED).envelope()}
@@ -33,7 +33,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = NOW_MS
         self.pending: PendingCommands[str] = PendingCommands()
-        self.memory = AnswerCache(CAPACITY * ENTRY_BYTES + ROOM_FOR_ANSWERS)
+        self.memory = AnswerCache(CAPACITY, ROOM_FOR_ANSWERS)
         self.sent: dict[str, tuple[Cmd, int]] = {}
         self.to_node: list[tuple[str, Mapping[str, Any]]] = []
         self.to_relay: list[tuple[str, CmdAck]] = []
@@ -44,7 +44,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def call(self) -> None:
         """Send a command."""
-        msg_id = f"m{len(self.sent)}"
+        msg_id = message_id(len(self.sent))
         payload: Cmd = {
             **COMMAND,
             "tool": msg_id,
@@ -79,7 +79,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 assert payload["tool"] == msg_id
                 if self.now_ms - payload["sent_at_ms"] >= payload["deadline_ms"]:
                     # Spent on the way: it is refused unrun.
-                    self.memory.remember(msg_id, OVER, self.now_ms)
+                    self.memory.remember(msg_id, OVER)
                     return
                 self.running.append(msg_id)
                 self.runs[msg_id] = self.runs.get(msg_id, 0) + 1
@@ -99,7 +99,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         if self.running:
             msg_id = self.running.pop(at % len(self.running))
             answer: CmdAck = {"ok": True, "result": {"of": msg_id, "run": self.runs[msg_id]}}
-            self.memory.remember(msg_id, answer, self.now_ms)
+            self.memory.remember(msg_id, answer)
             self.to_relay.append((msg_id, answer))
 
     @rule(at=PICK, keep=st.booleans())
@@ -112,8 +112,8 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 40))
     def forge(self, number: int) -> None:
         """Let an answer arrive to what may never have been sent."""
-        if f"m{number}" not in self.sent:
-            assert self.pending.pop(f"m{number}") is None
+        if message_id(number) not in self.sent:
+            assert self.pending.pop(message_id(number)) is None
 
     @rule(at=PICK, command=st.booleans())
     def lose(self, at: int, *, command: bool) -> None:

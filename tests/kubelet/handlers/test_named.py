@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,21 @@ def test_a_handler_that_fails_at_start_leaves_its_traceback(site: Path, handler:
     assert f"its handler fails with {error}: see the log" in refusal_of(handler, site, log)
     assert error in log.getvalue()
     assert "acme_relay_board/handler.py" in log.getvalue()
+
+
+def test_kinds_that_announce_more_than_the_node_can_remember_are_refused_with_the_numbers(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KindPackage().install(site)
+    made = partial(make_handlers, NODE_ID, make_logger("kubelet", io.StringIO()), read_contract((KIND,)))
+    # No more than a thousand a second are allowed to one kind; with echo and metrics there are 25 here.
+    monkeypatch.setattr("kubelet.handlers.named.MOST_COMMANDS_PER_S", 25)
+    assert len(made()) == 3
+    monkeypatch.setattr("kubelet.handlers.named.MOST_COMMANDS_PER_S", 24)
+    with pytest.raises(ConfigError) as caught:
+        made()
+    (problem,) = caught.value.problems
+    assert problem == (
+        "kinds: what this node announces is 25 commands a second in all, and it can remember 24 while a call"
+        " lasts: lower rate_limit_rps, or name fewer kinds (acme.relay_board 10)"
+    )

@@ -3,10 +3,11 @@
 import pytest
 
 from kubelet.session.link_state import LinkState
-from schemas.frames import SUBPROTOCOL
+from schemas.frames import SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOL_1_2, SUBPROTOCOLS, FrameReader
 from schemas.session import CloseCode
 from tests.fakes.frames import PAYLOADS
-from tests.fakes.node_link import FIRST_WAIT_S, HOUR_MS, Rig, claims_of
+from tests.fakes.node_link import FIRST_WAIT_S, HOUR_MS, Rig, World, claims_of
+from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 pytestmark = pytest.mark.integration
@@ -24,6 +25,21 @@ async def test_the_upgrade_contains_only_the_path_and_the_protocol(rig: Rig) -> 
         }
         whole = str(request)
         assert NODE_ID not in whole
+
+
+@pytest.mark.parametrize(
+    ("spoken", "gets_echo"), [(SUBPROTOCOL_1_2, True), (SUBPROTOCOL_1_1, True), (SUBPROTOCOL, False)]
+)
+async def test_the_node_speaks_the_newest_subprotocol_of_its_relay(
+    world: World, reader: FrameReader, spoken: str, *, gets_echo: bool
+) -> None:
+    spoken_by_relay = SUBPROTOCOLS[SUBPROTOCOLS.index(spoken) :]
+    async with PlayedRelay(reader, subprotocols=spoken_by_relay).running() as relay:
+        rig = world.rig(relay)
+        async with rig.running():
+            end = await rig.opened()
+            assert end.socket.subprotocol == spoken
+            assert rig.link.flow.gets_echo is gets_echo
 
 
 async def test_the_node_proves_who_it_is(rig: Rig) -> None:

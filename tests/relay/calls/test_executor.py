@@ -9,11 +9,12 @@ import pytest
 from relay.audit.log import AuditUnavailableError
 from relay.calls.call_record import CallRecord
 from relay.calls.envelope import Call
-from relay.calls.executor import GATEWAY_BUDGET_MS, CallExecutor
+from relay.calls.executor import CallExecutor
 from relay.calls.hops import Hop
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, LocalRouter
 from relay.sessions.capability_limits import CapabilityLimits
+from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_TRACEPARENT
 from schemas.payloads import CmdAck
@@ -92,7 +93,9 @@ async def test_a_call_is_recorded_sent_checked_and_recorded(stage: Stage, router
     assert answer.error is None
     assert record.answered
     caller = ("https://relay.example", "acme", "agent-1")
-    assert router.commands == [Command(NODE_ID, ECHO_NAME, PING, 2000, CORRELATION_ID, caller=caller)]
+    assert router.commands == [
+        Command(NODE_ID, ECHO_NAME, PING, CALL_BUDGET_MS, CORRELATION_ID, caller=caller)
+    ]
     assert stage.audited() == [("allow", "ok"), ("ok", "ok")]
 
 
@@ -100,19 +103,19 @@ async def test_a_call_is_recorded_sent_checked_and_recorded(stage: Stage, router
 
 
 @pytest.mark.parametrize(
-    ("deadline_ms", "spent_s", "budget_ms"),
+    ("announced_ms", "spent_s", "budget_ms"),
     [
-        pytest.param(2000, 0, 2000, id="the capability's own"),
-        pytest.param(2000, 3.5, 1500, id="what is left of the gateway's"),
-        pytest.param(5000, 0, GATEWAY_BUDGET_MS, id="all of the gateway's"),
+        pytest.param(2000, 0, CALL_BUDGET_MS, id="all of it"),
+        pytest.param(50, 0, CALL_BUDGET_MS, id="however short the handler's time"),
+        pytest.param(2000, 3.5, 1500, id="what is left"),
         pytest.param(2000, 4.9999, 1, id="next to nothing"),
         pytest.param(2000, 60, 1, id="nothing"),
     ],
 )
-async def test_a_command_has_what_is_left_of_the_gateways_time_and_no_more_than_its_own(
-    hub: Hub, router: ScriptedRouter, deadline_ms: int, spent_s: float, budget_ms: int
+async def test_a_command_has_what_is_left_of_the_call(
+    hub: Hub, router: ScriptedRouter, announced_ms: int, spent_s: float, budget_ms: int
 ) -> None:
-    stage = Stage(hub, router, deadline_ms_default=deadline_ms)
+    stage = Stage(hub, router, deadline_ms_default=announced_ms)
     record = stage.record()
     stage.seconds.now += spent_s
     assert stage.executor.budget_ms(stage.tool(), record) == budget_ms

@@ -102,7 +102,7 @@ def test_every_set_of_a_few_tools_has_its_own_version(tools: list[Tool]) -> None
 
 def test_what_agents_do_not_see_leaves_the_version(tools: list[Tool]) -> None:
     one = tools[0]
-    assert index_of([one]).version(ALL) == index_of([replace(one, deadline_ms=1, etag="00")]).version(ALL)
+    assert index_of([one]).version(ALL) == index_of([replace(one, handler_ms=1, etag="00")]).version(ALL)
     assert index_of([one]).version(ALL) != index_of([replace(one, canonical="sysecho.x.y.z")]).version(ALL)
 
 

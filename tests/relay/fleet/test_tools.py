@@ -63,13 +63,13 @@ def test_a_node_with_many_tools_lists_64_of_them_in_each_turn(projector: Project
 def test_a_tool_knows_whose_it_is_and_what_it_needs(tools: dict[str, Tool]) -> None:
     echo = tools[ECHO_NAME]
     assert echo.node_id == NODE_ID
-    assert (echo.safety_class, echo.deadline_ms) == ("read_only", 2000)
-    assert tools[METRICS_NAME].deadline_ms == 1500
+    assert (echo.safety_class, echo.handler_ms) == ("read_only", 2000)
+    assert tools[METRICS_NAME].handler_ms == 1500
 
 
 def test_a_capability_without_a_deadline_has_two_seconds(projector: Projector) -> None:
     (tool,) = tools_of(projector, trusted({**ECHO, "constraints": {"rate_limit_rps": 1}})).values()
-    assert tool.deadline_ms == 2000
+    assert tool.handler_ms == 2000
 
 
 def test_arguments_and_result_are_checked_by_the_documents_of_the_verb(tools: dict[str, Tool]) -> None:

@@ -49,12 +49,12 @@ def test_trusted_annotations_lower_the_risk(members: dict[str, Any], risk: Risk)
 
 
 def test_what_the_node_signed_counts_more_than_what_is_listed() -> None:
-    verified = Verified("physical_actuation", idempotent=False, deadline_s=1.5, good_until_ms=0)
+    verified = Verified("physical_actuation", idempotent=False, good_until_ms=0)
     contract = ContractTerms(trust_annotations=True).contract(
         tool(annotations=HARMLESS, _meta=META), verified
     )
     assert (contract.risk, contract.risk_source) == (Risk.ADMIN, RiskSource.MANIFEST)
-    assert (contract.idempotent, contract.deadline_s) == (False, 1.5)
+    assert (contract.idempotent, contract.deadline_s) == (False, DEFAULT_DEADLINE_S)
     assert contract.required_scopes == {"tools:call:physical_actuation"}
 
 
@@ -65,7 +65,7 @@ def test_the_operators_rules_count_most_and_the_first_that_states_a_thing_decide
         ToolRule("echo", idempotent=False),
         ToolRule("other", deadline_s=1),
     )
-    verified = Verified("physical_actuation", idempotent=False, deadline_s=1.5, good_until_ms=0)
+    verified = Verified("physical_actuation", idempotent=False, good_until_ms=0)
     contract = ContractTerms(rules).contract(tool(_meta=META), verified)
     assert (contract.risk, contract.risk_source) == (Risk.WRITE, RiskSource.RULE)
     assert (contract.idempotent, contract.deadline_s, contract.required_scopes) == (

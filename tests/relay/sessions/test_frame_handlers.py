@@ -17,7 +17,7 @@ from relay.sessions.frame_handlers import FrameHandlers
 from schemas.addresses import CONNECT_PATH
 from schemas.certificates import make_csr, verify_leaf
 from schemas.errors import ToolError
-from schemas.frames import SUBPROTOCOL, SUBPROTOCOLS, FrameReader
+from schemas.frames import SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOLS, FrameReader
 from schemas.identity import Identity
 from schemas.manifest import etag_of
 from schemas.session import CloseCode, ProtocolError
@@ -84,6 +84,7 @@ def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Stag
     ("subprotocols", "named"),
     [
         pytest.param(SUBPROTOCOLS, True, id="a node of this version"),
+        pytest.param((SUBPROTOCOL_1_1, SUBPROTOCOL), True, id="a node of protocol 1.1"),
         pytest.param((SUBPROTOCOL,), False, id="a node of the version before"),
     ],
 )

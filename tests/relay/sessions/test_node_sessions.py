@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.routing.port import NodeRef
 from schemas.errors import Failure
-from schemas.frames import MAX_FRAME_BYTES
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOLS
 from schemas.manifest import etag_of
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.node_end import OTHER_BOOT_ID
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.integration
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+HANDLER_MS = 50
+HASTY = {**ECHO, "constraints": {**ECHO["constraints"], "deadline_ms_default": HANDLER_MS}}
 
 
 async def test_an_accepted_manifest_is_acknowledged_and_its_tools_are_listed(stage: Stage) -> None:
@@ -187,6 +190,40 @@ async def test_without_an_answer_the_deadline_ends_the_call_and_the_node_is_told
         assert await failure(task) is Failure.DEADLINE_EXCEEDED
         cancelled = await end.receive("cmd_cancel")
         assert (cancelled.in_reply_to, cancelled.payload) == (frame.msg_id, {"reason": "deadline"})
+
+
+@pytest.mark.parametrize(
+    ("subprotocols", "deadline_ms"),
+    [
+        pytest.param(SUBPROTOCOLS, 10_000, id="1.2"),
+        pytest.param((SUBPROTOCOL_1_1, SUBPROTOCOL), HANDLER_MS, id="1.1"),
+        pytest.param((SUBPROTOCOL,), HANDLER_MS, id="1"),
+    ],
+)
+async def test_a_node_before_1_2_gets_no_more_time_than_its_handler_has(
+    stage: Stage, subprotocols: Sequence[str], deadline_ms: int
+) -> None:
+    stage.hub.announce(stage.node, capabilities=[HASTY])
+    async with stage.open(subprotocols=subprotocols) as end:
+        task = stage.run()
+        frame = await end.receive("cmd")
+        assert frame.payload["deadline_ms"] == deadline_ms
+        await end.acknowledge(frame, RESULT)
+        await answer(task)
+        shorter = stage.run(command(deadline_ms=30))
+        assert (await end.receive("cmd")).payload["deadline_ms"] == 30
+        assert await failure(shorter) is Failure.DEADLINE_EXCEEDED
+
+
+async def test_an_answer_counts_that_comes_later_than_its_handler_may_end(stage: Stage) -> None:
+    stage.hub.announce(stage.node, capabilities=[HASTY])
+    async with stage.open(subprotocols=SUBPROTOCOLS) as end:
+        task = stage.run()
+        frame = await end.receive("cmd")
+        later = stage.run(command(deadline_ms=2 * HANDLER_MS))
+        assert await failure(later) is Failure.DEADLINE_EXCEEDED
+        await end.acknowledge(frame, RESULT)
+        assert await answer(task) == {"ok": True, "result": RESULT}
 
 
 async def test_when_the_caller_goes_the_node_is_told(stage: Stage) -> None:

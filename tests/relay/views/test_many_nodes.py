@@ -62,13 +62,20 @@ async def test_black_holes_use_up_five_seconds_together_and_no_more(hub: Hub) ->
     began = stage.seconds.now
     result = await stage.result(nodes="*")
     assert stage.seconds.now - began < FIVE_S
-    assert router.budgets == pytest.approx([2000, 2000, 900], abs=1)
+    assert router.budgets == pytest.approx([4900], abs=1)
     assert (result["asked"], result["answered"], result["failed"]) == (10, 0, 10)
     errors = [entry["error"] for entry in result["results"]]
     assert {error["code"] for error in errors} == {"E_DEADLINE_EXCEEDED"}
-    assert [error["message"] for error in errors].count("No time was left; the node was not called.") == 7
+    assert [error["message"] for error in errors].count("No time was left; the node was not called.") == 9
     asked = [line for line in hub.audited() if line.get("decision") == "allow" and "parent" in line]
-    assert len(asked) == 3
+    assert len(asked) == 1
+
+
+async def test_black_holes_leave_half_of_the_time_to_those_that_wait_for_their_turn(hub: Hub) -> None:
+    router = BlackHoles()
+    stage = router.stage = with_nodes(hub, router, SIDE_BY_SIDE + 2)
+    await stage.result(nodes="*")
+    assert router.budgets == pytest.approx([2450, 1225, 1225], abs=1)
 
 
 async def test_a_node_that_fails_does_not_fail_the_others(hub: Hub) -> None:
