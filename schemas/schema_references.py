@@ -8,7 +8,7 @@ Must not fetch or compile.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -74,53 +74,103 @@ def extent_of(schema: Mapping[str, Any], most: int) -> Extent:
     if any(isinstance(part.get(name), str) for part in parts[1:] for name in names):
         # References in it are resolved within it, and not within the document.
         raise SchemaReferencesError("a schema within it has an identifier or a dialect of its own")
-    count = _Count(schema, most)
-    count.apply(schema, frozenset(), 1)
+    count = _Count(schema, parts, most)
+    count.apply(count.applied(schema), frozenset(), 1)
     return Extent(count.objects, count.is_circular)
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What one application of a place applies, before any reference is followed.
+
+    Attributes:
+        objects: how many, each as often as it is applied.
+        references: each with how often it is applied.
+    """
+
+    objects: int
+    references: tuple[tuple[str, int], ...]
+
+
+_NOTHING: Final = _Applied(0, ())
 
 
 class _Count:
     """Counts as a schema is applied.
+
+    A place is walked through, and a reference resolved, once, however often it is applied: the work grows
+    with the size of the document and with ``most``, and not with their product.
 
     Attributes:
         objects: so far.
         is_circular: whether a reference has led to one above it.
     """
 
-    def __init__(self, document: Mapping[str, Any], most: int) -> None:
+    def __init__(self, document: Mapping[str, Any], parts: Iterable[Mapping[str, Any]], most: int) -> None:
         self._document = document
         self._references_left = most
         self._most_objects = most * _OBJECTS_FOR_A_REFERENCE
+        self._anchored: dict[str, list[Mapping[str, Any]]] = {}
+        for part in parts:
+            for name in {part[key] for key in _ANCHORS if isinstance(part.get(key), str)}:
+                self._anchored.setdefault(name, []).append(part)
+        self._targets: dict[str, _Applied] = {}
+        self._applied: dict[tuple[int, frozenset[str]], _Applied] = {}
         self.objects = 0
         self.is_circular = False
 
-    def apply(self, place: object, above: frozenset[str], times: int) -> None:
+    def apply(self, place: _Applied, above: frozenset[str], times: int) -> None:
         """Count what applying ``place`` so many times applies, behind the references ``above`` it."""
-        for part, times_of_part in _parts_applied(place, times):
-            self.objects += times_of_part
-            if self.objects > self._most_objects:
-                raise SchemaReferencesError("too much of it is applied to one value")
-            for reference in _references_of(part):
-                self._references_left -= 1
-                if self._references_left < 0 or len(above) >= _MAX_CHAIN:
-                    raise SchemaReferencesError("its references refer to too many others")
-                if reference in above:
-                    self.is_circular = True
-                else:
-                    self.apply(self._target(reference), above | {reference}, times_of_part)
+        self.objects += place.objects * times
+        if self.objects > self._most_objects:
+            raise SchemaReferencesError("too much of it is applied to one value")
+        for reference, times_within in place.references:
+            self._references_left -= 1
+            if self._references_left < 0 or len(above) >= _MAX_CHAIN:
+                raise SchemaReferencesError("its references refer to too many others")
+            if reference in above:
+                self.is_circular = True
+            else:
+                self.apply(self._target(reference), above | {reference}, times * times_within)
 
-    def _target(self, reference: str) -> object:
-        """Return what ``reference`` leads to: of an anchor, all that have its name."""
+    def applied(self, place: object, without: frozenset[str] = _DEFINITIONS) -> _Applied:
+        """Return what ``place`` applies: without its definitions, which apply where they are referred to."""
+        if not isinstance(place, Mapping | list):
+            return _NOTHING
+        key = (id(place), without)
+        if key not in self._applied:
+            self._applied[key] = self._sum(place, without)
+        return self._applied[key]
+
+    def _target(self, reference: str) -> _Applied:
+        """Return what the target of ``reference`` applies: of an anchor, all that have its name."""
+        known = self._targets.get(reference)
+        if known is None:
+            known = self._targets[reference] = self.applied(self._place(reference))
+        return known
+
+    def _place(self, reference: str) -> object:
         fragment = unquote(reference.removeprefix("#"))
         if not fragment.startswith("/") and fragment:
-            named = [part for part in _parts(self._document) if fragment in map(part.get, _ANCHORS)]
-            if not named:
+            if fragment not in self._anchored:
                 raise SchemaReferencesError("a reference leads nowhere")
-            return named
+            return self._anchored[fragment]
         place: Any = self._document
         for part in fragment.split("/")[1:]:
             place = _member(place, part.replace("~1", "/").replace("~0", "~"))
         return place
+
+    def _sum(self, place: Mapping[str, Any] | list[Any], without: frozenset[str]) -> _Applied:
+        if isinstance(place, list):
+            own, times, items = _NOTHING, 1, place
+        else:
+            own = _Applied(1, tuple((reference, 1) for reference in _references_of(place)))
+            times = 1 if _UNEVALUATED.isdisjoint(place) else _TIMES_OF_UNEVALUATED
+            items = [item for name, item in place.items() if name not in without]
+        within = [self.applied(item, frozenset()) for item in items]
+        references = [(name, often * times) for part in within for name, often in part.references]
+        objects = own.objects + times * sum(part.objects for part in within)
+        return _Applied(objects, (*own.references, *references))
 
 
 def _member(place: object, name: str) -> Any:
@@ -137,34 +187,14 @@ def _references_of(part: Mapping[str, Any]) -> Iterator[str]:
 
 def _parts(schema: object) -> Iterator[Mapping[str, Any]]:
     """Yield every object within ``schema``, itself first."""
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _parts(item)
-    elif isinstance(schema, Mapping):
-        yield schema
-        for item in schema.values():
-            yield from _parts(item)
-
-
-def _parts_applied(place: object, times: int) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield every object within ``place``, and how often it is applied.
-
-    Without definitions, which apply where they are referred to.
-    """
-    if isinstance(place, Mapping):
-        place = {name: item for name, item in place.items() if name not in _DEFINITIONS}
-    return _parts_times(place, times)
-
-
-def _parts_times(place: object, times: int) -> Iterator[tuple[Mapping[str, Any], int]]:
-    if isinstance(place, list):
-        for item in place:
-            yield from _parts_times(item, times)
-    elif isinstance(place, Mapping):
-        yield place, times
-        within = times if _UNEVALUATED.isdisjoint(place) else times * _TIMES_OF_UNEVALUATED
-        for item in place.values():
-            yield from _parts_times(item, within)
+    waiting = [schema]
+    while waiting:
+        place = waiting.pop()
+        if isinstance(place, list):
+            waiting += place
+        elif isinstance(place, Mapping):
+            yield place
+            waiting += place.values()
 
 
 def _has_more_parts(value: object, most: int) -> bool:

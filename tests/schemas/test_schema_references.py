@@ -1,5 +1,6 @@
 """Which of a stranger's schemas are applied, to how large a value, and which are refused before that."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,12 @@ NOWHERE = "leads nowhere"
 OWN = "of its own"
 
 
-def chain(length: int, reference: str = "#/$defs/a", **members: Any) -> dict[str, Any]:
+def chain(
+    length: int, reference: str = "#/$defs/a", last: Mapping[str, Any] | None = None, **members: Any
+) -> dict[str, Any]:
     """Return definitions of which each applies the next twice, by a reference that begins so."""
     twice = {f"a{number}": {"allOf": [{"$ref": f"{reference}{number + 1}"}] * 2} for number in range(length)}
-    return {**members, "$defs": {**twice, f"a{length}": {}}}
+    return {**members, "$defs": {**twice, f"a{length}": last or {}}}
 
 
 def anchored(length: int, anchor: str, reference: str) -> dict[str, Any]:
@@ -126,6 +129,21 @@ def test_what_multiplies_or_is_resolved_otherwise_is_refused(schema: Mapping[str
     with pytest.raises(SchemaReferencesError, match=why) as caught:
         extent_of(schema, MOST)
     assert str(caught.value).isascii()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**anchored(11, "$anchor", "$ref"), "enum": [{}] * 9000},
+        chain(11, **{"$ref": "#/$defs/a0"}, last={"enum": [1] * 14_000}),
+    ],
+    ids=["to anchors of a large document", "to a large definition"],
+)
+def test_references_are_counted_in_time_that_grows_with_the_size_alone(schema: dict[str, Any]) -> None:
+    began_s = time.process_time()
+    extent_of(schema, 4096)
+    # Not a measurement: with a search for each reference it takes a minute, and holds the interpreter's lock.
+    assert time.process_time() - began_s < 3
 
 
 # --- how large a value may be -----------------------------------------------------------------------------
