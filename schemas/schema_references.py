@@ -23,6 +23,11 @@ _OBJECTS_FOR_A_REFERENCE: Final = 32
 """How many objects may be applied for each reference that may be: they take time as well."""
 MAX_APPLICATIONS: Final = 20_000_000
 """How many objects a verdict may apply to all parts of a value together: a few seconds."""
+MAX_PATTERN_SIZE: Final = 1 << 16
+"""The bytes of a compiled pattern, which bound what one takes for each byte of a text: 0.4 microseconds."""
+_PATTERNS_OF_FULL_SIZE: Final = 64
+MAX_PATTERN_BYTES: Final = 2_000_000
+"""How many bytes all patterns together may be applied to, of that size and without backtracking: a second."""
 MAX_EXPLAINED: Final = 10_000
 """How many where a fault is searched for. A validator collects all that it finds, in a kibibyte for each."""
 _UNEVALUATED: Final = frozenset({"unevaluatedProperties", "unevaluatedItems"})
@@ -43,18 +48,28 @@ class Extent:
 
     Attributes:
         objects: its objects, each as often as it is reached; those of a circle of references once.
+        patterns: the patterns in them, counted as they are.
         is_circular: whether references form a circle.
     """
 
     objects: int
+    patterns: int
     is_circular: bool
 
-    def may_be_judged(self, value: object) -> bool:
-        """Return whether ``value`` is small enough for a verdict.
+    def may_be_judged(self, value: object, most: int = MAX_APPLICATIONS) -> bool:
+        """Return whether ``value`` is small enough for a verdict that applies at most so many objects.
 
         A validator keeps its verdicts on each part, so that it applies a circle once to each.
         """
-        return not _has_more_parts(value, MAX_APPLICATIONS // self.objects)
+        return not _has_more_parts(value, most // self.objects)
+
+    def size_for_a_pattern(self, most: int = MAX_PATTERN_SIZE) -> int:
+        """Return how many bytes each compiled pattern may have: together no more than 64 of ``most``."""
+        return most * _PATTERNS_OF_FULL_SIZE // max(_PATTERNS_OF_FULL_SIZE, self.patterns)
+
+    def may_be_matched(self, size: int) -> bool:
+        """Return whether a value of ``size`` bytes as JSON is small enough for the patterns."""
+        return self.patterns * size <= MAX_PATTERN_BYTES
 
     def may_be_explained(self, value: object) -> bool:
         """Return whether the first fault of ``value`` may be searched for: there no verdicts are kept."""
@@ -76,7 +91,7 @@ def extent_of(schema: Mapping[str, Any], most: int) -> Extent:
         raise SchemaReferencesError("a schema within it has an identifier or a dialect of its own")
     count = _Count(schema, parts, most)
     count.apply(count.applied(schema), frozenset(), 1)
-    return Extent(count.objects, count.is_circular)
+    return Extent(count.objects, count.patterns, count.is_circular)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +100,16 @@ class _Applied:
 
     Attributes:
         objects: how many, each as often as it is applied.
+        patterns: those in them, counted as they are.
         references: each with how often it is applied.
     """
 
     objects: int
+    patterns: int
     references: tuple[tuple[str, int], ...]
 
 
-_NOTHING: Final = _Applied(0, ())
+_NOTHING: Final = _Applied(0, 0, ())
 
 
 class _Count:
@@ -102,7 +119,7 @@ class _Count:
     with the size of the document and with ``most``, and not with their product.
 
     Attributes:
-        objects: so far.
+        objects, patterns: so far.
         is_circular: whether a reference has led to one above it.
     """
 
@@ -117,11 +134,13 @@ class _Count:
         self._targets: dict[str, _Applied] = {}
         self._applied: dict[tuple[int, frozenset[str]], _Applied] = {}
         self.objects = 0
+        self.patterns = 0
         self.is_circular = False
 
     def apply(self, place: _Applied, above: frozenset[str], times: int) -> None:
         """Count what applying ``place`` so many times applies, behind the references ``above`` it."""
         self.objects += place.objects * times
+        self.patterns += place.patterns * times
         if self.objects > self._most_objects:
             raise SchemaReferencesError("too much of it is applied to one value")
         for reference, times_within in place.references:
@@ -164,13 +183,16 @@ class _Count:
         if isinstance(place, list):
             own, times, items = _NOTHING, 1, place
         else:
-            own = _Applied(1, tuple((reference, 1) for reference in _references_of(place)))
+            references = tuple((reference, 1) for reference in _references_of(place))
+            own = _Applied(1, _patterns_of(place), references)
             times = 1 if _UNEVALUATED.isdisjoint(place) else _TIMES_OF_UNEVALUATED
             items = [item for name, item in place.items() if name not in without]
         within = [self.applied(item, frozenset()) for item in items]
-        references = [(name, often * times) for part in within for name, often in part.references]
-        objects = own.objects + times * sum(part.objects for part in within)
-        return _Applied(objects, (*own.references, *references))
+        return _Applied(
+            own.objects + times * sum(part.objects for part in within),
+            own.patterns + times * sum(part.patterns for part in within),
+            (*own.references, *((name, often * times) for part in within for name, often in part.references)),
+        )
 
 
 def _member(place: object, name: str) -> Any:
@@ -183,6 +205,12 @@ def _member(place: object, name: str) -> Any:
 
 def _references_of(part: Mapping[str, Any]) -> Iterator[str]:
     return (part[name] for name in _REFERENCES if isinstance(part.get(name), str))
+
+
+def _patterns_of(part: Mapping[str, Any]) -> int:
+    """Return how many patterns ``part`` itself has: one, and one for each name of ``patternProperties``."""
+    named = part.get("patternProperties")
+    return isinstance(part.get("pattern"), str) + (len(named) if isinstance(named, Mapping) else 0)
 
 
 def _parts(schema: object) -> Iterator[Mapping[str, Any]]:

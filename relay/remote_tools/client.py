@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from relay.remote_tools.admission import Admission
 from relay.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
 from relay.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
+from relay.remote_tools.check_process import CheckProcess
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule
 from relay.remote_tools.errors import (
@@ -132,9 +133,11 @@ class RemoteTools:
             ManifestVerifier(verify_manifests, environment.now_ms, kinds) if verify_manifests else None,
         )
         meter = Meter(budget or Budget(), environment.monotonic)
-        self._admission = Admission(permissions or Permissions(), meter, self._catalogue)
+        self._checks = CheckProcess()
+        self._admission = Admission(permissions or Permissions(), meter, self._catalogue, self._checks)
         self._execution = Execution(
             connection=self._connection,
+            checks=self._checks,
             audit=self._audit,
             failures=self._failures,
             retries=retries or RetryPolicy(),
@@ -154,6 +157,7 @@ class RemoteTools:
 
     async def close(self) -> None:
         """Close the connection. The next call would open it again."""
+        await self._checks.close()
         await self._connection.close()
         if self._file is not None:
             self._file.close()
@@ -215,19 +219,20 @@ class RemoteTools:
         try:
             self._admission.check_name(name)
             entry = await self._entry(name, deadline_s)
-            self._admission.check_call(entry, arguments)
+            longest_s = entry.contract.deadline_s
+            deadline_at = began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s))
+            await self._admission.check_call(entry, arguments, deadline_at)
         except RemoteToolError as error:
             error.correlation_id = correlation_id
             self._audit.refused(Recorded(correlation_id, name), error.reason, arguments)
             raise
         self._catalogue.remember(entry)
-        longest_s = entry.contract.deadline_s
         call = RemoteCall(
             name,
             arguments,
             correlation_id,
             self._traceparent(traceparent),
-            began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s)),
+            deadline_at,
             on_progress,
         )
         return await self._execution.run(call, entry)

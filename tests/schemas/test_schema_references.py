@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from schemas.schema_references import MAX_APPLICATIONS, MAX_EXPLAINED, SchemaReferencesError, extent_of
+from schemas.schema_references import (
+    MAX_APPLICATIONS,
+    MAX_EXPLAINED,
+    MAX_PATTERN_BYTES,
+    MAX_PATTERN_SIZE,
+    SchemaReferencesError,
+    extent_of,
+)
 
 MOST = 512
 TOO_MANY = "too many others"
@@ -15,9 +22,7 @@ NOWHERE = "leads nowhere"
 OWN = "of its own"
 
 
-def chain(
-    length: int, reference: str = "#/$defs/a", last: Mapping[str, Any] | None = None, **members: Any
-) -> dict[str, Any]:
+def chain(length: int, reference: str = "#/$defs/a", last: Any = None, **members: Any) -> dict[str, Any]:
     """Return definitions of which each applies the next twice, by a reference that begins so."""
     twice = {f"a{number}": {"allOf": [{"$ref": f"{reference}{number + 1}"}] * 2} for number in range(length)}
     return {**members, "$defs": {**twice, f"a{length}": last or {}}}
@@ -187,3 +192,16 @@ def test_where_references_form_a_circle_no_fault_is_searched_for() -> None:
     extent = extent_of(CIRCLE, MOST)
     assert extent.may_be_judged({"left": {}})
     assert not extent.may_be_explained({})
+
+
+def test_patterns_are_counted_as_often_as_they_are_applied_and_share_their_size() -> None:
+    two = {"pattern": "a", "patternProperties": {"b": {}}, "properties": {"pattern": {}}}
+    assert extent_of(two, MOST).patterns == 2
+    fifty = extent_of({"allOf": [{"$ref": "#/$defs/two"}] * 25, "$defs": {"two": two}}, MOST)
+    assert fifty.patterns == 50
+    assert fifty.size_for_a_pattern() == MAX_PATTERN_SIZE
+    many = extent_of({"allOf": [{"pattern": "a"} for _ in range(640)]}, MOST)
+    assert many.size_for_a_pattern() == MAX_PATTERN_SIZE // 10
+    assert many.may_be_matched(MAX_PATTERN_BYTES // 640)
+    assert not many.may_be_matched(MAX_PATTERN_BYTES // 640 + 1)
+    assert extent_of({}, MOST).may_be_matched(1 << 40)
