@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import PaginatedRequestParams, Tool
 
 from relay.remote_tools.connection import ServerConnection
-from relay.remote_tools.contracts import ContractTerms, ToolContract, Verified, surface_of
+from relay.remote_tools.contracts import ContractTerms, ToolContract, Verified, as_used, size_of, surface_of
 from relay.remote_tools.manifests import ManifestVerifier, UnverifiedToolError
 from relay.remote_tools.pins import Change, Pins, Surface
 from relay.remote_tools.tool_schemas import UnusableSchemaError, ValueCheck, compiled
@@ -20,6 +20,8 @@ from schemas.error_roots import PeerError
 
 MAX_PAGES = 500
 MAX_TOOLS = 50_000
+MAX_LIST_BYTES = 32 * 1024 * 1024
+"""The size of all pages together, of what is kept of them; in memory it may be twenty times that."""
 _LONGEST_NAME = 256
 
 
@@ -139,13 +141,18 @@ class Catalogue:
     async def _pages(self) -> list[Tool]:
         session = await self._connection.session()
         tools: list[Tool] = []
+        size = 0
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-            tools += page.tools
+            used = [as_used(tool) for tool in page.tools]
+            tools += used
+            size += sum(map(size_of, used))
             cursor = page.next_cursor
             if len(tools) > MAX_TOOLS:
                 raise ListingError(f"the server lists more than {MAX_TOOLS} tools")
+            if size > MAX_LIST_BYTES:
+                raise ListingError(f"the tools that the server lists have more than {MAX_LIST_BYTES} bytes")
             if cursor is None:
                 return tools
         raise ListingError(f"the server lists more than {MAX_PAGES} pages of tools")
