@@ -75,12 +75,13 @@ class Surveyed:
 class RemoteTools:
     """The tools of one MCP server, behind this caller's own checks.
 
-        async with RemoteTools("https://relay.example/mcp", audit=Path("calls.jsonl"),
+        server = HttpServer("https://relay.example/mcp", BearerToken(Path("token")))
+        async with RemoteTools(server, audit=Path("calls.jsonl"),
                                permissions=Permissions(allow=("sysecho.*",))) as tools:
             result = await tools.execute("sysecho.01hz....echo.invoke", {"message": "ping"})
 
     Args:
-        server: the URL of a server over Streamable HTTP, or an ``HttpServer`` or ``StdioServer``.
+        server: an ``HttpServer`` or ``StdioServer``, or the URL of one on this machine.
         audit: a file that records are appended to, or a function that takes each.
         permissions: what may be called; by default nothing.
         rules: what the operator states of tools: risk, idempotence, deadline, scopes.
