@@ -96,6 +96,8 @@ class Admission:
             fault = "they are not JSON"
         else:
             fault = f"they have {size} bytes" if size > MAX_ARGUMENTS_BYTES else None
+            if not isinstance(arguments, Mapping):
+                fault = "they are not an object"
         if fault is None and entry.arguments is not None:
             fault = await self._checks.fault(entry.arguments, arguments, deadline_at, is_arguments=True)
         if fault is not None:

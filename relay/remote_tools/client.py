@@ -26,6 +26,7 @@ from relay.remote_tools.check_process import CheckProcess
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule
 from relay.remote_tools.errors import (
+    REFUSALS,
     Reason,
     RemoteToolError,
     ToolNotFound,
@@ -37,7 +38,7 @@ from relay.remote_tools.failures import FailureTable, of_garbage
 from relay.remote_tools.http_client import WireAttempt
 from relay.remote_tools.manifests import ManifestVerifier
 from relay.remote_tools.permissions import Budget, Meter, Permissions
-from relay.remote_tools.pins import Pins
+from relay.remote_tools.pins import Pins, PinsError
 from relay.remote_tools.redaction import Redaction
 from relay.remote_tools.retries import RetryPolicy
 from relay.remote_tools.servers import HttpServer, Server
@@ -212,22 +213,24 @@ class RemoteTools:
         Raises:
             RemoteToolError: the call was refused or has failed.
             AuditFailedError: it could not be recorded.
+            PinsError, OSError: the file of pins cannot be used.
         """
         arguments = {} if arguments is None else arguments
         if correlation_id is None or not _ID.fullmatch(correlation_id):
             correlation_id = self._ulids.new()
         began_at = asyncio.get_running_loop().time()
+        began_s = self._environment.monotonic()
         try:
             self._admission.check_name(name)
             entry = await self._entry(name, deadline_s)
             longest_s = entry.contract.deadline_s
             deadline_at = began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s))
             await self._admission.check_call(entry, arguments, deadline_at)
-        except RemoteToolError as error:
-            error.correlation_id = correlation_id
-            self._audit.refused(Recorded(correlation_id, name), error.reason, arguments)
+            self._catalogue.remember(entry)
+        except (RemoteToolError, PinsError, OSError, asyncio.CancelledError) as error:
+            took_ms = (self._environment.monotonic() - began_s) * 1000
+            self._record_unsent(Recorded(correlation_id, str(name)), took_ms, error, arguments)
             raise
-        self._catalogue.remember(entry)
         call = RemoteCall(
             name,
             arguments,
@@ -238,10 +241,25 @@ class RemoteTools:
         )
         return await self._execution.run(call, entry)
 
+    def _record_unsent(self, call: Recorded, took_ms: float, error: BaseException, arguments: object) -> None:
+        """Record that ``call`` ended before anything of it was sent: refused, or not, by ``error``."""
+        if not isinstance(error, RemoteToolError):
+            if isinstance(error, asyncio.CancelledError):
+                self._audit.ended(call, 0, took_ms, Reason.CANCELLED)
+            else:
+                self._audit.refused(call, took_ms, Reason.PIN, arguments)
+            return
+        error.correlation_id = call.correlation_id
+        if error.reason in REFUSALS:
+            self._audit.refused(call, took_ms, error.reason, arguments)
+        else:
+            self._audit.ended(call, 0, took_ms, error.reason, error.code, error.remote_correlation_id)
+
     async def _entry(self, name: str, deadline_s: float | None) -> CatalogueEntry:
         known = self._catalogue.known(name, self._environment.now_ms())
         if known is None:
-            known = await self._within(deadline_s or LISTING_DEADLINE_S, self._catalogue.entry(name))
+            limit_s = LISTING_DEADLINE_S if deadline_s is None else deadline_s
+            known = await self._within(limit_s, self._catalogue.entry(name))
         if known is None:
             raise _not_listed(name, self._catalogue.names)
         return known

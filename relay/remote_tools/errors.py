@@ -44,6 +44,22 @@ class Reason(StrEnum):
     RESULT = "result"
 
 
+REFUSALS = frozenset(
+    {
+        Reason.ALLOWLIST,
+        Reason.RISK,
+        Reason.SCOPE,
+        Reason.BUDGET,
+        Reason.PIN,
+        Reason.MANIFEST,
+        Reason.CONTRACT,
+        Reason.UNLISTED,
+        Reason.ARGUMENTS,
+    }
+)
+"""The decisions of this client. A call that ends before it is sent for another reason was not refused."""
+
+
 class RemoteToolError(EdgeError):
     """A remote call that was refused or has failed.
 
