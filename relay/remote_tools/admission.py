@@ -84,9 +84,7 @@ class Admission:
                 suggested_fix=f"Review the change, then run: relay tools --accept {name}",
             )
 
-    async def _check_arguments(
-        self, entry: CatalogueEntry, arguments: Mapping[str, Any], deadline_at: float
-    ) -> None:
+    async def _check_arguments(self, entry: CatalogueEntry, arguments: object, deadline_at: float) -> None:
         _check_usable(entry)
         fault: str | None
         try:
