@@ -169,7 +169,8 @@ class Execution:
 
     async def _check(self, result: CallToolResult, entry: CatalogueEntry, deadline_at: float) -> None:
         if result.is_error:
-            raise self._failures.of_result(result, idempotent=entry.contract.idempotent)
+            contract = entry.contract
+            raise self._failures.of_result(result, contract.name, idempotent=contract.idempotent)
         if entry.result is None:
             return
         fault = "it has no structured content"
