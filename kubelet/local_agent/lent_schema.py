@@ -40,11 +40,12 @@ class LentSchema:
             self._extent = extent_of(schema, MAX_REFERENCES)
         except SchemaReferencesError as error:
             raise LentSchemaError(str(error)) from None
+        # In linear time, without backtracking. Without a limit a pattern of ten characters may take 15 MiB.
+        size = self._extent.size_for_a_pattern()
+        patterns = jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=2 * size)
         try:
-            # offline: nothing is fetched. RegexOptions: patterns in linear time, without backtracking.
-            self._compiled = jsonschema_rs.validator_for(
-                schema, offline=True, pattern_options=jsonschema_rs.RegexOptions()
-            )
+            # offline: nothing is fetched.
+            self._compiled = jsonschema_rs.validator_for(schema, offline=True, pattern_options=patterns)
         except (jsonschema_rs.ValidationError, ValueError):
             raise LentSchemaError("no JSON Schema that can be compiled") from None
 
@@ -58,6 +59,9 @@ class LentSchema:
             detail = "The arguments have too many parts for the schema of the caller."
             raise ToolError(Failure.ARGUMENTS_INVALID, detail)
         try:
+            if not self._extent.may_be_matched(size_of(arguments)):
+                detail = "The arguments are too large for so many patterns as the schema of the caller has."
+                raise ToolError(Failure.ARGUMENTS_INVALID, detail)
             fault = self._fault(arguments)
         except ValueError:
             raise ToolError(Failure.ARGUMENTS_INVALID, "A text in the arguments is not Unicode.") from None

@@ -101,6 +101,9 @@ PinsFile = Annotated[
     Path | None, typer.Option("--pins", help="The file that remembers each tool as it was first used.")
 ]
 AuditFile = Annotated[Path | None, typer.Option("--audit", help="The file that records are appended to.")]
+Anonymous = Annotated[
+    bool, typer.Option("--anonymous", help="Allow calls of another machine without a credential.")
+]
 Plain = Annotated[bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")]
 
 
@@ -120,6 +123,7 @@ class RemoteOptions:
     pins: Path | None = None
     audit: Path | None = None
     plain: bool = False
+    anonymous: bool = False
 
     def client(self, permissions: "Permissions") -> "AbstractAsyncContextManager[RemoteTools]":
         """Return the guarded client."""
@@ -221,6 +225,7 @@ def _http_server(options: RemoteOptions) -> "HttpServer":
         client_certificate=shown,
         root=options.root,
         plain_allowed=options.plain,
+        anonymous=options.anonymous,
     )
 
 

@@ -44,7 +44,7 @@ tools_app = group("The tools of any MCP server.")
 call_app = group("Call a tool of any MCP server.")
 
 
-@tools_app.command(epilog=example("relay tools --url https://mcp.example/mcp"))
+@tools_app.command(epilog=example("relay tools --url https://mcp.example/mcp --token-file token"))
 def tools(
     url: remote.Url = None,
     stdio: remote.Stdio = None,
@@ -61,6 +61,7 @@ def tools(
     pins: remote.PinsFile = None,
     audit: remote.AuditFile = None,
     plain: remote.Plain = False,
+    anonymous: remote.Anonymous = False,
     as_json: AsJson = False,
 ) -> None:
     """List the tools of an MCP server: their risk, and what they would be refused for."""
@@ -77,6 +78,7 @@ def tools(
         pins,
         audit,
         plain,
+        anonymous,
     )
     surveyed = remote.run_command(_surveyed(options, accept), as_json=as_json)
     if as_json:
@@ -87,7 +89,7 @@ def tools(
         typer.echo(f"{printable(accept)} is pinned as it is now.", err=True)
 
 
-@call_app.command(epilog=example("""relay call echo '{"message": "ping"}' --url https://mcp.example/mcp"""))
+@call_app.command(epilog=example("""relay call echo '{"message": "ping"}' --token-file token"""))
 def call(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `relay tools` lists it.")],
     arguments: Annotated[
@@ -116,6 +118,7 @@ def call(
     pins: remote.PinsFile = None,
     audit: remote.AuditFile = None,
     plain: remote.Plain = False,
+    anonymous: remote.Anonymous = False,
     as_json: AsJson = False,
 ) -> None:
     """Call one tool of an MCP server, and print its result.
@@ -135,6 +138,7 @@ def call(
         pins,
         audit,
         plain,
+        anonymous,
     )
     given = _arguments(arguments, from_stdin=from_stdin)
     deadline_s = None if deadline is None else milliseconds(deadline) / 1000

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.remote_tools.catalogue import Catalogue, CatalogueEntry
+from relay.remote_tools.check_process import CheckProcess
 from relay.remote_tools.errors import (
     Reason,
     RemoteToolError,
@@ -26,10 +27,13 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 class Admission:
     """The checks of one caller. A tool's own faults count before its risk, which depends on them."""
 
-    def __init__(self, permissions: Permissions, meter: Meter, catalogue: Catalogue) -> None:
+    def __init__(
+        self, permissions: Permissions, meter: Meter, catalogue: Catalogue, checks: CheckProcess
+    ) -> None:
         self._permissions = permissions
         self._meter = meter
         self._catalogue = catalogue
+        self._checks = checks
 
     def check_name(self, name: str) -> None:
         """Return if the allowlist admits ``name``: before the server is even connected.
@@ -43,8 +47,12 @@ class Admission:
         """Return whether the allowlist admits ``name``."""
         return self._permissions.admits(name)
 
-    def check_call(self, entry: CatalogueEntry, arguments: Mapping[str, Any]) -> None:
+    async def check_call(
+        self, entry: CatalogueEntry, arguments: Mapping[str, Any], deadline_at: float
+    ) -> None:
         """Return if a call of ``entry`` with ``arguments``, whose name was checked, passes every other check.
+
+        ``deadline_at`` is a time of the event loop.
 
         Raises:
             RemoteToolError: it does not.
@@ -53,7 +61,7 @@ class Admission:
         self._permissions.check(entry.contract)
         self._meter.take()
         self._check_pin(entry)
-        _check_arguments(entry, arguments)
+        await self._check_arguments(entry, arguments, deadline_at)
 
     def refusal(self, entry: CatalogueEntry) -> RemoteToolError | None:
         """Return why a call of ``entry`` would be refused whatever its arguments; None if it would not."""
@@ -76,6 +84,27 @@ class Admission:
                 suggested_fix=f"Review the change, then run: relay tools --accept {name}",
             )
 
+    async def _check_arguments(self, entry: CatalogueEntry, arguments: object, deadline_at: float) -> None:
+        _check_usable(entry)
+        fault: str | None
+        try:
+            # What JSON does not have must not reach the SDK, which would end the connection.
+            size = len(_ENCODER.encode(arguments).encode())
+        except (ValueError, TypeError, RecursionError):
+            fault = "they are not JSON"
+        else:
+            fault = f"they have {size} bytes" if size > MAX_ARGUMENTS_BYTES else None
+            if not isinstance(arguments, Mapping):
+                fault = "they are not an object"
+        if fault is None and entry.arguments is not None:
+            fault = await self._checks.fault(entry.arguments, arguments, deadline_at, is_arguments=True)
+        if fault is not None:
+            raise ToolInvalidArguments(
+                f"The arguments do not fit the input schema of the tool: {fault}.",
+                reason=Reason.ARGUMENTS,
+                suggested_fix="Read the input schema of the tool and send arguments that fit it.",
+            )
+
 
 def _check_verified(entry: CatalogueEntry) -> None:
     if entry.manifest_fault is not None:
@@ -92,24 +121,4 @@ def _check_usable(entry: CatalogueEntry) -> None:
             f"The tool cannot be called: {entry.schema_fault}.",
             reason=Reason.CONTRACT,
             suggested_fix="Report this to the operator of the server.",
-        )
-
-
-def _check_arguments(entry: CatalogueEntry, arguments: Mapping[str, Any]) -> None:
-    _check_usable(entry)
-    fault: str | None
-    try:
-        # What JSON does not have must not reach the SDK, which would end the connection.
-        size = len(_ENCODER.encode(arguments).encode())
-    except (ValueError, TypeError, RecursionError):
-        fault = "they are not JSON"
-    else:
-        fault = f"they have {size} bytes" if size > MAX_ARGUMENTS_BYTES else None
-    if fault is None and entry.arguments is not None:
-        fault = entry.arguments.argument_fault(arguments)
-    if fault is not None:
-        raise ToolInvalidArguments(
-            f"The arguments do not fit the input schema of the tool: {fault}.",
-            reason=Reason.ARGUMENTS,
-            suggested_fix="Read the input schema of the tool and send arguments that fit it.",
         )

@@ -1,8 +1,9 @@
-"""One record of every attempt and every refusal.
+"""One record of every attempt, every refusal, and every call that ended before its first attempt.
 
-``started`` is written before the first byte of an attempt leaves, ``ended`` after it: one without the other
-means that the outcome is unknown. If ``started`` cannot be written, nothing is sent. Must not contain
-arguments or results, except redacted and only if the operator configured it.
+``started`` is written before the first byte of an attempt leaves, ``ended`` after it: ``started`` alone
+means that the outcome is unknown, and ``ended`` of attempt 0 that nothing was sent. If ``started`` cannot be
+written, nothing is. Must not contain arguments or results, except redacted and only if the operator
+configured it.
 """
 
 import json
@@ -125,9 +126,10 @@ class CallAudit:
         self._redaction = redaction
         self._now_ms = now_ms
 
-    def refused(self, call: Recorded, reason: str, arguments: object) -> None:
-        """Record that nothing of ``call`` was sent."""
+    def refused(self, call: Recorded, duration_ms: float, reason: str, arguments: object) -> None:
+        """Record that ``call`` was refused here: nothing of it was sent."""
         record = self._record(call, Event.REFUSED, "refused", 0)
+        record["duration_ms"] = round(duration_ms, 3)
         record["reason"] = reason
         if self._redaction is not None:
             record["arguments"] = self._shown(arguments)

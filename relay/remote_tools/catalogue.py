@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import PaginatedRequestParams, Tool
 
 from relay.remote_tools.connection import ServerConnection
-from relay.remote_tools.contracts import ContractTerms, ToolContract, Verified, surface_of
+from relay.remote_tools.contracts import ContractTerms, ToolContract, Verified, as_used, size_of, surface_of
 from relay.remote_tools.manifests import ManifestVerifier, UnverifiedToolError
 from relay.remote_tools.pins import Change, Pins, Surface
 from relay.remote_tools.tool_schemas import UnusableSchemaError, ValueCheck, compiled
@@ -24,6 +24,8 @@ from schemas.error_roots import PeerError
 
 MAX_PAGES = 500
 MAX_TOOLS = 50_000
+MAX_LIST_BYTES = 32 * 1024 * 1024
+"""The size of all pages together, of what is kept of them; in memory it may be twenty times that."""
 _LONGEST_NAME = 256
 
 
@@ -184,15 +186,20 @@ class Catalogue:
     async def _pages(self, session: ClientSession) -> tuple[list[Tool], int]:
         """Return the tools, and for how long the server says that they are so."""
         tools: list[Tool] = []
+        size = 0
         cursor: str | None = None
         ttl_ms = sys.maxsize
         for _ in range(MAX_PAGES):
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-            tools += page.tools
+            used = [as_used(tool) for tool in page.tools]
+            tools += used
+            size += sum(map(size_of, used))
             ttl_ms = min(ttl_ms, page.ttl_ms)
             cursor = page.next_cursor
             if len(tools) > MAX_TOOLS:
                 raise ListingError(f"the server lists more than {MAX_TOOLS} tools")
+            if size > MAX_LIST_BYTES:
+                raise ListingError(f"the tools that the server lists have more than {MAX_LIST_BYTES} bytes")
             if cursor is None:
                 return tools, ttl_ms
         raise ListingError(f"the server lists more than {MAX_PAGES} pages of tools")

@@ -22,9 +22,11 @@ from pydantic import ValidationError
 from relay.remote_tools.admission import Admission
 from relay.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
 from relay.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
+from relay.remote_tools.check_process import CheckProcess
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule
 from relay.remote_tools.errors import (
+    REFUSALS,
     Reason,
     RemoteToolError,
     ToolInvalidArguments,
@@ -37,7 +39,7 @@ from relay.remote_tools.failures import FailureTable, of_garbage
 from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.manifests import ManifestVerifier
 from relay.remote_tools.permissions import Budget, Meter, Permissions
-from relay.remote_tools.pins import Pins
+from relay.remote_tools.pins import Pins, PinsError
 from relay.remote_tools.redaction import Redaction
 from relay.remote_tools.retries import RetryPolicy
 from relay.remote_tools.servers import HttpServer, Server
@@ -76,12 +78,13 @@ class Surveyed:
 class RemoteTools:
     """The tools of one MCP server, behind this caller's own checks.
 
-        async with RemoteTools("https://relay.example/mcp", audit=Path("calls.jsonl"),
+        server = HttpServer("https://relay.example/mcp", BearerToken(Path("token")))
+        async with RemoteTools(server, audit=Path("calls.jsonl"),
                                permissions=Permissions(allow=("sysecho.*",))) as tools:
             result = await tools.execute("sysecho.01hz....echo.invoke", {"message": "ping"})
 
     Args:
-        server: the URL of a server over HTTP, or an ``HttpServer`` or ``StdioServer``.
+        server: an ``HttpServer`` or ``StdioServer``, or the URL of one on this machine.
         audit: a file that records are appended to, or a function that takes each.
         permissions: what may be called; by default nothing.
         rules: what the operator states of tools: risk, idempotence, deadline, scopes.
@@ -143,9 +146,11 @@ class RemoteTools:
             environment.monotonic,
         )
         meter = Meter(budget or Budget(), environment.monotonic)
-        self._admission = Admission(permissions or Permissions(), meter, self._catalogue)
+        self._checks = CheckProcess()
+        self._admission = Admission(permissions or Permissions(), meter, self._catalogue, self._checks)
         self._execution = Execution(
             connection=self._connection,
+            checks=self._checks,
             audit=self._audit,
             failures=self._failures,
             retries=retries or RetryPolicy(),
@@ -166,6 +171,7 @@ class RemoteTools:
 
     async def close(self) -> None:
         """Close the connection. The next call would open it again."""
+        await self._checks.close()
         await self._connection.close()
         if self._file is not None:
             self._file.close()
@@ -219,6 +225,7 @@ class RemoteTools:
         Raises:
             RemoteToolError: the call was refused or has failed.
             AuditFailedError: it could not be recorded.
+            PinsError, OSError: the file of pins cannot be used.
         """
         arguments = {} if arguments is None else arguments
         is_malformed = correlation_id is not None and not _is_id(correlation_id)
@@ -226,33 +233,51 @@ class RemoteTools:
             correlation_id = self._ulids.new()
         traceparent = self._traceparent(traceparent)
         began_at = asyncio.get_running_loop().time()
+        began_s = self._environment.monotonic()
         try:
             if is_malformed:
                 raise _malformed_id()
             self._admission.check_name(name)
             entry = await self._entry(name, deadline_s)
-            self._admission.check_call(entry, arguments)
-        except RemoteToolError as error:
-            error.correlation_id = correlation_id
-            recorded = Recorded(correlation_id, name, traceparent=traceparent)
-            self._audit.refused(recorded, error.reason, arguments)
+            longest_s = entry.contract.deadline_s
+            deadline_at = began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s))
+            await self._admission.check_call(entry, arguments, deadline_at)
+            self._catalogue.remember(entry)
+        except (RemoteToolError, PinsError, OSError, asyncio.CancelledError) as error:
+            took_ms = (self._environment.monotonic() - began_s) * 1000
+            self._record_unsent(
+                Recorded(correlation_id, str(name), traceparent=traceparent), took_ms, error, arguments
+            )
             raise
-        self._catalogue.remember(entry)
-        longest_s = entry.contract.deadline_s
         call = RemoteCall(
             name,
             arguments,
             correlation_id,
             traceparent,
-            began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s)),
+            deadline_at,
             on_progress,
         )
         return await self._execution.run(call, entry)
 
+    def _record_unsent(self, call: Recorded, took_ms: float, error: BaseException, arguments: object) -> None:
+        """Record that ``call`` ended before anything of it was sent: refused, or not, by ``error``."""
+        if not isinstance(error, RemoteToolError):
+            if isinstance(error, asyncio.CancelledError):
+                self._audit.ended(call, 0, took_ms, Reason.CANCELLED)
+            else:
+                self._audit.refused(call, took_ms, Reason.PIN, arguments)
+            return
+        error.correlation_id = call.correlation_id
+        if error.reason in REFUSALS:
+            self._audit.refused(call, took_ms, error.reason, arguments)
+        else:
+            self._audit.ended(call, 0, took_ms, error.reason, error.code, error.remote_correlation_id)
+
     async def _entry(self, name: str, deadline_s: float | None) -> CatalogueEntry:
         known = self._catalogue.known(name, self._environment.now_ms())
         if known is None:
-            known = await self._within(deadline_s or LISTING_DEADLINE_S, lambda: self._catalogue.entry(name))
+            limit_s = LISTING_DEADLINE_S if deadline_s is None else deadline_s
+            known = await self._within(limit_s, lambda: self._catalogue.entry(name))
         if known is None:
             raise _not_listed(name, self._catalogue.names)
         return known

@@ -19,6 +19,7 @@ from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHE
 from schemas.text import printable
 
 DEFAULT_DEADLINE_S = 30.0
+_CLAIMS = (META_SAFETY_CLASS, META_CANONICAL_NAME, META_SCHEMA_REF)
 
 
 class Risk(StrEnum):
@@ -200,6 +201,17 @@ def surface_of(tool: Tool) -> dict[str, Any]:
         "canonical_name": claims.canonical_name,
         "schema_ref": claims.schema_ref,
     }
+
+
+def as_used(tool: Tool) -> Tool:
+    """Return ``tool`` with what is used of it alone: the rest may be of any size."""
+    claims = {name: value for name, value in (tool.meta or {}).items() if name in _CLAIMS}
+    return tool.model_copy(update={"meta": claims, "icons": None, "execution": None})
+
+
+def size_of(tool: Tool) -> int:
+    """Return the bytes of what is used of ``tool``, as JSON."""
+    return len(json.dumps(surface_of(tool)))
 
 
 def digest_of(tool: Tool) -> str:

@@ -45,6 +45,23 @@ class Reason(StrEnum):
     RESULT = "result"
 
 
+REFUSALS = frozenset(
+    {
+        Reason.ALLOWLIST,
+        Reason.RISK,
+        Reason.SCOPE,
+        Reason.BUDGET,
+        Reason.PIN,
+        Reason.MANIFEST,
+        Reason.CONTRACT,
+        Reason.UNLISTED,
+        Reason.ARGUMENTS,
+        Reason.CORRELATION_ID,
+    }
+)
+"""The decisions of this client. A call that ends before it is sent for another reason was not refused."""
+
+
 class RemoteToolError(EdgeError):
     """A remote call that was refused or has failed.
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from relay.remote_tools.audit import CallAudit, Recorded
 from relay.remote_tools.catalogue import CatalogueEntry
+from relay.remote_tools.check_process import CheckProcess
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
 from relay.remote_tools.failures import FailureTable, of_fault, of_garbage, remote_id
@@ -71,6 +72,7 @@ class Execution:
         self,
         *,
         connection: ServerConnection,
+        checks: CheckProcess,
         audit: CallAudit,
         failures: FailureTable,
         retries: RetryPolicy,
@@ -81,6 +83,7 @@ class Execution:
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self._connection = connection
+        self._checks = checks
         self._audit = audit
         self._failures = failures
         self._retries = retries
@@ -125,7 +128,7 @@ class Execution:
         try:
             result = await self._sent(call, entry, meta)
             known_as = remote_id(result)
-            self._check(result, entry)
+            await self._check(result, entry, call.deadline_at)
         except RemoteToolError as error:
             error.remote_correlation_id = error.remote_correlation_id or known_as
             took_ms = (self._monotonic() - began_s) * 1000
@@ -174,14 +177,15 @@ class Execution:
             # Without the text of the library, which contains the answer.
             raise of_garbage() from None
 
-    def _check(self, result: CallToolResult, entry: CatalogueEntry) -> None:
+    async def _check(self, result: CallToolResult, entry: CatalogueEntry, deadline_at: float) -> None:
         if result.is_error:
-            raise self._failures.of_result(result, idempotent=entry.contract.idempotent)
+            contract = entry.contract
+            raise self._failures.of_result(result, contract.name, idempotent=contract.idempotent)
         if entry.result is None:
             return
         fault = "it has no structured content"
         if result.structured_content is not None:
-            fault = entry.result.fault(result.structured_content) or ""
+            fault = await self._checks.fault(entry.result, result.structured_content, deadline_at) or ""
         if fault:
             raise ToolProviderFailure(
                 f"The result does not fit the output schema of the tool: {fault}.",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, TextContent
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, PARSE_ERROR, CallToolResult, TextContent
 
 from relay.remote_tools.connection import NotConnectedError
 from relay.remote_tools.errors import (
@@ -35,6 +35,10 @@ from schemas.ulids import GIVEN_ID
 _MAX_RETRY_AFTER_MS = 600_000
 _UNKNOWN_TOOL = re.compile(r"(?i)\bunknown tool\b|\btool\b.{0,160}\bnot found\b")
 
+# How pydantic, by which MCP's SDK for Python checks arguments, begins.
+_PYDANTIC = re.compile(r"\d{1,6} validation errors? for \S{1,256}Arguments\s")
+_FROM_TYPESCRIPT = f"MCP error {INVALID_PARAMS}: "
+
 # What the SDK puts in the place of an answer that is no JSON-RPC, by its status.
 _STAND_INS = {
     (-32603, "Server returned an error response"),
@@ -48,7 +52,6 @@ _TIMEOUTS = (408, 504)
 _TOO_MANY = 429
 _TRANSIENT = (425, 500, 502, 503)
 _METHOD_NOT_FOUND = -32601
-_INVALID_PARAMS = -32602
 _REQUEST_TIMEOUT = -32001
 
 _CHECK_EFFECT = "Check the effect of the call before calling again, unless the tool is idempotent."
@@ -66,16 +69,18 @@ class FailureTable:
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
 
-    def of_result(self, result: CallToolResult, *, idempotent: bool) -> RemoteToolError:
-        """Return the error of a result with ``isError``."""
+    def of_result(self, result: CallToolResult, name: str, *, idempotent: bool) -> RemoteToolError:
+        """Return the error of a result of the tool ``name`` with ``isError``."""
         envelope = (result.meta or {}).get(META_ERROR)
         if isinstance(envelope, dict) and (error := self._of_envelope(envelope, idempotent=idempotent)):
             return error
         text = next((item.text for item in result.content if isinstance(item, TextContent)), "no text")
-        return ToolProviderFailure(
-            f"The tool reported an error: {self._redaction.text(text, MAX_TEXT)}",
+        kind, says, fix = _of_sdk(text, name)
+        # Whatever the text, the tool itself may have written it.
+        return kind(
+            f"{says}: {self._redaction.text(text, MAX_TEXT)}",
             reason=Reason.TOOL_ERROR,
-            suggested_fix="Correct what the tool reports, then call again.",
+            suggested_fix=fix,
             may_have_run=True,
         )
 
@@ -144,16 +149,14 @@ class FailureTable:
 
     def _of_code(self, code: int, message: str, *, idempotent: bool) -> RemoteToolError:
         shown = self._redaction.text(message, MAX_TEXT)
-        if code == _METHOD_NOT_FOUND or (
-            code == _INVALID_PARAMS and _UNKNOWN_TOOL.search(message[:MAX_TEXT])
-        ):
+        if code == _METHOD_NOT_FOUND or (code == INVALID_PARAMS and _UNKNOWN_TOOL.search(message[:MAX_TEXT])):
             return ToolNotFound(
                 f"The server has no such tool: {shown}",
                 reason=Reason.JSONRPC_ERROR,
                 suggested_fix=_LIST_AGAIN,
                 code=code,
             )
-        if code == _INVALID_PARAMS:
+        if code == INVALID_PARAMS:
             return ToolInvalidArguments(
                 f"The server rejected the arguments: {shown}",
                 reason=Reason.JSONRPC_ERROR,
@@ -180,6 +183,26 @@ class FailureTable:
             may_have_run=True,
             code=code,
         )
+
+
+def _of_sdk(text: str, name: str) -> tuple[type[RemoteToolError], str, str]:
+    """Return the type, beginning and fix of the error that a result of ``name`` reports by ``text``.
+
+    Servers on MCP's own SDKs for Python and TypeScript report an unknown tool, and arguments that they
+    reject, in a result, as they report what a tool has failed at.
+    """
+    text = text.removeprefix(_FROM_TYPESCRIPT)
+    if text in {f"Unknown tool: {name}", f"Tool {name} not found", f"Tool {name} disabled"}:
+        return ToolNotFound, "The server has no such tool", _LIST_AGAIN
+    rejected = text.startswith(("Input validation error: ", f"Invalid arguments for tool {name}: "))
+    detail = text.removeprefix(f"Error executing tool {name}: ")
+    if rejected or (detail != text and _PYDANTIC.match(detail)):
+        return ToolInvalidArguments, "The server rejected the arguments", _READ_SCHEMA
+    return (
+        ToolProviderFailure,
+        "The tool reported an error",
+        "Correct what the tool reports, then call again.",
+    )
 
 
 def of_fault(  # noqa: PLR0911 - one return for each fault

@@ -28,11 +28,11 @@ class Permissions:
     max_risk: Risk = Risk.READ
     scopes: frozenset[str] | None = frozenset()
 
-    def admits(self, name: str) -> bool:
-        """Return whether the allowlist admits ``name``."""
-        return any(fnmatchcase(name, pattern) for pattern in self.allow)
+    def admits(self, name: object) -> bool:
+        """Return whether the allowlist admits ``name``, which a model may have written: only a text."""
+        return isinstance(name, str) and any(fnmatchcase(name, pattern) for pattern in self.allow)
 
-    def check_name(self, name: str) -> None:
+    def check_name(self, name: object) -> None:
         """Return if the allowlist admits ``name``.
 
         Raises:
@@ -40,7 +40,7 @@ class Permissions:
         """
         if not self.admits(name):
             raise ToolUnauthorized(
-                f"{printable(name, 128)} is not on the allowlist.",
+                f"{printable(str(name), 128)} is not on the allowlist.",
                 reason=Reason.ALLOWLIST,
                 suggested_fix="Ask the operator to add a pattern that matches the name to the allowlist.",
             )

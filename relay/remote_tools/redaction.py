@@ -15,10 +15,14 @@ REDACTED = "[redacted]"
 DEFAULT_KEYS = (
     "password",
     "passwd",
+    "pwd",
+    "passphrase",
     "secret",
     "token",
+    "credential",
     "api_key",
-    "apikey",
+    "access_key",
+    "session_id",
     "authorization",
     "cookie",
     "private",
@@ -27,6 +31,10 @@ DEFAULT_PATTERNS = (
     re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(\.[A-Za-z0-9_-]*)?"),  # a JWT
     re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL),
+    re.compile(r"(?<=://)[^\s/?#:@]*:[^\s/]+(?=@)"),  # user and password in a URL
+    re.compile(
+        r"""(?i)\b(?:password|passwd|pwd|passphrase)\s?=\s?(?:'[^']*'?|"[^"]*"?|[^\s;&'"]+)"""
+    ),  # in a DSN
     re.compile(r"\b(?:ghp|gho|ghs|sk|xoxb|xoxp|AKIA)[-_A-Za-z0-9]{16,}"),
 )
 
@@ -36,7 +44,10 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """The rules. A member whose name contains one of ``keys``, in any case, has its value replaced."""
+    """The rules. A member whose name contains one of ``keys`` has its value replaced.
+
+    Names are compared without their case, ``_`` and ``-``: ``accessKey`` contains ``access_key``.
+    """
 
     keys: Sequence[str] = DEFAULT_KEYS
     patterns: Sequence[re.Pattern[str]] = DEFAULT_PATTERNS
@@ -74,5 +85,8 @@ class Redaction:
         return text
 
     def _is_secret(self, name: str) -> bool:
-        lower = name.lower()
-        return any(key in lower for key in self.keys)
+        return any(_letters(key) in _letters(name) for key in self.keys)
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

@@ -13,6 +13,9 @@ from schemas.bearer_tokens import is_bearer_token
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 
+ANONYMOUS_OPTION = "--anonymous"
+"""The option that allows calls of another machine without a credential."""
+
 Secret = str | Path | Callable[[], str | Awaitable[str]]
 """A secret, the file that holds it (mode 0600, read for every request), or a function that returns it."""
 
@@ -98,6 +101,7 @@ class HttpServer:
         client_certificate: the PEM files of a certificate and its key (mode 0600), for mTLS.
         root: the PEM file of the root that issued the server's certificate. Default: this machine's roots.
         plain_allowed: permit http to another machine: others on the network can read and change everything.
+        anonymous: permit calls of another machine without any credential.
     """
 
     url: str
@@ -105,12 +109,14 @@ class HttpServer:
     client_certificate: tuple[Path, Path] | None = None
     root: Path | None = None
     plain_allowed: bool = False
+    anonymous: bool = False
 
     def __post_init__(self) -> None:
         """Check the URL.
 
         Raises:
-            AddressError: it is none, contains credentials, or is not encrypted.
+            AddressError: it is none, contains credentials, is not encrypted, or is another machine's without
+                anything to present to it.
         """
         wrong = AddressError("the URL of the server is not of the form https://mcp.example/mcp")
         try:
@@ -120,8 +126,15 @@ class HttpServer:
             raise wrong from None
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.fragment or parts.username:
             raise wrong
-        if parts.scheme == "http" and not (self.plain_allowed or is_loopback(parts.hostname)):
+        if is_loopback(parts.hostname):
+            return
+        if parts.scheme == "http" and not self.plain_allowed:
             raise AddressError(f"{self.name} is not encrypted: use https, or say {PLAIN_OPTION}")
+        if self.credential is None and self.client_certificate is None and not self.anonymous:
+            raise AddressError(
+                f"there is no credential for {self.name}: give a token or a client certificate, "
+                f"or say {ANONYMOUS_OPTION}"
+            )
 
     @property
     def name(self) -> str:

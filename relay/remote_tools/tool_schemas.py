@@ -2,12 +2,16 @@
 
 A server chooses its schemas, so compiling and applying one must neither open a connection nor take unbounded
 time: at most 32 KiB, no reference out of the document, few references that multiply, patterns with a limit
-of backtracking, and a limit of how often the parts of a schema are applied to those of a value.
+of backtracking, and a limit of how often the parts of a schema are applied to those of a value. What may take
+more than a moment all the same is left to ``check_process``, which runs this file as a program.
 """
 
+import faulthandler
 import json
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, BinaryIO
 
 import jsonschema_rs
 
@@ -21,9 +25,11 @@ MAX_DEPTH = 64
 
 MAX_REFERENCES = 4096
 """The references that one schema applies, each counted as often as it is reached."""
-_PATTERNS = jsonschema_rs.FancyRegexOptions(
-    backtrack_limit=10_000, size_limit=1 << 20, dfa_size_limit=1 << 20
-)
+MAX_PATTERN_SIZE = 1 << 20
+"""The bytes of a compiled pattern where the time that it takes is limited."""
+_QUICK_APPLICATIONS = 1_000_000
+"""How many objects are applied to all parts of a value in a fraction of a second."""
+_BACKTRACK_LIMIT = 10_000
 
 
 class UnusableSchemaError(PeerError):
@@ -31,14 +37,26 @@ class UnusableSchemaError(PeerError):
 
 
 class ValueCheck:
-    """One compiled schema."""
+    """One compiled schema. ``is_linear``: its patterns are small, and matched without backtracking."""
 
-    __slots__ = ("_compiled", "_extent", "_schema")
+    __slots__ = ("_compiled", "_extent", "_is_linear", "schema")
 
-    def __init__(self, compiled: Any, extent: Extent, schema: Mapping[str, Any]) -> None:
+    def __init__(self, compiled: Any, extent: Extent, schema: Mapping[str, Any], *, is_linear: bool) -> None:
         self._compiled = compiled
         self._extent = extent
-        self._schema = schema
+        self._is_linear = is_linear
+        self.schema = schema
+
+    def is_quick(self, value: object, size: int) -> bool:
+        """Return whether the fault of ``value``, of ``size`` bytes as JSON, is found in a moment.
+
+        Where not, finding it holds the interpreter's lock meanwhile, and no deadline ends it.
+        """
+        return (
+            self._is_linear
+            and self._extent.may_be_matched(size)
+            and self._extent.may_be_judged(value, _QUICK_APPLICATIONS)
+        )
 
     def fault(self, value: object) -> str | None:
         """Return which rule ``value`` breaks where, printable and without the value; None if it fits.
@@ -49,7 +67,7 @@ class ValueCheck:
         found = self._first_fault(value)
         return _place_and_rule(found) if isinstance(found, jsonschema_rs.ValidationError) else found
 
-    def argument_fault(self, arguments: Mapping[str, Any]) -> str | None:
+    def argument_fault(self, arguments: object) -> str | None:
         """As ``fault``; names an argument that is missing, or is not known, and then the nearest that is.
 
         For the one who has written the arguments, whose own words their names are.
@@ -81,7 +99,7 @@ class ValueCheck:
 
     def _known(self, error: jsonschema_rs.ValidationError) -> Iterable[str]:
         """Return the members that the schema has where it allows no other."""
-        part: Any = self._schema
+        part: Any = self.schema
         try:
             for step in error.schema_path[:-1]:
                 part = part[step]
@@ -117,14 +135,26 @@ def compiled(schema: Mapping[str, Any]) -> ValueCheck:
     _check_depth(schema, 0)
     try:
         extent = extent_of(schema, MAX_REFERENCES)
-        validator = jsonschema_rs.validator_for(
-            dict(schema), offline=True, pattern_options=_PATTERNS, validate_formats=False
-        )
-        return ValueCheck(validator, extent, schema)
+        try:
+            size = extent.size_for_a_pattern()
+            linear = jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=2 * size)
+            return ValueCheck(_validator(schema, linear), extent, schema, is_linear=True)
+        except ValueError:
+            size = extent.size_for_a_pattern(MAX_PATTERN_SIZE)
+            backtracking = jsonschema_rs.FancyRegexOptions(
+                backtrack_limit=_BACKTRACK_LIMIT, size_limit=size, dfa_size_limit=size
+            )
+            return ValueCheck(_validator(schema, backtracking), extent, schema, is_linear=False)
     except SchemaReferencesError as error:
         raise UnusableSchemaError(f"the schema is refused: {error}") from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise UnusableSchemaError(f"the schema is not valid: {_first_line(error)}") from None
+
+
+def _validator(schema: Mapping[str, Any], patterns: Any) -> Any:
+    return jsonschema_rs.validator_for(
+        dict(schema), offline=True, pattern_options=patterns, validate_formats=False
+    )
 
 
 def _check_depth(schema: object, depth: int) -> None:
@@ -137,3 +167,24 @@ def _check_depth(schema: object, depth: int) -> None:
 
 def _first_line(error: Exception) -> str:
     return printable(str(error).partition("\n")[0], 128)
+
+
+def answer(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Find the fault of each value of ``requests``, one JSON object on each line, until they end.
+
+    Each has a schema that was compiled before, a value, whether it is the arguments of a call, and the
+    seconds after which this process ends by itself, for its parent may be gone.
+    """
+    known = lru_cache(maxsize=64)(lambda schema: compiled(json.loads(schema)))
+    for line in requests:
+        request = json.loads(line)
+        faulthandler.dump_traceback_later(request["seconds"], exit=True)
+        check = known(request["schema"])
+        find = check.argument_fault if request["is_arguments"] else check.fault
+        answers.write(json.dumps(find(request["value"])).encode() + b"\n")
+        answers.flush()
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    answer(sys.stdin.buffer, sys.stdout.buffer)

@@ -67,7 +67,9 @@ class Runtime:
         self._is_stopped = True
 
     def _audit(self, record: AuditRecord) -> None:
-        self.records.append(Recorded(record["correlation_id"], record["event"].value))
+        # Of what ended before its first attempt there is one record, refused or not.
+        event = record["event"].value if record["attempt"] else "refused"
+        self.records.append(Recorded(record["correlation_id"], event))
 
     async def keep_calling(self, nodes: Sequence[str], chance: random.Random) -> None:
         """Call any node again and again, until told to stop."""

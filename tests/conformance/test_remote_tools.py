@@ -19,6 +19,7 @@ from relay.remote_tools import (
     RiskSource,
     StdioServer,
     ToolInvalidArguments,
+    ToolNotFound,
     ToolProviderFailure,
     ToolResult,
     ToolRule,
@@ -103,6 +104,24 @@ async def test_the_reference_server_is_called_again_after_it_was_restarted(
         for _ in range(2):
             async with npm.everything_over_http(port, transport):
                 assert (await client.tools.execute("echo", {"message": "ping"})).text == "Echo: ping"
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("sdk", ["python", "typescript-1", "typescript-2"])
+async def test_what_the_official_sdks_reject_is_typed(npm: NpmPrograms, sdk: str, mode: str) -> None:
+    language, _, version = sdk.partition("-")
+    python = [sys.executable, "-P", "-m", "tests.fakes.sdk_server"]
+    command, *arguments = python if language == "python" else npm.command("sdk_server.mjs", version)
+    environment = {**npm.environment(), "PYTHONPATH": str(Path(__file__).parents[2])}
+    async with guarded(StdioServer(command, tuple(arguments), environment), mode=mode) as client:
+        await client.tools.execute("even", {"n": 2})
+        with pytest.raises(ToolInvalidArguments, match="it is odd"):
+            await client.tools.execute("even", {"n": 3})
+        await client.tools.execute("once")
+        with pytest.raises(ToolNotFound, match="once"):
+            await client.tools.execute("once")
+        with pytest.raises(ToolProviderFailure, match="another"):
+            await client.tools.execute("fails")
 
 
 def is_result(item: object) -> bool:

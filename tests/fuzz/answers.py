@@ -43,7 +43,7 @@ def remote_result(data: bytes) -> None:
     except ValidationError:
         return
     for idempotent in (True, False):
-        _check_error(_FAILURES.of_result(result, idempotent=idempotent))
+        _check_error(_FAILURES.of_result(result, "echo", idempotent=idempotent))
 
 
 def remote_error(data: bytes) -> None:

@@ -1,11 +1,19 @@
 """Which of a stranger's schemas are applied, to how large a value, and which are refused before that."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from schemas.schema_references import MAX_APPLICATIONS, MAX_EXPLAINED, SchemaReferencesError, extent_of
+from schemas.schema_references import (
+    MAX_APPLICATIONS,
+    MAX_EXPLAINED,
+    MAX_PATTERN_BYTES,
+    MAX_PATTERN_SIZE,
+    SchemaReferencesError,
+    extent_of,
+)
 
 MOST = 512
 TOO_MANY = "too many others"
@@ -14,10 +22,10 @@ NOWHERE = "leads nowhere"
 OWN = "of its own"
 
 
-def chain(length: int, reference: str = "#/$defs/a", **members: Any) -> dict[str, Any]:
+def chain(length: int, reference: str = "#/$defs/a", last: Any = None, **members: Any) -> dict[str, Any]:
     """Return definitions of which each applies the next twice, by a reference that begins so."""
     twice = {f"a{number}": {"allOf": [{"$ref": f"{reference}{number + 1}"}] * 2} for number in range(length)}
-    return {**members, "$defs": {**twice, f"a{length}": {}}}
+    return {**members, "$defs": {**twice, f"a{length}": last or {}}}
 
 
 def anchored(length: int, anchor: str, reference: str) -> dict[str, Any]:
@@ -128,6 +136,21 @@ def test_what_multiplies_or_is_resolved_otherwise_is_refused(schema: Mapping[str
     assert str(caught.value).isascii()
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**anchored(11, "$anchor", "$ref"), "enum": [{}] * 9000},
+        chain(11, **{"$ref": "#/$defs/a0"}, last={"enum": [1] * 14_000}),
+    ],
+    ids=["to anchors of a large document", "to a large definition"],
+)
+def test_references_are_counted_in_time_that_grows_with_the_size_alone(schema: dict[str, Any]) -> None:
+    began_s = time.process_time()
+    extent_of(schema, 4096)
+    # Not a measurement: with a search for each reference it takes a minute, and holds the interpreter's lock.
+    assert time.process_time() - began_s < 3
+
+
 # --- how large a value may be -----------------------------------------------------------------------------
 
 CIRCLE = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
@@ -169,3 +192,16 @@ def test_where_references_form_a_circle_no_fault_is_searched_for() -> None:
     extent = extent_of(CIRCLE, MOST)
     assert extent.may_be_judged({"left": {}})
     assert not extent.may_be_explained({})
+
+
+def test_patterns_are_counted_as_often_as_they_are_applied_and_share_their_size() -> None:
+    two = {"pattern": "a", "patternProperties": {"b": {}}, "properties": {"pattern": {}}}
+    assert extent_of(two, MOST).patterns == 2
+    fifty = extent_of({"allOf": [{"$ref": "#/$defs/two"}] * 25, "$defs": {"two": two}}, MOST)
+    assert fifty.patterns == 50
+    assert fifty.size_for_a_pattern() == MAX_PATTERN_SIZE
+    many = extent_of({"allOf": [{"pattern": "a"} for _ in range(640)]}, MOST)
+    assert many.size_for_a_pattern() == MAX_PATTERN_SIZE // 10
+    assert many.may_be_matched(MAX_PATTERN_BYTES // 640)
+    assert not many.may_be_matched(MAX_PATTERN_BYTES // 640 + 1)
+    assert extent_of({}, MOST).may_be_matched(1 << 40)

@@ -191,3 +191,18 @@ def test_arguments_with_too_many_parts_for_a_large_schema_are_refused() -> None:
     lent.check({"a": [0] * 1000})
     with pytest.raises(ToolError, match="too many parts"):
         lent.check({"a": [0] * 20_000})
+
+
+def test_a_pattern_that_takes_megabytes_is_refused() -> None:
+    # A schema of 32 KiB holds two thousand of them.
+    with pytest.raises(LentSchemaError, match="can be compiled"):
+        LentSchema({"type": "object", "properties": {"a": {"pattern": r"\w{100000}"}}})
+
+
+def test_arguments_that_are_too_large_for_so_many_patterns_are_refused() -> None:
+    # Of what a hostile caller may write, each takes time for each character.
+    patterns = [{"pattern": f"[ab]*a[ab]{{50}}{number}"} for number in range(500)]
+    lent = LentSchema({"type": "object", "properties": {"a": {"not": {"anyOf": patterns}}}})
+    lent.check({"a": "ab" * 500})
+    with pytest.raises(ToolError, match="too large for so many patterns"):
+        lent.check({"a": "ab" * 5000})

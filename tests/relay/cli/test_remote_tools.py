@@ -146,6 +146,8 @@ async def test_a_hostile_answer_reaches_the_terminal_as_printable_text(relay: Co
         ("call", "echo", "--stdio", "'"),
         ("tools", "--url", "http://mcp.example/mcp"),
         ("tools", "--url", "nonsense"),
+        ("tools", "--url", "https://mcp.example/mcp"),
+        ("call", "echo", "--url", "https://mcp.example/mcp"),
     ],
     ids=str,
 )

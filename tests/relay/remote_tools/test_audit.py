@@ -1,5 +1,6 @@
 """Records: what each holds, where they are written, and what happens when they cannot be."""
 
+import asyncio
 import json
 import time
 from itertools import count
@@ -8,10 +9,21 @@ from typing import Any
 
 import pytest
 
-from relay.remote_tools import AuditFailedError, AuditRecord, Redaction, RemoteToolError
+from relay.remote_tools import (
+    AuditFailedError,
+    AuditRecord,
+    HttpServer,
+    Redaction,
+    RemoteToolError,
+    ToolInvalidArguments,
+    ToolTimeout,
+    ToolUnauthorized,
+)
 from relay.remote_tools.audit import CallAudit, Event, JsonLines, Recorded
-from tests.fakes.guarded import over_http
+from relay.remote_tools.pins import PinsError
+from tests.fakes.guarded import guarded, over_http
 from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.ports import unused_port
 
 CALL = Recorded("01HZ", "echo", "read")
 NOW_MS = 1_795_000_000_000
@@ -39,6 +51,70 @@ async def test_a_call_leaves_two_lines_in_a_private_file_and_a_refusal_one(tmp_p
     }
     assert (ended["outcome"], ended["duration_ms"] > 0) == ("ok", True)
     assert (refused["decision"], refused["reason"]) == ("refused", "arguments")
+    assert refused["duration_ms"] > 0
+
+
+def outcome_of(records: list[AuditRecord]) -> tuple[str, str, int, str]:
+    [record] = records
+    assert record["duration_ms"] >= 0
+    return record["event"], record["decision"], record["attempt"], record["reason"]
+
+
+@pytest.mark.integration
+async def test_a_call_that_is_cancelled_while_its_contract_loads_is_recorded() -> None:
+    async with over_http(FakeMcpServer(silent=True)) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await client.tools.execute("echo", {"message": "ping"})
+        assert outcome_of(client.records) == ("ended", "allowed", 0, "cancelled")
+
+
+@pytest.mark.integration
+async def test_a_server_that_is_not_reached_has_refused_nothing() -> None:
+    async with guarded(HttpServer(f"http://127.0.0.1:{unused_port()}/mcp")) as client:
+        with pytest.raises(RemoteToolError):
+            await client.tools.execute("echo", {"message": "ping"})
+        assert outcome_of(client.records) == ("ended", "allowed", 0, "unreachable")
+
+
+@pytest.mark.integration
+async def test_a_call_that_is_blocked_by_a_damaged_file_of_pins_is_recorded(tmp_path: Path) -> None:
+    pins = tmp_path / "pins.json"
+    fake = FakeMcpServer()
+    async with over_http(fake, pins=pins) as client:
+        pins.write_text("{")
+        pins.chmod(0o600)
+        with pytest.raises(PinsError):
+            await client.tools.execute("echo", {"message": "ping"})
+        assert outcome_of(client.records) == ("refused", "refused", 0, "pin")
+    assert fake.calls == []
+
+
+@pytest.mark.integration
+async def test_a_name_that_is_no_text_is_refused_and_recorded() -> None:
+    name: Any = {"name": "echo"}
+    async with over_http(FakeMcpServer()) as client:
+        with pytest.raises(ToolUnauthorized):
+            await client.tools.execute(name)
+        assert outcome_of(client.records) == ("refused", "refused", 0, "allowlist")
+
+
+@pytest.mark.integration
+async def test_arguments_that_are_no_object_are_refused_and_recorded() -> None:
+    arguments: Any = ["ping"]
+    async with over_http(FakeMcpServer()) as client:
+        with pytest.raises(ToolInvalidArguments, match="not an object"):
+            await client.tools.execute("echo", arguments)
+        assert outcome_of(client.records) == ("refused", "refused", 0, "arguments")
+
+
+@pytest.mark.integration
+async def test_a_deadline_of_nothing_does_not_wait() -> None:
+    async with over_http(FakeMcpServer(silent=True)) as client:
+        async with asyncio.timeout(10):
+            with pytest.raises(ToolTimeout):
+                await client.tools.execute("echo", {"message": "ping"}, deadline_s=0)
+        assert outcome_of(client.records) == ("ended", "allowed", 0, "deadline")
 
 
 @pytest.mark.integration
@@ -87,7 +163,7 @@ def test_a_record_that_cannot_be_written_is_an_error(event: str) -> None:
     audit = CallAudit(sink, None, lambda: NOW_MS)
     with pytest.raises(AuditFailedError, match=event):
         {
-            "refused": lambda: audit.refused(CALL, "risk", {}),
+            "refused": lambda: audit.refused(CALL, 0.5, "risk", {}),
             "started": lambda: audit.started(CALL, 1, {}),
             "ended": lambda: audit.ended(CALL, 1, 0.5),
         }[event]()

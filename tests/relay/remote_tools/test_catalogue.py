@@ -53,13 +53,26 @@ async def test_every_page_is_listed(legacy: bool) -> None:  # noqa: FBT001 - the
     assert fake.listed == -(-len(names) // 4)
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MAX_TOOLS", 3), ("MAX_PAGES", 2)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_TOOLS", 3), ("MAX_PAGES", 2), ("MAX_LIST_BYTES", 1000)])
 async def test_a_list_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
     monkeypatch.setattr(module, limit, value)
     async with over_http(FakeMcpServer(page_size=1)) as client:
         with pytest.raises(ToolProviderFailure) as caught:
             await client.tools.list_tools()
     assert caught.value.reason is Reason.TOO_LARGE
+
+
+async def test_what_is_not_used_of_a_tool_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LIST_BYTES", 10_000)
+    fake = FakeMcpServer(page_size=1)
+    rest = {"_meta": {"any": "x" * 10_000}, "icons": [{"src": "data:" + "x" * 10_000}], "any": "x" * 10_000}
+    fake.tools = [{**tool, **rest} for tool in fake.tools[:3]]
+    async with over_http(fake) as client:
+        assert len(await client.tools.list_tools()) == 3
+    fake.tools[0]["description"] = "x" * 10_000
+    async with over_http(fake) as client:
+        with pytest.raises(ToolProviderFailure, match="more than 10000 bytes"):
+            await client.tools.list_tools()
 
 
 async def test_a_name_that_is_not_known_is_looked_for_once_more() -> None:

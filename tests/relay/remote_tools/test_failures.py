@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, TextContent
 
 from relay.remote_tools import (
     Reason,
@@ -46,7 +46,7 @@ def test_each_row_of_a_relays_table_is_its_remote_tool_error(
 ) -> None:
     row = failure.value
     envelope = ToolError(failure, retry_after_ms=70).envelope(ID)
-    error = TABLE.of_result(result_of(envelope), idempotent=idempotent)
+    error = TABLE.of_result(result_of(envelope), "echo", idempotent=idempotent)
     assert type(error) is ERROR_TYPES[row.remote_tool]
     assert (error.code, error.suggested_fix, error.remote_correlation_id) == (row.code, row.suggested_fix, ID)
     assert error.retryable is (row.retry is Retry.YES or (row.retry is Retry.IF_IDEMPOTENT and idempotent))
@@ -56,7 +56,7 @@ def test_each_row_of_a_relays_table_is_its_remote_tool_error(
 
 def test_a_detail_of_a_relay_is_kept() -> None:
     envelope = ToolError(Failure.ARGUMENTS_INVALID, "/message violates type").envelope(ID)
-    assert "/message violates type" in str(TABLE.of_result(result_of(envelope), idempotent=False))
+    assert "/message violates type" in str(TABLE.of_result(result_of(envelope), "echo", idempotent=False))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_detail_of_a_relay_is_kept() -> None:
     ids=str,
 )
 def test_an_envelope_that_is_malformed_is_still_one_error(envelope: Any) -> None:
-    error = TABLE.of_result(result_of(envelope), idempotent=False)
+    error = TABLE.of_result(result_of(envelope), "echo", idempotent=False)
     assert isinstance(error, ToolProviderFailure)
     assert (error.remote_correlation_id, error.retry_after_ms) == (None, None)
     assert str(error).isprintable()
@@ -187,3 +187,29 @@ def test_a_fault_below_http_is_never_repeated_for_a_tool_that_may_have_run(fault
     assert error.reason is fault
     assert not (error.retryable and error.may_have_run)
     assert error.suggested_fix
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Unknown tool: echo", ToolNotFound),
+        ("MCP error -32602: Tool echo disabled", ToolNotFound),
+        ("Input validation error: 'x' is not of type 'string'", ToolInvalidArguments),
+        ("MCP error -32602: Invalid arguments for tool echo: too many", ToolInvalidArguments),
+        (
+            "Error executing tool echo: 2 validation errors for echoArguments\nn\n  wrong",
+            ToolInvalidArguments,
+        ),
+        ("Unknown tool: another", ToolProviderFailure),
+        ("Unknown tool: echo, said the tool", ToolProviderFailure),
+        ("Error executing tool echo: 2 validation errors for Order\nn", ToolProviderFailure),
+        ("2 validation errors for echoArguments\nn", ToolProviderFailure),
+    ],
+)
+def test_what_the_official_sdks_put_into_a_result_is_recognised(
+    text: str, expected: type[RemoteToolError]
+) -> None:
+    result = CallToolResult(content=[TextContent(text=text)], is_error=True)
+    error = TABLE.of_result(result, "echo", idempotent=True)
+    # The tool itself may have written it: no promise follows from a text.
+    assert (type(error), error.may_have_run, error.retryable) == (expected, True, False)

@@ -5,6 +5,16 @@ import pytest
 
 from relay.remote_tools import Redaction
 
+NAMES = (
+    "passphrase",
+    "db_pwd",
+    "credentials",
+    "AWS_ACCESS_KEY_ID",
+    "accessKey",
+    "session-id",
+    "sessionId",
+    "apiKey",
+)
 JWT = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
 
 
@@ -14,6 +24,12 @@ JWT = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
         ({"password": "x", "name": "y"}, {"password": "[redacted]", "name": "y"}),
         ({"User-Token": {"a": 1}}, {"User-Token": "[redacted]"}),
         ({"a": [{"API_KEY": 1}]}, {"a": [{"API_KEY": "[redacted]"}]}),
+        (dict.fromkeys(NAMES, "x"), dict.fromkeys(NAMES, "[redacted]")),
+        ("postgres://app:p@ss:w0rd@db.example/x", "postgres://[redacted]@db.example/x"),
+        ("redis://:hunter2@10.0.0.1:6379", "redis://[redacted]@10.0.0.1:6379"),
+        ("host=db password=hunter2 user=app", "host=db [redacted] user=app"),
+        ("Server=db;Pwd='a b';Database=x", "Server=db;[redacted];Database=x"),
+        ("see https://a.example:8443/b?c=d@e", "see https://a.example:8443/b?c=d@e"),
         (f"see {JWT} here", "see [redacted] here"),
         ("Authorization: Bearer abcdefgh12345678", "Authorization: [redacted]"),
         ("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY----- x", "[redacted] x"),

@@ -31,15 +31,25 @@ def test_a_url_that_is_not_encrypted_or_holds_a_secret_is_refused(url: str) -> N
     ["https://relay.example/mcp", "http://127.0.0.1:8700/mcp", "http://[::1]:1/", "http://localhost/mcp"],
 )
 def test_a_url_over_tls_or_within_this_machine_is_used(url: str) -> None:
-    assert HttpServer(url).url == url
+    assert HttpServer(url, anonymous=True).url == url
 
 
 def test_the_operator_permits_an_unencrypted_connection() -> None:
-    assert HttpServer("http://10.0.0.1/mcp", plain_allowed=True).name == "http://10.0.0.1/mcp"
+    server = HttpServer("http://10.0.0.1/mcp", BearerToken("secret"), plain_allowed=True)
+    assert server.name == "http://10.0.0.1/mcp"
 
 
 def test_a_name_leaves_out_the_query() -> None:
-    assert HttpServer("https://relay.example/mcp?key=secret").name == "https://relay.example/mcp"
+    server = HttpServer("https://relay.example/mcp?key=secret", anonymous=True)
+    assert server.name == "https://relay.example/mcp"
+
+
+def test_calls_of_another_machine_without_a_credential_need_to_be_permitted() -> None:
+    with pytest.raises(AddressError, match=r"no credential for https://relay\.example/mcp: .* --anonymous"):
+        HttpServer("https://relay.example/mcp?key=secret")
+    certificate = (Path("client.pem"), Path("client.key"))
+    assert HttpServer("https://relay.example/mcp", client_certificate=certificate).credential is None
+    assert HttpServer("http://127.0.0.1:1/mcp").credential is None
 
 
 @pytest.mark.parametrize("issuer", ["http://issuer.example", "issuer.example", ""])
