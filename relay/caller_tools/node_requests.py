@@ -135,6 +135,8 @@ class NodeRequests:
     def _refusal_of(self, session: CallerSession, payload: Mapping[str, Any]) -> CallerToolError | None:
         if payload["tool"] not in session.lent.tools:
             return CallerToolError.TOOL_UNKNOWN
+        if session.is_without_caller:
+            return CallerToolError.DISCONNECTED
         if size_of(payload["arguments"]) > MAX_VALUE_BYTES:
             return CallerToolError.INVALID
         if len(session.requests) >= MAX_PENDING:

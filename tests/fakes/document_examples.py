@@ -92,6 +92,13 @@ EXAMPLES: dict[str, Any] = {
     },
     "cluster.telemetry_read@1.0.0": {"uri": f"node://{NODE_ID}/telemetry", "principal": PRINCIPAL},
     "cluster.session_event@1.0.0": {"correlation_id": REQUEST_ULID, "event": "{}"},
+    "cluster.session_left@1.0.0": {
+        "session_id": SESSION_ID,
+        "tenant": "acme",
+        "sub": "agent",
+        "issuer": "https://relay.example",
+        "plainly": True,
+    },
     "cluster.frame@1.0.0": {
         "node_id": REQUEST_ULID.lower(),
         "session_id": REQUEST_ULID,
