@@ -68,14 +68,15 @@ class Endings:
         if error is not CallerToolError.TOOL_FAILED:
             session.push(EventType.REQUEST_ENDED, {"request_id": request.request_id, "reason": error.value})
 
+    def cancel(self, session: CallerSession, request_id: str) -> None:
+        """End a request that the local agent has cancelled."""
+        if self._is_withdrawn(session, request_id):
+            session.push(EventType.REQUEST_CANCELLED, {"request_id": request_id})
+
     def withdraw(self, session: CallerSession, request_id: str) -> None:
-        """End a request whose answer the node does not need any more."""
-        request = session.requests.withdraw(request_id)
-        if request is None:
-            return
-        session.events.discard(request_id)
-        self._records.ended(session, request, _WITHDRAWN, self._monotonic())
-        session.push(EventType.REQUEST_ENDED, {"request_id": request_id, "reason": _WITHDRAWN})
+        """End a request that the node does not know any more."""
+        if self._is_withdrawn(session, request_id):
+            session.push(EventType.REQUEST_ENDED, {"request_id": request_id, "reason": _WITHDRAWN})
 
     def leave(self, session: CallerSession, *, plainly: bool) -> None:
         """Note that the caller has closed a way to it, as ``CallerSession.leave`` has it."""
@@ -101,6 +102,15 @@ class Endings:
             end: SessionEnd = {"session_id": session.session_id, "reason": shown}
             self._outbox.post(session.facts.node_id, OneWayType.SESSION_END, end)
         self._records.closed(session, reason)
+
+    def _is_withdrawn(self, session: CallerSession, request_id: str) -> bool:
+        """End a request without an answer, and return whether it was pending."""
+        request = session.requests.withdraw(request_id)
+        if request is None:
+            return False
+        session.events.discard(request_id)
+        self._records.ended(session, request, _WITHDRAWN, self._monotonic())
+        return True
 
     def _end_without_caller(self, session: CallerSession) -> None:
         if session.is_without_caller and not session.has_ended:

@@ -20,6 +20,7 @@ class EventType(StrEnum):
     """What an event is."""
 
     REQUEST = "caller_tool_request"
+    REQUEST_CANCELLED = "caller_tool_cancelled"
     REQUEST_ENDED = "caller_tool_ended"
     MESSAGE = "session_event"
     ENDED = "session_ended"

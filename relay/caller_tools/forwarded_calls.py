@@ -28,7 +28,7 @@ CALL, EVENT, LEFT = "session_call", "session_event", "session_left"
 """What relays ask each other: a call, to send an event on the response stream of one, and to note that a
 caller has closed a way to its session."""
 MAX_LEAVING = 1024
-"""The callers that have left and of whom other relays are being told; another's session ends when it is idle."""
+"""How many callers that have left other relays are told of at once; beyond it, a session ends when idle."""
 
 _TAG_DIGITS = 4
 _MARGIN_S = 4.0

@@ -78,10 +78,10 @@ class NodeRequests:
             self._endings.fail(session, request, CallerToolError.OVER_CAPACITY)
 
     def cancelled(self, node: NodeRef, payload: CallerToolCancel) -> None:
-        """Withdraw a request: the local agent does not need its result any more."""
+        """End a request: the local agent does not need its result any more."""
         session = self._session_of(node, payload)
         if session is not None:
-            self._endings.withdraw(session, payload["request_id"])
+            self._endings.cancel(session, payload["request_id"])
 
     def said(self, node: NodeRef, payload: SessionText) -> None:
         """Pass a message of the local agent to the caller."""

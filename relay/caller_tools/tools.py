@@ -74,7 +74,7 @@ class SessionTools:
                 canonical=SessionTool.MESSAGE.value,
                 title="Talk to a node's local agent",
                 description=_MESSAGE,
-                schemas=_schemas(registry, "session_message"),
+                schemas=_schemas(registry, "session_message", "1.1.0"),
                 schema_ref="session_message.input@1.0.0",
                 safety_class="reversible",
                 idempotent=False,
@@ -89,7 +89,7 @@ class SessionTools:
                 canonical=SessionTool.EVENTS.value,
                 title="Read a session's events",
                 description=_EVENTS,
-                schemas=_schemas(registry, "session_events"),
+                schemas=_schemas(registry, "session_events", "1.1.0"),
                 schema_ref="session_events.input@1.0.0",
                 safety_class="read_only",
                 idempotent=True,
@@ -184,8 +184,8 @@ def _push_of(call: RelayToolCall) -> Push | None:
     return push
 
 
-def _schemas(registry: SchemaRegistry, name: str) -> ToolSchemas:
-    return ToolSchemas.of(registry, f"{name}.input@1.0.0", f"{name}.output@1.0.0")
+def _schemas(registry: SchemaRegistry, name: str, output: str = "1.0.0") -> ToolSchemas:
+    return ToolSchemas.of(registry, f"{name}.input@1.0.0", f"{name}.output@{output}")
 
 
 def _may_message(rights: Rights) -> bool:

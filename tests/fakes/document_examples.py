@@ -199,8 +199,10 @@ EXAMPLES: dict[str, Any] = {
         "wait_ms": 1000,
     },
     "session_message.output@1.0.0": {**EVENTS, "node_id": NODE_ID},
+    "session_message.output@1.1.0": {**EVENTS, "node_id": NODE_ID},
     "session_events.input@1.0.0": {"session_id": SESSION_ID, "after": 1, "wait_ms": 1000},
     "session_events.output@1.0.0": EVENTS,
+    "session_events.output@1.1.0": EVENTS,
     "caller_tool_response.input@1.0.0": {
         "session_id": SESSION_ID,
         "request_id": REQUEST_ID,
