@@ -95,7 +95,7 @@ class Endings:
         session.end()
         self._registry.remove(session)
         # What waits for its events reads them once more, and they are freed with it.
-        self._budget.give_back(session.facts.node_id, session.lent.size + session.events.size)
+        self._budget.give_back(session.facts.holder, session.lent.size + session.events.size)
         if reason is not SessionEnding.NODE_REVOKED:
             # The document of the frame has no reason of its own for a caller that has left.
             shown = SessionEnding.ENDED if reason is SessionEnding.DISCONNECTED else reason

@@ -13,6 +13,7 @@ from typing import Any
 from relay.auth.agent_tokens import AgentName, Principal
 from relay.caller_tools.events import CallerEvent, EventBuffer, EventType
 from relay.caller_tools.limits import GRACE_S, MAX_RESULT_BYTES, MAX_TOKENS
+from relay.caller_tools.memory_budget import Holder
 from relay.caller_tools.requests import PendingRequest, SessionRequests
 from schemas.payloads import CallerTool, SessionOpen
 
@@ -36,6 +37,11 @@ class SessionFacts:
     owner: str
     caller_id: str
     timeout_ms: int
+
+    @property
+    def holder(self) -> Holder:
+        """Whose memory it takes."""
+        return Holder(self.principal, self.node_id)
 
 
 @dataclass(frozen=True, slots=True)

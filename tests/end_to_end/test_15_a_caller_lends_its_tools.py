@@ -246,9 +246,7 @@ async def test_a_caller_that_has_read_a_request_and_leaves_is_gone_and_hides_no_
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_call_that_the_local_agent_cancels_is_cancelled_for_the_caller(
-    world: World, era: str
-) -> None:
+async def test_a_call_that_the_local_agent_cancels_ends_for_the_caller(world: World, era: str) -> None:
     async with world.caller(era) as caller:
         agent = world.agents[era]
         session = await caller.lend(world.node)
