@@ -64,7 +64,7 @@ async def started_caller(demo: Demo, commands: CommandLines, directory: Path) ->
     return await started(sys.executable, "-P", str(file), url, node, EDGE_TOKEN=token, NO_PROXY="*")
 
 
-@pytest.mark.parametrize(("name", "lines"), [("caller.py", 40), ("agent.py", 20)])
+@pytest.mark.parametrize(("name", "lines"), [("caller.py", 41), ("agent.py", 20)])
 def test_the_programs_of_the_page_are_as_short_as_promised(name: str, lines: int) -> None:
     assert len(PROGRAMS[name].splitlines()) <= lines
 
