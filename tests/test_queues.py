@@ -87,6 +87,7 @@ UNBOUNDED = {
 UNCOUNTED = {
     "kubelet/local_agent/mailbox.py",
     "kubelet/loopback/server.py",
+    "relay/caller_tools/forwarded_calls.py",
     "relay/http/http_protocol.py",
     "relay/sessions/frame_handlers.py",
     "schemas/process/status_socket.py",

@@ -136,6 +136,11 @@ class Client:
             # By JSON-RPC a notification gets no response, and this protocol has none of a client.
             self._parts.counts["notifications_ignored"] += 1
             return
+        if request.method == "cancel":
+            # Here and not among the methods: it must work however many requests are in flight.
+            cancelled = self._cancel(request_id, request.params)
+            self._send(json_rpc.response(request_id, {"cancelled": cancelled}))
+            return
         if request_id in self._running:
             # Without the id: with it, this would be read as the response to the request that runs.
             raise RpcError(json_rpc.INVALID_REQUEST, "the id is that of a request that is in flight")
@@ -145,6 +150,15 @@ class Client:
         task = asyncio.create_task(self._respond(request_id, request))
         self._running[request_id] = task
         task.add_done_callback(lambda _: self._running.pop(request_id))
+
+    def _cancel(self, cancelling: RequestId, params: Mapping[str, Any]) -> bool:
+        """Cancel the request of the id in ``params``, without a response; return whether it was in flight."""
+        id_ = params.get("id")
+        if params.keys() != {"id"} or not json_rpc.is_request_id(id_):
+            text = "params has the id of a request, and nothing else"
+            raise RpcError(json_rpc.INVALID_PARAMS, text, cancelling)
+        running = self._running.get(id_)
+        return running is not None and running.cancel()
 
     def _refuse(self, request_id: RequestId, error: ToolError) -> None:
         if error.failure is Failure.RATE_LIMITED:

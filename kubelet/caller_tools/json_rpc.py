@@ -6,7 +6,7 @@ Every line of a client is parsed here, strictly. Must not know a method.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from kubelet.caller_tools.lines import MAX_LINE_BYTES
 from schemas.error_roots import PeerError
@@ -58,7 +58,7 @@ def parse(line: bytes | None) -> JsonRpcRequest:
     if not isinstance(message, dict):
         raise RpcError(INVALID_REQUEST, "a message is one object; batches are not accepted")
     request_id = message.get("id")
-    if "id" in message and not _is_request_id(request_id):
+    if "id" in message and not is_request_id(request_id):
         raise RpcError(INVALID_REQUEST, f"an id is an integer or a text of 1 to {MAX_ID_LENGTH} characters")
     method, params = message.get("method"), message.get("params", {})
     if message.get("jsonrpc") != "2.0" or not isinstance(method, str):
@@ -68,7 +68,8 @@ def parse(line: bytes | None) -> JsonRpcRequest:
     return JsonRpcRequest(method, params, request_id)
 
 
-def _is_request_id(value: object) -> bool:
+def is_request_id(value: object) -> TypeGuard[RequestId]:
+    """Return whether ``value`` can be the id of a request."""
     if isinstance(value, str):
         return 0 < len(value) <= MAX_ID_LENGTH
     return isinstance(value, int) and not isinstance(value, bool)

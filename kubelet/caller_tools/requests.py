@@ -62,10 +62,16 @@ class _Pending:
 
 @dataclass(slots=True)
 class _SessionQueue:
-    """The requests of one session: those that the relay has, and those that wait."""
+    """The requests of one session: those that the relay has, those that wait, and what is to be cancelled."""
 
     pending: dict[str, _Pending] = field(default_factory=dict)
     queued: deque[_Pending] = field(default_factory=deque)
+    cancelled: deque[CallerToolCancel] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to be done."""
+        return not (self.pending or self.queued or self.cancelled)
 
     def all(self) -> list[_Pending]:
         """Return every request of the session."""
@@ -128,6 +134,7 @@ class CallerRequests:
     def end_session(self, session_id: str) -> None:
         """End the requests of a session that has ended."""
         if (queue := self._queues.get(session_id)) is not None:
+            queue.cancelled.clear()
             for request in queue.all():
                 _fail(request)
 
@@ -177,6 +184,12 @@ class CallerRequests:
 
     def _flush(self, queue: _SessionQueue) -> None:
         """Send what is due; try again soon if the connection does not take it."""
+        # Cancellations first: the relay may have too many pending without them.
+        while queue.cancelled:
+            if not self._send(OneWayType.CALLER_TOOL_CANCEL, queue.cancelled[0]):
+                self._retry_soon()
+                return
+            queue.cancelled.popleft()
         for request in queue.pending.values():
             if not request.due or request.answer.done():
                 continue
@@ -191,8 +204,9 @@ class CallerRequests:
 
     def _flush_all(self) -> None:
         self._retry = None
-        for queue in self._queues.values():
+        for session_id, queue in list(self._queues.items()):
             self._flush(queue)
+            self._drop_if_empty(session_id, queue)
 
     def _remove(self, session_id: str, queue: _SessionQueue, request: _Pending) -> None:
         request_id = request.payload["request_id"]
@@ -200,10 +214,12 @@ class CallerRequests:
         if queue.pending.pop(request_id, None) is None:
             queue.queued.remove(request)
         elif request.sent and not is_answered:
-            cancel: CallerToolCancel = {"session_id": session_id, "request_id": request_id}
-            self._send(OneWayType.CALLER_TOOL_CANCEL, cancel)
+            queue.cancelled.append({"session_id": session_id, "request_id": request_id})
         self._fill(queue)
-        if not queue.pending and not queue.queued:
+        self._drop_if_empty(session_id, queue)
+
+    def _drop_if_empty(self, session_id: str, queue: _SessionQueue) -> None:
+        if queue.is_empty:
             self._queues.pop(session_id, None)
 
 

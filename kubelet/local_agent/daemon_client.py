@@ -4,7 +4,8 @@ While the daemon is absent nothing is lent; what was requested of it fails. Must
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ from schemas.errors import Failure, ToolError
 from schemas.projection import is_node_id
 from schemas.text import printable
 
+PATIENCE_S = 5.0
+"""How long a request waits before the daemon is asked whether it is there, and how long for that answer."""
 _READ_BYTES = 1 << 16
 
 
@@ -72,6 +75,7 @@ class DaemonClient:
         follower: Follower,
         backoff: Backoff,
         log: FilteringBoundLogger,
+        patience_s: float = PATIENCE_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._path = path
@@ -79,6 +83,7 @@ class DaemonClient:
         self._follower = follower
         self._backoff = backoff
         self._log = log
+        self._patience_s = patience_s
         self._sleep = sleep
         self._writer: asyncio.StreamWriter | None = None
         self._ids = count(1)
@@ -98,11 +103,33 @@ class DaemonClient:
             await self._sleep(self._backoff.next_s())
 
     async def request(self, method: str, params: Mapping[str, Any]) -> Any:
-        """Return the result of a request.
+        """Return the result of a request, which may take long while the daemon is there. It can be cancelled.
 
         Raises:
             ToolError: it failed, or the daemon is not reached.
         """
+        with self._asked(method, params) as answer:
+            while not await self._is_answered(answer):
+                await self._probe()
+            return answer.result()
+
+    async def _probe(self) -> None:
+        """Give the connection up if the daemon does not answer what it answers at once."""
+        writer = self._writer
+        with self._asked("node", {}) as answer:
+            if await self._is_answered(answer):
+                answer.exception()  # any answer will do
+            elif writer is not None:
+                self._log.warning("daemon does not answer", socket=str(self._path))
+                writer.transport.abort()
+
+    async def _is_answered(self, answer: "asyncio.Future[Any]") -> bool:
+        done, _ = await asyncio.wait([answer], timeout=self._patience_s)
+        return bool(done)
+
+    @contextmanager
+    def _asked(self, method: str, params: Mapping[str, Any]) -> "Iterator[asyncio.Future[Any]]":
+        """Send a request, and yield its answer to come; cancel it at the daemon if the block is cancelled."""
         writer = self._writer
         if writer is None or writer.is_closing():
             raise ToolError(Failure.NODE_OFFLINE, "The daemon of this node is not reached; nothing was sent.")
@@ -110,7 +137,11 @@ class DaemonClient:
         answer = self._waiting[id_] = asyncio.get_running_loop().create_future()
         try:
             writer.write(json_rpc.request(id_, method, params))
-            return await answer
+            yield answer
+        except asyncio.CancelledError:
+            if not writer.is_closing():
+                writer.write(json_rpc.request(next(self._ids), "cancel", {"id": id_}))
+            raise
         finally:
             self._waiting.pop(id_, None)
 

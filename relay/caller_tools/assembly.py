@@ -5,6 +5,7 @@ Must not decide anything: it constructs the parts and connects them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from structlog.typing import FilteringBoundLogger
 
@@ -127,12 +128,13 @@ def build(  # noqa: PLR0913 - what comes in from outside
         timeouts=timeouts,
         monotonic=monotonic,
     )
-    streams = EventStreams(authenticator, endings, monotonic, log)
     expiry = Expiry(registry, endings, outbox, nodes, authenticator, timeouts, monotonic, log)
     polls = Polls(endings, monotonic)
     session_calls = SessionCalls(sessions, polls)
     forwarded = None
     if peers is not None:
-        forwarded = ForwardedCalls(peers, session_calls, nodes, authenticator, documents)
-    tools = SessionTools(session_calls, registry, streams, forwarded)
+        forwarded = ForwardedCalls(peers, session_calls, registry, endings, nodes, authenticator, documents)
+    leave_elsewhere = partial(forwarded.leave, plainly=True) if forwarded is not None else None
+    streams = EventStreams(authenticator, endings, leave_elsewhere, monotonic, log)
+    tools = SessionTools(session_calls, registry, streams, endings, forwarded)
     return CallerToolsPart(streams, expiry, tools, requests, outbox, budget, timeouts)

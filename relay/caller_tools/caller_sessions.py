@@ -14,7 +14,7 @@ from relay.caller_tools.declarations import caller_id_of, checked_size, lent, ow
 from relay.caller_tools.endings import Endings, SessionEnding
 from relay.caller_tools.events import EventBuffer
 from relay.caller_tools.limits import Timeouts
-from relay.caller_tools.memory_budget import MemoryBudget
+from relay.caller_tools.memory_budget import Holder, MemoryBudget
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.outbox import Outbox
 from relay.caller_tools.records import CallerRecords
@@ -136,13 +136,13 @@ class CallerSessions:
             caller_id=caller_id,
             timeout_ms=int(self._timeouts.request * 1000),
         )
-        events = EventBuffer(facts.session_id, facts.node_id, self._budget)
+        events = EventBuffer(facts.session_id, facts.holder, self._budget)
         session = CallerSession(facts, tools, events, self._monotonic())
-        self._take(facts.node_id, tools.size)
+        self._take(facts.holder, tools.size)
         try:
             self._records.opened(session, principal, use.correlation_id)
         except AuditUnavailableError:
-            self._budget.give_back(facts.node_id, tools.size)
+            self._budget.give_back(facts.holder, tools.size)
             raise
         self._registry.add(session)
         try:
@@ -166,20 +166,20 @@ class CallerSessions:
         if "caller_tools" not in context:
             return
         before, after = session.lent, lent(context["caller_tools"])
-        self._take(node_id, after.size)
+        self._take(session.facts.holder, after.size)
         session.lent = after
         try:
             self._outbox.send(node_id, OneWayType.SESSION_OPEN, session.frame())
         except ToolError:
             session.lent = before
-            self._budget.give_back(node_id, after.size)
+            self._budget.give_back(session.facts.holder, after.size)
             raise
-        self._budget.give_back(node_id, before.size)
+        self._budget.give_back(session.facts.holder, before.size)
 
-    def _take(self, node_id: str, size: int) -> None:
-        if not self._budget.take(node_id, size):
-            text = "The sessions of the node take as much memory as they may."
-            raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=1000)
+    def _take(self, holder: Holder, size: int) -> None:
+        full = self._budget.take(holder, size)
+        if full is not None:
+            raise ToolError(Failure.RATE_LIMITED, full.value, retry_after_ms=1000)
 
     def _send(self, session: CallerSession, use: Use) -> None:
         message = use.arguments.get("message")

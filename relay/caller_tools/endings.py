@@ -23,6 +23,7 @@ class SessionEnding(StrEnum):
     """Why a session has ended."""
 
     ENDED = "ended"  # by its caller
+    DISCONNECTED = "caller_disconnected"  # its caller has left, and did not come back
     IDLE = "idle"
     REVOKED = "revoked"  # all its tokens have ended
     NODE_REVOKED = "node_revoked"  # or replaced: the node is sent nothing
@@ -67,28 +68,57 @@ class Endings:
         if error is not CallerToolError.TOOL_FAILED:
             session.push(EventType.REQUEST_ENDED, {"request_id": request.request_id, "reason": error.value})
 
+    def cancel(self, session: CallerSession, request_id: str) -> None:
+        """End a request that the local agent has cancelled."""
+        if self._is_withdrawn(session, request_id):
+            session.push(EventType.REQUEST_CANCELLED, {"request_id": request_id})
+
     def withdraw(self, session: CallerSession, request_id: str) -> None:
-        """End a request whose answer the node does not need any more."""
-        request = session.requests.withdraw(request_id)
-        if request is None:
-            return
-        session.events.discard(request_id)
-        self._records.ended(session, request, _WITHDRAWN, self._monotonic())
-        session.push(EventType.REQUEST_ENDED, {"request_id": request_id, "reason": _WITHDRAWN})
+        """End a request that the node does not know any more."""
+        if self._is_withdrawn(session, request_id):
+            session.push(EventType.REQUEST_ENDED, {"request_id": request_id, "reason": _WITHDRAWN})
+
+    def leave(self, session: CallerSession, *, plainly: bool) -> None:
+        """Note that the caller has closed a way to it, as ``CallerSession.leave`` has it."""
+        session.leave(self._monotonic(), plainly=plainly)
+        self._end_without_caller(session)
+
+    def disconnect(self, session: CallerSession, connection: object) -> None:
+        """Note that an MCP session by which ``session`` was used has ended, or has closed its stream."""
+        session.disconnected(connection, self._monotonic())
+        self._end_without_caller(session)
 
     def end_session(self, session: CallerSession, reason: SessionEnding) -> None:
         """End ``session`` and its requests, and withdraw its tools from the node."""
-        for request in session.requests:
-            self.fail(session, request, CallerToolError.DISCONNECTED)
+        self._disconnect_all(session)
         session.push(EventType.ENDED, {"reason": reason})
         session.end()
         self._registry.remove(session)
         # What waits for its events reads them once more, and they are freed with it.
-        self._budget.give_back(session.facts.node_id, session.lent.size + session.events.size)
+        self._budget.give_back(session.facts.holder, session.lent.size + session.events.size)
         if reason is not SessionEnding.NODE_REVOKED:
-            end: SessionEnd = {"session_id": session.session_id, "reason": reason}
+            # The document of the frame has no reason of its own for a caller that has left.
+            shown = SessionEnding.ENDED if reason is SessionEnding.DISCONNECTED else reason
+            end: SessionEnd = {"session_id": session.session_id, "reason": shown}
             self._outbox.post(session.facts.node_id, OneWayType.SESSION_END, end)
         self._records.closed(session, reason)
+
+    def _is_withdrawn(self, session: CallerSession, request_id: str) -> bool:
+        """End a request without an answer, and return whether it was pending."""
+        request = session.requests.withdraw(request_id)
+        if request is None:
+            return False
+        session.events.discard(request_id)
+        self._records.ended(session, request, _WITHDRAWN, self._monotonic())
+        return True
+
+    def _end_without_caller(self, session: CallerSession) -> None:
+        if session.is_without_caller and not session.has_ended:
+            self._disconnect_all(session)
+
+    def _disconnect_all(self, session: CallerSession) -> None:
+        for request in session.requests:
+            self.fail(session, request, CallerToolError.DISCONNECTED)
 
     def _end(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.auth.agent_tokens import Authenticator, Principal
+from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.caller_tools.endings import Endings
 from relay.caller_tools.events import CallerEvent
 from relay.caller_tools.limits import MAX_RESULT_BYTES
@@ -18,18 +18,26 @@ from relay.caller_tools.session import CallerSession
 from schemas.caller_tools import CallerToolError
 from schemas.tokens import TokenError
 
+LeaveElsewhere = Callable[[str, AgentName], None]
+"""Notes that a caller has left a session, by its id, that another relay keeps."""
 SendEvent = Callable[[str], Awaitable[bool]]
 """Sends an event, which is JSON; returns whether the client wants such."""
 
 
 class EventStream:
-    """The event stream of one MCP session. ``principal`` is of who has it open, None while it is closed."""
+    """The event stream of one MCP session.
+
+    Attributes:
+        principal: of the caller that has it open, None while it is closed.
+        elsewhere: the sessions that other relays keep, by id, each with its caller.
+    """
 
     def __init__(self, send: SendEvent) -> None:
         self.send = send
         self.principal: Principal | None = None
         self.cursors: dict[CallerSession, int] = {}
         self.tasks: dict[CallerSession, asyncio.Task[None]] = {}
+        self.elsewhere: dict[str, AgentName] = {}
 
 
 class EventStreams:
@@ -39,11 +47,13 @@ class EventStreams:
         self,
         authenticator: Authenticator,
         endings: Endings,
+        leave_elsewhere: LeaveElsewhere | None,
         monotonic: Callable[[], float],
         log: FilteringBoundLogger,
     ) -> None:
         self._authenticator = authenticator
         self._endings = endings
+        self._leave_elsewhere = leave_elsewhere
         self._monotonic = monotonic
         self._log = log
         self._streams: dict[str, EventStream] = {}
@@ -67,29 +77,47 @@ class EventStreams:
             self._start(stream, session)
 
     def closed(self, stream_id: str) -> None:
-        """Note that the event stream is closed: what reached its caller by it alone cannot be answered."""
+        """Note that the client has closed the event stream: a caller that has no other way is gone."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         stream.principal = None
-        for session in list(stream.tasks):
-            self._stop(stream, session)
+        for session in list(stream.cursors):
+            if session in stream.tasks:
+                self._stop(stream, session)
+            self._endings.disconnect(session, stream)
+        while stream.elsewhere and self._leave_elsewhere is not None:
+            self._leave_elsewhere(*stream.elsewhere.popitem())
 
     def follow(self, stream_id: str, session: CallerSession, principal: Principal) -> None:
         """Send the events of ``session`` on the stream, from now on, while it is open."""
         stream = self._streams.get(stream_id)
-        if stream is None or session in stream.cursors:
+        if stream is None:
             return
         if stream.principal is not None and stream.principal.name != principal.name:
+            return
+        session.connected(stream)
+        if session in stream.cursors:
             return
         stream.cursors[session] = 0
         if stream.principal is not None:
             self._start(stream, session)
 
+    def follow_elsewhere(self, stream_id: str, session_id: str, caller: AgentName, *, ended: bool) -> None:
+        """Note a session of another relay that is used in the MCP session: its events are not sent here."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if ended:
+            stream.elsewhere.pop(session_id, None)
+        else:
+            stream.elsewhere[session_id] = caller
+
     def _start(self, stream: EventStream, session: CallerSession) -> None:
         if session.has_ended or stream.principal is None or stream.principal.name != session.facts.principal:
             del stream.cursors[session]
             return
+        session.connected(stream)
         session.open_stream(stream)
         stream.tasks[session] = asyncio.create_task(self._run(stream, session, stream.principal))
 

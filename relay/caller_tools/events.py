@@ -12,7 +12,7 @@ from typing import Any
 
 from relay.ascii_json import encoded
 from relay.caller_tools.limits import MAX_EVENTS
-from relay.caller_tools.memory_budget import MemoryBudget
+from relay.caller_tools.memory_budget import Holder, MemoryBudget
 from schemas.error_roots import EdgeError
 
 
@@ -20,6 +20,7 @@ class EventType(StrEnum):
     """What an event is."""
 
     REQUEST = "caller_tool_request"
+    REQUEST_CANCELLED = "caller_tool_cancelled"
     REQUEST_ENDED = "caller_tool_ended"
     MESSAGE = "session_event"
     ENDED = "session_ended"
@@ -39,7 +40,7 @@ class CallerEvent:
 
 
 class EventBuffer:
-    """The events of the session ``session_id`` of a node, which takes its memory from ``budget``.
+    """The events of the session ``session_id``, which takes its memory from ``budget`` for ``holder``.
 
     Attributes:
         newest: the cursor of the newest event; 0 before the first.
@@ -47,10 +48,10 @@ class EventBuffer:
     """
 
     def __init__(
-        self, session_id: str, node_id: str, budget: MemoryBudget, max_events: int = MAX_EVENTS
+        self, session_id: str, holder: Holder, budget: MemoryBudget, max_events: int = MAX_EVENTS
     ) -> None:
         self._session_id = session_id
-        self._node_id = node_id
+        self._holder = holder
         self._budget = budget
         self._max_events = max_events
         self._events: OrderedDict[int, CallerEvent] = OrderedDict()
@@ -71,7 +72,7 @@ class EventBuffer:
         head = {"type": type_.value, "session_id": self._session_id, "cursor": cursor}
         event = CallerEvent(cursor, encoded({**head, **members}), request_id)
         self._evict(self._max_events - 1)
-        while not self._budget.take(self._node_id, len(event.text)):
+        while self._budget.take(self._holder, len(event.text)) is not None:
             if not self._evict(len(self._events) - len(self._requests) - 1):
                 if request_id is not None:
                     raise EventsFullError
@@ -123,4 +124,4 @@ class EventBuffer:
     def _remove(self, cursor: int) -> None:
         event = self._events.pop(cursor)
         self.size -= len(event.text)
-        self._budget.give_back(self._node_id, len(event.text))
+        self._budget.give_back(self._holder, len(event.text))

@@ -65,10 +65,13 @@ class Expiry:
             rounds += 1
 
     def sweep_requests(self) -> None:
-        """End the requests whose time is over, and send what nodes can take by now."""
+        """End the requests whose time is over, or whose caller has left; send what nodes can take by now."""
         now = self._monotonic()
         self._outbox.flush()
         for session in self._registry:
+            if session.is_abandoned(now):
+                self._endings.end_session(session, SessionEnding.DISCONNECTED)
+                continue
             unreachable_s = session.unreachable_s(now)
             for request in session.requests:
                 error = self._end_of(request, unreachable_s, now)

@@ -5,14 +5,18 @@ principal that the other relay has recognised, whose token it looks up among tho
 forward what opens a session: that is kept where it was opened.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
-from relay.auth.agent_tokens import Authenticator
+from relay.auth.agent_tokens import AgentName, Authenticator
 from relay.caller_tools.caller_sessions import Use
+from relay.caller_tools.endings import Endings
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.polls import Push
+from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.session_calls import SessionCalls, SessionTool, wait_ms_of
 from relay.fleet.selection import WHOLE_FLEET
 from relay.routing.peers import NoResponderError, Peers
@@ -20,8 +24,11 @@ from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError
 
-CALL, EVENT = "session_call", "session_event"
-"""What relays ask each other: a call, and to send an event on the response stream of one."""
+CALL, EVENT, LEFT = "session_call", "session_event", "session_left"
+"""What relays ask each other: a call, to send an event on the response stream of one, and to note that a
+caller has closed a way to its session."""
+MAX_LEAVING = 1024
+"""How many callers that have left other relays are told of at once; beyond it, a session ends when idle."""
 
 _TAG_DIGITS = 4
 _MARGIN_S = 4.0
@@ -36,20 +43,26 @@ def tag_of(relay: str) -> str:
 class ForwardedCalls:
     """The calls between this relay and its ``peers``; ``calls`` runs those for its own sessions."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts below
         self,
         peers: Peers,
         calls: SessionCalls,
+        sessions: SessionRegistry,
+        endings: Endings,
         nodes: Nodes,
         authenticator: Authenticator,
-        registry: SchemaRegistry,
+        documents: SchemaRegistry,
     ) -> None:
         self._peers = peers
         self._calls = calls
+        self._sessions = sessions
+        self._endings = endings
         self._nodes = nodes
         self._authenticator = authenticator
-        self._documents = {tool: registry.load(f"{tool.value}.input@1.0.0") for tool in SessionTool}
+        self._documents = {tool: documents.load(f"{tool.value}.input@1.0.0") for tool in SessionTool}
         self._pushes: dict[str, Push] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        peers.answer(LEFT, self._left)
         peers.answer(CALL, self._answer)
         peers.answer(EVENT, self._push)
 
@@ -95,6 +108,33 @@ class ForwardedCalls:
         finally:
             self._pushes.pop(use.correlation_id, None)
         raise ToolError(Failure.SESSION_UNKNOWN)
+
+    def leave(self, session_id: str, caller: AgentName, *, plainly: bool) -> None:
+        """Tell the relay that keeps the session, soon, that ``caller`` has closed a way to it here."""
+        if len(self._leaving) < MAX_LEAVING:
+            telling = asyncio.create_task(self._tell(session_id, caller, plainly=plainly))
+            self._leaving.add(telling)
+            telling.add_done_callback(self._leaving.discard)
+
+    async def _tell(self, session_id: str, caller: AgentName, *, plainly: bool) -> None:
+        issuer, tenant, sub = caller
+        body = {
+            "session_id": session_id,
+            "issuer": issuer,
+            "tenant": tenant,
+            "sub": sub,
+            "plainly": plainly,
+        }
+        for relay in self.relays_of(session_id):
+            # It may not be reached, and a relay of an older version does not know the question.
+            with suppress(NoResponderError, TimeoutError, ToolError):
+                await self._peers.ask(relay, LEFT, body, _MARGIN_S)
+
+    async def _left(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Note that a caller has closed a way to its session at another relay: a ``PeerHandler``."""
+        caller = (body["issuer"], body["tenant"], body["sub"])
+        self._endings.leave(self._sessions.of_caller(caller, body["session_id"]), plainly=body["plainly"])
+        return {}
 
     def _resolved(self, use: Use) -> Mapping[str, Any]:
         """Return the arguments with the id of the node that they name: labels and selections stay here."""

@@ -17,6 +17,8 @@ MAX_TOKENS = 32
 """The tokens that are noted for one session, those that expire last."""
 MAX_SESSIONS = 4096
 """The live sessions of all nodes."""
+GRACE_S = 2.0
+"""How soon a caller that has closed a request before its response has to make another one."""
 MAX_POLLS = 64
 """The long polls that one agent has open."""
 NODE_BYTES = 32 << 20

@@ -1,18 +1,48 @@
-"""Bounds the memory that callers' sessions take, per node and in all.
+"""Bounds the memory that callers' sessions take: per node, and shared among tenants and their principals.
 
-What is kept is JSON text, which takes as many bytes as it has. Must not know what it is for.
+What is kept is JSON text, which takes as many bytes as it has. A tenant has at most as much as is left free
+of all, and a principal at most as much as is left of that to its tenant, so that another one always finds
+room. A tenant that is alone has half of all, and a principal that is alone half of that. Must not know what
+the memory is for.
 """
 
 from collections import Counter
+from enum import StrEnum
+from typing import NamedTuple
+
+from relay.auth.agent_tokens import AgentName
+
+
+class Holder(NamedTuple):
+    """Whose memory it is: the session's principal, which names its tenant, and its node."""
+
+    principal: AgentName
+    node_id: str
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of both."""
+        _, tenant, _ = self.principal
+        return tenant
+
+
+class Full(StrEnum):
+    """Which bound leaves no room; the text is for the caller."""
+
+    NODE = "The sessions of this node take as much memory as they may: end one."
+    PRINCIPAL = "Your sessions take as much memory as they may: end one, or read its events."
+    TENANT = "The sessions of your tenant take as much memory as they may: end one, or read its events."
 
 
 class MemoryBudget:
-    """The bytes in use. One node's sessions cannot use up what all nodes share."""
+    """The bytes in use: ``per_node`` at most for one node, and ``in_all``."""
 
     def __init__(self, per_node: int, in_all: int) -> None:
         self._per_node = per_node
         self._in_all = in_all
-        self._used: Counter[str] = Counter()
+        self._nodes: Counter[str] = Counter()
+        self._tenants: Counter[str] = Counter()
+        self._principals: Counter[AgentName] = Counter()
         self._total = 0
 
     @property
@@ -20,17 +50,31 @@ class MemoryBudget:
         """The bytes in use."""
         return self._total
 
-    def take(self, node_id: str, size: int) -> bool:
-        """Count ``size`` bytes for the node, and return whether they fit; nothing is counted otherwise."""
-        if self._used[node_id] + size > self._per_node or self._total + size > self._in_all:
-            return False
-        self._used[node_id] += size
-        self._total += size
-        return True
+    def take(self, holder: Holder, size: int) -> Full | None:
+        """Count ``size`` bytes for ``holder``, or count nothing and return what leaves no room for them."""
+        if self._nodes[holder.node_id] + size > self._per_node:
+            return Full.NODE
+        # What it takes is also taken from what is free, so that it may take half of the difference.
+        of_tenant = (self._in_all - self._total - self._tenants[holder.tenant]) // 2
+        if size > of_tenant:
+            return Full.TENANT
+        if size > (of_tenant - self._principals[holder.principal]) // 2:
+            return Full.PRINCIPAL
+        self._count(holder, size)
+        return None
 
-    def give_back(self, node_id: str, size: int) -> None:
+    def give_back(self, holder: Holder, size: int) -> None:
         """Count ``size`` bytes less."""
-        self._total -= size
-        self._used[node_id] -= size
-        if not self._used[node_id]:
-            del self._used[node_id]
+        self._count(holder, -size)
+
+    def _count(self, holder: Holder, size: int) -> None:
+        self._total += size
+        self._nodes[holder.node_id] += size
+        self._tenants[holder.tenant] += size
+        self._principals[holder.principal] += size
+        if not self._principals[holder.principal]:
+            del self._principals[holder.principal]
+        if not self._tenants[holder.tenant]:
+            del self._tenants[holder.tenant]
+        if not self._nodes[holder.node_id]:
+            del self._nodes[holder.node_id]

@@ -78,10 +78,10 @@ class NodeRequests:
             self._endings.fail(session, request, CallerToolError.OVER_CAPACITY)
 
     def cancelled(self, node: NodeRef, payload: CallerToolCancel) -> None:
-        """Withdraw a request: the local agent does not need its result any more."""
+        """End a request: the local agent does not need its result any more."""
         session = self._session_of(node, payload)
         if session is not None:
-            self._endings.withdraw(session, payload["request_id"])
+            self._endings.cancel(session, payload["request_id"])
 
     def said(self, node: NodeRef, payload: SessionText) -> None:
         """Pass a message of the local agent to the caller."""
@@ -135,6 +135,8 @@ class NodeRequests:
     def _refusal_of(self, session: CallerSession, payload: Mapping[str, Any]) -> CallerToolError | None:
         if payload["tool"] not in session.lent.tools:
             return CallerToolError.TOOL_UNKNOWN
+        if session.is_without_caller:
+            return CallerToolError.DISCONNECTED
         if size_of(payload["arguments"]) > MAX_VALUE_BYTES:
             return CallerToolError.INVALID
         if len(session.requests) >= MAX_PENDING:

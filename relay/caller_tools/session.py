@@ -12,7 +12,8 @@ from typing import Any
 
 from relay.auth.agent_tokens import AgentName, Principal
 from relay.caller_tools.events import CallerEvent, EventBuffer, EventType
-from relay.caller_tools.limits import MAX_RESULT_BYTES, MAX_TOKENS
+from relay.caller_tools.limits import GRACE_S, MAX_RESULT_BYTES, MAX_TOKENS
+from relay.caller_tools.memory_budget import Holder
 from relay.caller_tools.requests import PendingRequest, SessionRequests
 from schemas.payloads import CallerTool, SessionOpen
 
@@ -37,6 +38,11 @@ class SessionFacts:
     caller_id: str
     timeout_ms: int
 
+    @property
+    def holder(self) -> Holder:
+        """Whose memory it takes."""
+        return Holder(self.principal, self.node_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Lent:
@@ -54,6 +60,7 @@ class CallerSession:
         tokens: the tokens that were used with it, by ``jti``.
         last_used: when either end used it.
         has_ended: whether it has ended; what waits for its events returns then.
+        polls: how many long polls are open.
     """
 
     def __init__(self, facts: SessionFacts, lent: Lent, events: EventBuffer, now: float) -> None:
@@ -64,9 +71,12 @@ class CallerSession:
         self.tokens: dict[str, Principal] = {}
         self.last_used = now
         self.has_ended = False
+        self.polls = 0
         self._streams: set[object] = set()
-        self._polls = 0
+        self._connections: set[object] = set()
         self._reachable_until = now
+        self._left: float | None = None
+        self._left_plainly = False
         self._changed = asyncio.Event()
 
     @property
@@ -76,6 +86,7 @@ class CallerSession:
 
     def use(self, principal: Principal, now: float) -> None:
         """Note that its caller uses it, with this token."""
+        self._is_there()
         self.last_used = now
         self.tokens[principal.jti] = principal
         if len(self.tokens) > MAX_TOKENS:
@@ -133,6 +144,7 @@ class CallerSession:
     def open_stream(self, stream: object) -> None:
         """Note a stream on which events are sent."""
         self._streams.add(stream)
+        self._is_there()
 
     def close_stream(self, stream: object, now: float) -> list[PendingRequest]:
         """Note that a stream has ended; return the requests that reached the caller by it alone."""
@@ -151,18 +163,48 @@ class CallerSession:
     @contextmanager
     def polled(self, now: Callable[[], float]) -> Iterator[None]:
         """Count a long poll while it is open."""
-        self._polls += 1
+        self.polls += 1
         try:
             yield
+            self._is_there()  # it got the response
         finally:
-            self._polls -= 1
+            self.polls -= 1
             self._reachable_until = now()
+
+    def connected(self, connection: object) -> None:
+        """Note an MCP session by which it is used."""
+        self._connections.add(connection)
+
+    def disconnected(self, connection: object, now: float) -> None:
+        """Note that an MCP session has ended, or closed its stream: with the last one the caller has left."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self.leave(now, plainly=True)
+
+    def leave(self, now: float, *, plainly: bool) -> None:
+        """Note that the caller has closed a way to it: a poll, or ``plainly`` what is to stay open."""
+        self._left = now
+        self._left_plainly |= plainly
+
+    @property
+    def is_without_caller(self) -> bool:
+        """Whether the caller has plainly left, and has not come back."""
+        return self._left_plainly and not self._is_reachable
+
+    def is_abandoned(self, now: float) -> bool:
+        """Return whether the caller has left, in any way, and has not come back in time."""
+        return self._left is not None and not self._is_reachable and now - self._left >= GRACE_S
 
     def unreachable_s(self, now: float) -> float:
         """Return for how long the caller could not be reached; 0 while it can."""
-        if self._polls or self._streams:
-            return 0.0
-        return now - self._reachable_until
+        return 0.0 if self._is_reachable else now - self._reachable_until
+
+    @property
+    def _is_reachable(self) -> bool:
+        return bool(self.polls or self._streams)
+
+    def _is_there(self) -> None:
+        self._left, self._left_plainly = None, False
 
     def _wake(self) -> None:
         self._changed.set()

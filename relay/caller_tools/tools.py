@@ -3,13 +3,15 @@
 Must not decide what a caller may do: ``caller_sessions`` does, at the relay that keeps the session.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic_core import from_json
 
 from relay.auth.permissions import Rights
 from relay.caller_tools.caller_sessions import Use
+from relay.caller_tools.endings import Endings
 from relay.caller_tools.event_streams import EventStreams
 from relay.caller_tools.forwarded_calls import ForwardedCalls
 from relay.caller_tools.limits import MAX_WAIT_MS
@@ -56,11 +58,13 @@ class SessionTools:
         calls: SessionCalls,
         registry: SessionRegistry,
         streams: EventStreams,
+        endings: Endings,
         forwarded: ForwardedCalls | None,
     ) -> None:
         self._calls = calls
         self._registry = registry
         self._streams = streams
+        self._endings = endings
         self._forwarded = forwarded
 
     def tools(self, registry: SchemaRegistry) -> tuple[RelayTool, ...]:
@@ -70,7 +74,7 @@ class SessionTools:
                 canonical=SessionTool.MESSAGE.value,
                 title="Talk to a node's local agent",
                 description=_MESSAGE,
-                schemas=_schemas(registry, "session_message"),
+                schemas=_schemas(registry, "session_message", "1.1.0"),
                 schema_ref="session_message.input@1.0.0",
                 safety_class="reversible",
                 idempotent=False,
@@ -85,7 +89,7 @@ class SessionTools:
                 canonical=SessionTool.EVENTS.value,
                 title="Read a session's events",
                 description=_EVENTS,
-                schemas=_schemas(registry, "session_events"),
+                schemas=_schemas(registry, "session_events", "1.1.0"),
                 schema_ref="session_events.input@1.0.0",
                 safety_class="read_only",
                 idempotent=True,
@@ -120,13 +124,46 @@ class SessionTools:
 
     async def _run(self, tool: SessionTool, call: RelayToolCall) -> Mapping[str, Any]:
         use = Use(call.caller.principal, call.arguments, call.correlation_id, call.selection)
-        push = _push_of(call)
         session_id = call.arguments.get("session_id")
         if self._forwarded is not None and session_id is not None and session_id not in self._registry:
             relays = self._forwarded.relays_of(session_id)
             if relays:
-                return await self._forwarded.run(relays, tool, use, push)
-        return await self._calls.run(tool, use, push, lambda session: self._follow(session, call))
+                return await self._elsewhere(self._forwarded, relays, tool, use, call)
+        push = _push_of(call)
+        used: list[CallerSession] = []
+
+        def found(session: CallerSession) -> None:
+            used.append(session)
+            self._follow(session, call)
+
+        try:
+            return await self._calls.run(tool, use, push, found)
+        except asyncio.CancelledError:
+            if not call.is_stopped():
+                for session in used:
+                    self._endings.leave(session, plainly=push is not None)
+            raise
+
+    async def _elsewhere(
+        self,
+        forwarded: ForwardedCalls,
+        relays: Collection[str],
+        tool: SessionTool,
+        use: Use,
+        call: RelayToolCall,
+    ) -> Mapping[str, Any]:
+        """Return the result of a call for a session that one of ``relays`` keeps."""
+        push, session_id, caller = _push_of(call), call.arguments["session_id"], use.principal.name
+        try:
+            result = await forwarded.run(relays, tool, use, push)
+        except asyncio.CancelledError:
+            if not call.is_stopped():
+                forwarded.leave(session_id, caller, plainly=push is not None)
+            raise
+        stream_id = call.caller.headers.get(_STREAM_ID)
+        if stream_id is not None:
+            self._streams.follow_elsewhere(stream_id, session_id, caller, ended=result.get("ended", False))
+        return result
 
     def _follow(self, session: CallerSession, call: RelayToolCall) -> None:
         """Send the events also on the event stream of the MCP session in which the call was made, if any."""
@@ -147,8 +184,8 @@ def _push_of(call: RelayToolCall) -> Push | None:
     return push
 
 
-def _schemas(registry: SchemaRegistry, name: str) -> ToolSchemas:
-    return ToolSchemas.of(registry, f"{name}.input@1.0.0", f"{name}.output@1.0.0")
+def _schemas(registry: SchemaRegistry, name: str, output: str = "1.0.0") -> ToolSchemas:
+    return ToolSchemas.of(registry, f"{name}.input@1.0.0", f"{name}.output@{output}")
 
 
 def _may_message(rights: Rights) -> bool:

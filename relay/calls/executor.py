@@ -131,6 +131,7 @@ class CallExecutor:
         # A keyed call outlives its caller, and so its stream.
         emit = request.emit if record.call.idempotency_key is None else None
         log_emit = emit if wants_logs(record.call.meta) else None
+        in_flight = self.in_flight(record)
         call = RelayToolCall(
             caller=request.caller,
             call=record.call,
@@ -139,10 +140,11 @@ class CallExecutor:
             selection=request.selection,
             correlation_id=record.correlation_id,
             ends=record.started + tool.timeout_s,
+            is_stopped=in_flight.is_stopped,
         )
         try:
             async with (
-                self.in_flight(record),
+                in_flight,
                 asyncio.timeout(self.budget_ms(tool, record) / 1000) as timeout,
             ):
                 result = await tool.answer(call)

@@ -139,6 +139,12 @@ class CallGateway:
             return True
         return isinstance(meta, dict) and META_PROGRESS_TOKEN in meta and self._samples(name, own)
 
+    def waits(self, params: Mapping[str, Any]) -> bool:
+        """Return whether a call with ``params`` is of a tool of the relay's own that waits."""
+        name = params.get("name")
+        own = self._relay_tools.find(name) if isinstance(name, str) else None
+        return own is not None and own.waits
+
     def _samples(self, name: str, own: RelayTool | None) -> bool:
         """Return whether a call of ``name`` starts telemetry, which a progress token follows."""
         if own is not None:
@@ -172,9 +178,11 @@ class CallGateway:
         try:
             tool = self._decided(request, principal, record)
             key = request.call.idempotency_key
-            if isinstance(key, str):
+            waits = isinstance(tool, RelayTool) and tool.waits
+            # A poll may be made twice, and must end with its caller: its key buys nothing.
+            if isinstance(key, str) and not (waits and tool.idempotent):
                 return await self._idempotent_calls.run(key, tool, principal, record, share)
-            if isinstance(tool, RelayTool) and tool.waits:
+            if waits:
                 record.release_share()
             return await self._executor.run(tool, record)
         finally:

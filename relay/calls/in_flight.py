@@ -77,6 +77,10 @@ class RevocableCall:
         self._cancelling = 0
         self._reason: tuple[Failure, str] | None = None
 
+    def is_stopped(self) -> bool:
+        """Return whether it is ended here, and not by its caller."""
+        return self._reason is not None
+
     def end(self, reason: tuple[Failure, str]) -> None:
         """End the call with ``reason`` in place of any result."""
         if self._task is not None and self._reason is None:

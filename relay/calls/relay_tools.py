@@ -64,6 +64,8 @@ class RelayToolCall:
         selection: what the caller's URL narrows the fleet to; an answer must not go beyond it.
         correlation_id: of this call, in upper case.
         ends: when its timeout ends it, on the gateway's monotonic clock.
+        is_stopped: returns whether the relay ends it: its token was revoked, or the relay stops. One that is
+            cancelled otherwise was closed by its caller.
     """
 
     caller: Caller
@@ -73,6 +75,7 @@ class RelayToolCall:
     selection: Selection
     correlation_id: str
     ends: float
+    is_stopped: Callable[[], bool]
 
     @property
     def arguments(self) -> Mapping[str, Any]:

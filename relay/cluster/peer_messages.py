@@ -18,7 +18,10 @@ MAX_PEER_BYTES = 1000 * 1024
 """What a server takes by default. The largest is the history of a node's telemetry, which is cut to fit."""
 
 FRAME = "frame"
-KINDS = (FRAME, "session_call", "session_event", "telemetry_read", "telemetry_listen", "telemetry_updated")
+KINDS = (
+    *(FRAME, "session_call", "session_event", "session_left"),
+    *("telemetry_read", "telemetry_listen", "telemetry_updated"),
+)
 """The kinds of questions."""
 
 CountMessage = Callable[[str, str, str], None]

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult
+from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from starlette.responses import JSONResponse
@@ -34,6 +35,7 @@ from relay.mcp_api.sdk import (
     answers_once,
     caller_of,
     emitter_of,
+    exchange_of,
     is_modern,
     message_of,
     opens_session,
@@ -134,7 +136,7 @@ class McpEndpoint:
         try:
             await self._manager.handle_request(scope, receive, send)
         finally:
-            exchange.is_over = True
+            exchange.end()
 
     async def _answered(self, caller: Caller, message: Mapping[str, Any]) -> dict[str, Any]:
         result = await self.methods.table[message["method"]](caller, message, None)
@@ -156,10 +158,19 @@ class McpEndpoint:
         """Answer a message from the table; the SDK answers what is not in it, or malformed."""
         method = self.methods.table.get(ctx.method)
         if method is not None and takes(ctx.method, ctx.protocol_version, ctx.params):
+            message = message_of(ctx)
+            answering = method(caller_of(ctx), message, emitter_of(ctx))
+            answer: dict[str, Any] | None
             try:
-                answer = await method(caller_of(ctx), message_of(ctx), emitter_of(ctx))
+                if self.methods.waits(message):
+                    # In the old era the SDK does not end it with its client, who may be gone.
+                    answer = await direct.until_disconnected(answering, exchange_of(ctx).disconnected)
+                else:
+                    answer = await answering
             except MethodError as error:
                 raise MCPError(error.code, error.message, error.data) from None
+            if answer is None:
+                raise MCPError(REQUEST_CANCELLED, "the client has disconnected")
             return with_documents(self._eras.shaped(answer, modern=is_modern(ctx.protocol_version)))
         if ctx.method in RESOURCE_SUBSCRIPTIONS and takes(ctx.method, ctx.protocol_version, ctx.params):
             self._charge(caller_of(ctx))

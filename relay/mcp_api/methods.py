@@ -6,7 +6,7 @@ a ``Fragment``. Must not import the MCP SDK, nor decide anything: the gateway de
 the fleet what is listed.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.text import printable
 from schemas.tokens import TokenError
 
-Method = Callable[[Caller, Mapping[str, Any], Emit | None], Awaitable[dict[str, Any]]]
+Method = Callable[[Caller, Mapping[str, Any], Emit | None], Coroutine[Any, Any, dict[str, Any]]]
 
 CALL_TOOL = "tools/call"
 LIST_TTL_MS = 5000
@@ -106,6 +106,11 @@ class Methods:
         """Return whether a call may send notifications before its result: then its answer is a stream."""
         params = message.get("params")
         return isinstance(params, dict) and self._gateway.streams(params)
+
+    def waits(self, message: Mapping[str, Any]) -> bool:
+        """Return whether a message is a call that waits for what may not happen."""
+        params = message.get("params")
+        return isinstance(params, dict) and self._gateway.waits(params)
 
     async def _call_tool(
         self, caller: Caller, message: Mapping[str, Any], emit: Emit | None

@@ -3,6 +3,7 @@
 Must not answer a method: ``methods`` does.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,7 @@ from mcp_types.methods import serialize_server_result, validate_client_request
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
+from starlette.types import Message
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
@@ -52,10 +54,24 @@ class Exchange:
     In the old era the SDK goes on with a call whose client has disconnected, since it might have resumed.
     """
 
-    __slots__ = ("is_over",)
+    __slots__ = ("_over",)
 
     def __init__(self) -> None:
-        self.is_over = False
+        self._over = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the response has ended, or the client has disconnected."""
+        return self._over.is_set()
+
+    def end(self) -> None:
+        """Note that it is over."""
+        self._over.set()
+
+    async def disconnected(self) -> Message:
+        """Wait until it is over: what ``direct.until_disconnected`` takes as ``receive``."""
+        await self._over.wait()
+        return {"type": "http.disconnect"}
 
 
 class _Notification(BaseModel):
@@ -237,12 +253,18 @@ def message_of(context: Context) -> Mapping[str, Any]:
     return message
 
 
+def exchange_of(context: Context) -> Exchange:
+    """Return the HTTP request of a message."""
+    exchange: Exchange = _request_of(context).scope[EXCHANGE_IN_SCOPE]
+    return exchange
+
+
 def emitter_of(context: Context) -> Emit:
     """Return what sends notifications on the response stream of a message."""
-    exchange: Exchange | None = _request_of(context).scope.get(EXCHANGE_IN_SCOPE)
+    exchange = exchange_of(context)
 
     async def emit(method: str, params: Mapping[str, Any]) -> None:
-        if exchange is not None and exchange.is_over:
+        if exchange.is_over:
             raise StreamClosedError
         notification: Any = _Notification(method=method, params=dict(params))
         await context.session.send_notification(notification, context.request_id)

@@ -6,6 +6,8 @@ between. Over a real relay, a real WebSocket and a real Unix socket, for callers
 """
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -215,6 +217,65 @@ async def test_a_caller_that_disconnects_is_disconnected_at_once(world: World, e
         if streaming is not None:
             streaming.cancel()
     assert error_of(await calling)["message"].startswith("The caller disconnected")
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_caller_that_has_read_a_request_and_leaves_is_gone_and_hides_no_other_callers_tools(
+    world: World, era: str
+) -> None:
+    agent = world.agents[era]
+    async with world.caller(era, "bee") as bee:
+        async with world.caller(era) as caller:
+            session = await caller.lend(world.node)
+            await agent.lent("ant_send_response", "ant_get_memory")
+            first = asyncio.create_task(agent.call("ant_get_memory"))
+            read = await caller.call("session_events", session_id=session, wait_ms=20_000)
+            assert [event["type"] for event in read["events"]] == ["caller_tool_request"]
+            following = {"session_id": session, "after": read["next"], "wait_ms": 60_000, "stream": True}
+            streaming = asyncio.create_task(caller.call("session_events", **following))
+            second = asyncio.create_task(agent.call("ant_get_memory"))
+            await caller.log()
+            other = await bee.lend(world.node, caller_id="bee")
+            await agent.lent()
+            caller.sessions.clear()  # nothing ends it but that its caller is gone
+            streaming.cancel()
+        for calling in (first, second):
+            assert error_of(await calling)["message"].startswith("The caller disconnected")
+        await agent.lent("bee_send_response", "bee_get_memory")
+        await bee.end(other)
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_that_the_local_agent_cancels_ends_for_the_caller(world: World, era: str) -> None:
+    async with world.caller(era) as caller:
+        agent = world.agents[era]
+        session = await caller.lend(world.node)
+        await agent.lent("ant_send_response", "ant_get_memory")
+        calling = asyncio.create_task(agent.call("ant_get_memory"))
+        event = await caller.event(session)
+        calling.cancel()
+        cancelled = await caller.event(session, "caller_tool_cancelled")
+        assert cancelled["request_id"] == event["request_id"]
+        ids = {"session_id": session, "request_id": event["request_id"]}
+        late = await caller.try_call("caller_tool_response", **ids, result=1)
+        assert "no such pending request" in error_of(late)["message"]
+        await caller.end(session)
+
+
+async def test_a_local_agent_does_not_wait_for_a_daemon_that_is_stopped(world: World) -> None:
+    async with world.caller(NEW) as caller:
+        session = await caller.lend(world.node)
+        agent = world.agents[NEW]
+        await agent.lent("ant_send_response", "ant_get_memory")
+        daemon = world.system.processes.pid("kubelet")
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            error = error_of(await asyncio.wait_for(agent.call("ant_get_memory"), BOUND_S / 2))
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        assert error["message"].startswith("The daemon of this node was lost")
+        await agent.lent("ant_send_response", "ant_get_memory")
+        await caller.end(session)
 
 
 @pytest.mark.parametrize("era", ERAS)

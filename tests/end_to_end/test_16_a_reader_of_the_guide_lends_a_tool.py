@@ -1,7 +1,8 @@
 """16. A reader of docs/caller-tools.md starts its two programs.
 
 Steps: a token by the page's command · the page's caller lends its tool to this machine's node · the page's
-local agent sees it, calls it, and says thank you · both end by themselves.
+local agent sees it, calls it, and says thank you · both end by themselves · a caller that is interrupted, or
+killed, leaves nothing at the node.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from signal import Signals
 
 import httpx2
 import pytest
@@ -44,7 +46,25 @@ async def sessions_of(demo: Demo, http: httpx2.AsyncClient) -> str:
     return str(page["subsystems"]["caller tools"]["state"])
 
 
-@pytest.mark.parametrize(("name", "lines"), [("caller.py", 40), ("agent.py", 20)])
+async def until_node_has(demo: Demo, expected: str) -> None:
+    """Wait until that is what the node says."""
+    async with asyncio.timeout(BOUND_S), httpx2.AsyncClient(trust_env=False) as http:
+        while await sessions_of(demo, http) != expected:
+            await before_asking_again()
+
+
+async def started_caller(demo: Demo, commands: CommandLines, directory: Path) -> asyncio.subprocess.Process:
+    """Start the page's caller with a token of its own."""
+    file = directory / "caller.py"
+    file.write_text(PROGRAMS[file.name], "utf-8")
+    place = ("--public-url", demo.base_url, "--state-dir", str(demo.state("relay")), "--tenant", "demo")
+    issued = commands.run("relay", "token", "issue", "--sub", "ant", "--scope", "sessions:message", *place)
+    assert issued.code == 0, issued
+    node, url, token = demo.real_node[:10], demo.facts["mcp_url"], issued.out.strip()
+    return await started(sys.executable, "-P", str(file), url, node, EDGE_TOKEN=token, NO_PROXY="*")
+
+
+@pytest.mark.parametrize(("name", "lines"), [("caller.py", 41), ("agent.py", 20)])
 def test_the_programs_of_the_page_are_as_short_as_promised(name: str, lines: int) -> None:
     assert len(PROGRAMS[name].splitlines()) <= lines
 
@@ -52,20 +72,27 @@ def test_the_programs_of_the_page_are_as_short_as_promised(name: str, lines: int
 async def test_the_callers_tool_reaches_the_local_agent_and_its_answer_comes_back(
     demo: Demo, commands: CommandLines, tmp_path: Path
 ) -> None:
-    caller_file, agent_file = tmp_path / "caller.py", tmp_path / "agent.py"
-    for file in (caller_file, agent_file):
-        file.write_text(PROGRAMS[file.name], "utf-8")
-    place = ("--public-url", demo.base_url, "--state-dir", str(demo.state("relay")), "--tenant", "demo")
-    issued = commands.run("relay", "token", "issue", "--sub", "ant", "--scope", "sessions:message", *place)
-    assert issued.code == 0, issued
-    node, url, token = demo.real_node[:10], demo.facts["mcp_url"], issued.out.strip()
+    agent_file = tmp_path / "agent.py"
+    agent_file.write_text(PROGRAMS[agent_file.name], "utf-8")
+    caller = await started_caller(demo, commands, tmp_path)
     python = (sys.executable, "-P")
-    caller = await started(*python, str(caller_file), url, node, EDGE_TOKEN=token, NO_PROXY="*")
     local = (*python, "-m", "kubelet", "mcp", "--state-dir", str(demo.state("kubelet")))
     agent = await started(*python, str(agent_file), *local)
     assert await finished(agent) == "They dance.\n"
     assert await finished(caller) == "lending get_memory\nthe node's agent says: Thank you.\n"
     # The others who use this node find no session.
-    async with asyncio.timeout(BOUND_S), httpx2.AsyncClient(trust_env=False) as http:
-        while await sessions_of(demo, http) != "0 sessions, 0 local clients":
-            await before_asking_again()
+    await until_node_has(demo, "0 sessions, 0 local clients")
+
+
+@pytest.mark.parametrize("signal", [Signals.SIGINT, Signals.SIGKILL], ids=["Ctrl-C", "killed"])
+async def test_a_caller_that_is_interrupted_or_killed_leaves_no_session(
+    demo: Demo, commands: CommandLines, tmp_path: Path, signal: Signals
+) -> None:
+    caller = await started_caller(demo, commands, tmp_path)
+    # From its first poll on; before that it has nothing open by which its end could be seen.
+    assert caller.stdout is not None
+    assert await asyncio.wait_for(caller.stdout.readline(), BOUND_S) == b"lending get_memory\n"
+    await until_node_has(demo, "1 sessions, 0 local clients")
+    caller.send_signal(signal)
+    await caller.communicate()
+    await until_node_has(demo, "0 sessions, 0 local clients")

@@ -94,6 +94,13 @@ EXAMPLES: dict[str, Any] = {
     },
     "cluster.telemetry_read@1.0.0": {"uri": f"node://{NODE_ID}/telemetry", "principal": PRINCIPAL},
     "cluster.session_event@1.0.0": {"correlation_id": REQUEST_ULID, "event": "{}"},
+    "cluster.session_left@1.0.0": {
+        "session_id": SESSION_ID,
+        "tenant": "acme",
+        "sub": "agent",
+        "issuer": "https://relay.example",
+        "plainly": True,
+    },
     "cluster.frame@1.0.0": {
         "node_id": REQUEST_ULID.lower(),
         "session_id": REQUEST_ULID,
@@ -194,8 +201,10 @@ EXAMPLES: dict[str, Any] = {
         "wait_ms": 1000,
     },
     "session_message.output@1.0.0": {**EVENTS, "node_id": NODE_ID},
+    "session_message.output@1.1.0": {**EVENTS, "node_id": NODE_ID},
     "session_events.input@1.0.0": {"session_id": SESSION_ID, "after": 1, "wait_ms": 1000},
     "session_events.output@1.0.0": EVENTS,
+    "session_events.output@1.1.0": EVENTS,
     "caller_tool_response.input@1.0.0": {
         "session_id": SESSION_ID,
         "request_id": REQUEST_ID,

@@ -63,6 +63,10 @@ class McpWire:
         own = {"mcp-protocol-version": NEW, "mcp-method": "tools/call"} if self.era == NEW else {}
         return await self._http.post("/mcp", content=body, headers={**self._headers, **own, **headers})
 
+    async def delete(self) -> httpx2.Response:
+        """End the session of the old era."""
+        return await self._http.delete("/mcp", headers=self._headers)
+
     @asynccontextmanager
     async def event_stream(self) -> AsyncIterator[AsyncIterator[str]]:
         """Hold the event stream of a session of the old era; yield its lines."""

@@ -105,6 +105,8 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         "session_message.input@1.0.0/properties/context/properties/caller_tools/items/properties/inputSchema",
         "session_message.output@1.0.0/properties/events/items/properties/arguments",
         "session_events.output@1.0.0/properties/events/items/properties/arguments",
+        "session_message.output@1.1.0/properties/events/items/properties/arguments",
+        "session_events.output@1.1.0/properties/events/items/properties/arguments",
     }
 
 

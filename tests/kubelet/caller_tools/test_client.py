@@ -6,12 +6,15 @@ import pytest
 
 from kubelet.caller_tools import client as client_module
 from kubelet.caller_tools.client import MAX_IN_FLIGHT
+from kubelet.caller_tools.json_rpc import INVALID_PARAMS
 from kubelet.caller_tools.lines import MAX_LINE_BYTES
+from schemas.caller_tools import MAX_PENDING
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, FakeRelay, SocketClient, connected, served
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 
+IDS = ("session_id", "request_id")
 LENT = {**MEMORY, "inputSchema": {"type": "object"}}
 
 
@@ -63,6 +66,41 @@ async def test_an_attached_client_sees_its_session_alone(relay: FakeRelay, path:
         relay.end(ANT)
         relay.end(BEE)
         assert await client.notification() == config(caller_id="bee")
+
+
+async def test_a_request_that_is_cancelled_gives_its_place_back_and_gets_no_response(
+    relay: FakeRelay, client: SocketClient
+) -> None:
+    relay.open()
+    asked = client.send("caller_tool", {"tool": "get_memory"})
+    [sent] = await relay.requests()
+    assert (await client.request("cancel", {"id": asked}))["result"] == {"cancelled": True}
+    await until(lambda: relay.of("caller_tool_cancel") == [{name: sent[name] for name in IDS}])
+    assert (await client.request("cancel", {"id": asked}))["result"] == {"cancelled": False}
+    again = client.send("caller_tool", {"tool": "get_memory"}, asked)
+    relay.answer((await relay.requests(2))[1], "the second")
+    assert (await client.response(again))["result"] == "the second"
+
+
+async def test_a_request_is_cancelled_however_many_are_in_flight(
+    relay: FakeRelay, client: SocketClient
+) -> None:
+    relay.open()
+    asked = [client.send("caller_tool", {"tool": "get_memory"}) for _ in range(MAX_IN_FLIGHT)]
+    await relay.requests(MAX_PENDING)
+    for each in asked:
+        assert (await client.request("cancel", {"id": each}))["result"] == {"cancelled": True}
+    await until(lambda: len(relay.of("caller_tool_cancel")) == len(relay.of("caller_tool")))
+    answered = client.send("caller_tool", {"tool": "get_memory"})
+    relay.answer((await relay.requests(len(relay.of("caller_tool_cancel")) + 1))[-1], "at once")
+    assert (await client.response(answered))["result"] == "at once"
+
+
+@pytest.mark.parametrize("params", [{}, {"id": None}, {"id": 1, "tool": "get_memory"}])
+async def test_what_is_to_be_cancelled_is_named_by_its_id(
+    client: SocketClient, params: dict[str, Any]
+) -> None:
+    assert (await client.request("cancel", params))["error"]["code"] == INVALID_PARAMS
 
 
 async def test_messages_of_the_caller_are_notified(relay: FakeRelay, client: SocketClient) -> None:

@@ -165,6 +165,36 @@ async def test_a_client_that_leaves_cancels_its_request(
     assert calls.in_flight == 0
 
 
+async def test_a_cancellation_that_the_connection_does_not_take_is_sent_soon(
+    calls: CallerRequests, relay: Relay, session: Session
+) -> None:
+    task = await started(calls, session)
+    relay.takes = False
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert relay.of("caller_tool_cancel") == []
+    relay.takes = True
+    await until(lambda: relay.of("caller_tool_cancel") == [ids(relay.of("caller_tool")[0])])
+
+
+async def test_nothing_is_cancelled_of_a_session_that_has_ended(
+    calls: CallerRequests, relay: Relay, session: Session
+) -> None:
+    task = await started(calls, session)
+    relay.takes = False
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    calls.end_session(ANT)
+    relay.takes = True
+    other = await started(calls, session)
+    await until(lambda: len(relay.of("caller_tool")) == 2)
+    assert relay.of("caller_tool_cancel") == []
+    calls.end_session(ANT)
+    await failure_of(other)
+
+
 async def test_the_end_of_a_session_ends_its_requests_at_once(
     calls: CallerRequests, session: Session
 ) -> None:

@@ -13,9 +13,11 @@ import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from schemas.caller_tools import MAX_PENDING
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, FakeRelay, served
 from tests.fakes.lines import LogLines
+from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.integration
@@ -139,6 +141,29 @@ async def test_what_fails_is_an_error_envelope(
         await relay.requests(2)
         relay.end()
         assert "disconnected" in error_of(await call)["message"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_calls_that_the_agent_cancels_reach_the_caller_and_hold_up_no_other(
+    era: str, path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, local_agent(era, path) as agent:
+        relay.open(ANT, "ant", SEND)
+        await agent.until_listed("ant_send_response")
+        count = MAX_PENDING + 2
+        calls = [
+            asyncio.create_task(agent.client.call_tool("ant_send_response", {"message": "Hello"}))
+            for _ in range(count)
+        ]
+        await relay.requests(MAX_PENDING)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        await until(lambda: len(relay.of("caller_tool_cancel")) == len(relay.of("caller_tool")))
+        call = asyncio.create_task(agent.client.call_tool("ant_send_response", {"message": "last"}))
+        await until(lambda: relay.of("caller_tool")[-1]["arguments"] == {"message": "last"})
+        relay.answer(relay.of("caller_tool")[-1], {"sent": True})
+        assert not (await call).is_error
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from kubelet.backoff import Backoff
-from kubelet.local_agent.daemon_client import DaemonClient, ResponseError
+from kubelet.caller_tools import methods
+from kubelet.caller_tools.methods import LocalMethods
+from kubelet.local_agent.daemon_client import PATIENCE_S, DaemonClient, ResponseError
 from kubelet.local_agent.daemon_messages import MAX_LINE_BYTES
 from schemas.errors import Failure, ToolError
 from schemas.process.logs import make_logger
@@ -47,11 +49,11 @@ def path(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def followed(
-    path: Path, log: LogLines, session_id: str | None = None
+    path: Path, log: LogLines, session_id: str | None = None, patience_s: float = PATIENCE_S
 ) -> AsyncIterator[tuple[DaemonClient, Follower]]:
     follower = Follower()
     backoff = Backoff(FixedChance(0.5), 0.001, 0.002)
-    client = DaemonClient(path, session_id, follower, backoff, make_logger("kubelet", log))
+    client = DaemonClient(path, session_id, follower, backoff, make_logger("kubelet", log), patience_s)
     running = asyncio.create_task(client.run())
     try:
         yield client, follower
@@ -81,6 +83,59 @@ async def test_a_request_is_answered(path: Path, registry: SchemaRegistry, log: 
         asked = asyncio.create_task(client.request("caller_tool", {"tool": "get_memory"}))
         relay.answer((await relay.requests())[0], {"a": 1})
         assert await asked == {"a": 1}
+
+
+async def test_a_request_that_is_cancelled_is_cancelled_at_the_daemon(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, followed(path, log) as (client, follower):
+        relay.open()
+        await until(lambda: follower.lent)
+        asked = asyncio.create_task(client.request("caller_tool", {"tool": "get_memory"}))
+        await relay.requests()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await until(lambda: relay.of("caller_tool_cancel"))
+
+
+async def test_a_daemon_that_waits_for_a_caller_is_probed_and_not_lost(
+    path: Path, registry: SchemaRegistry, log: LogLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[object] = []
+    node = LocalMethods.node
+
+    async def counted(self: LocalMethods, *arguments: Any) -> Any:
+        probes.append(self)
+        return await node(self, *arguments)
+
+    monkeypatch.setitem(vars(methods)["_METHODS"], "node", counted)
+    async with (
+        served(path, registry, log) as relay,
+        followed(path, log, patience_s=0.02) as (client, follower),
+    ):
+        relay.open()
+        await until(lambda: follower.lent)
+        asked = asyncio.create_task(client.request("caller_tool", {"tool": "get_memory"}))
+        (request,) = await relay.requests()
+        await until(lambda: len(probes) > 3)
+        relay.answer(request, "late")
+        assert await asked == "late"
+
+
+async def test_a_daemon_that_answers_nothing_is_lost(path: Path, log: LogLines) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(LENDING % b"")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(silent, path)
+    async with server, followed(path, log, patience_s=0.02) as (client, _):
+        await log.until("daemon connected")
+        with pytest.raises(ToolError) as raised:
+            await client.request("caller_tool", {"tool": "get_memory"})
+        assert raised.value.failure is Failure.CALLER_DISCONNECTED
+        await log.until("daemon does not answer")
 
 
 async def test_an_error_keeps_what_the_daemon_sent(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from relay.caller_tools.limits import GRACE_S
 from schemas.frame_types import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
@@ -124,6 +125,51 @@ async def test_events_are_streamed_by_way_of_another_relay_until_their_reader_le
     call.cancel()
     codes = {(await fleet.until_sent("caller_tool_result"))["error"]["code"] for _ in range(3)}
     assert codes == {"caller_disconnected"}
+
+
+async def test_a_caller_that_closes_its_poll_at_another_relay_for_good_is_gone(fleet: Fleet) -> None:
+    (session,) = fleet.near.hub.caller_sessions
+    fleet.far.request(fleet.session)
+    await fleet.far.result("session_events", session_id=fleet.session, wait_ms=10_000)
+    waiting = asyncio.create_task(fleet.far.events(fleet.session, after=1, wait_ms=60_000))
+    await until(lambda: session.polls == 1)
+    waiting.cancel()
+    await until(lambda: session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S))
+    assert not session.is_abandoned(fleet.near.hub.seconds.now)
+    await fleet.far.events(fleet.session, after=1)  # a request at any relay shows that it is there
+    assert not session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S)
+    await fleet.near.events(fleet.session, after=1)
+    waiting = asyncio.create_task(fleet.far.events(fleet.session, after=1, wait_ms=60_000))
+    await until(lambda: session.polls == 1)
+    waiting.cancel()
+    await until(lambda: session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S))
+    fleet.near.hub.seconds.now += GRACE_S
+    fleet.near.hub.caller_tools.expiry.sweep_requests()
+    assert (await fleet.until_sent("caller_tool_result"))["error"]["code"] == "caller_disconnected"
+    assert (await fleet.until_sent("session_end"))["session_id"] == fleet.session
+
+
+async def test_a_poll_that_the_other_relay_ends_is_not_closed_by_its_caller(fleet: Fleet) -> None:
+    (session,) = fleet.near.hub.caller_sessions
+    polling = asyncio.create_task(fleet.far.call("session_events", session_id=fleet.session, wait_ms=60_000))
+    await until(lambda: session.polls == 1)
+    await fleet.far.hub.executor.drain(0)
+    _, error = await polling
+    assert error is not None
+    await until(lambda: session.polls == 0)
+    assert not session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S)
+
+
+async def test_an_mcp_session_that_ends_at_another_relay_ends_the_way_of_its_caller(fleet: Fleet) -> None:
+    async def send(_event: str) -> bool:
+        return True
+
+    streams = fleet.far.hub.caller_tools.streams
+    streams.attach("M1", send)
+    fleet.far.request(fleet.session)
+    await fleet.far.call("session_events", session_id=fleet.session, wait_ms=10_000, stream_id="M1")
+    streams.detach("M1")
+    assert (await fleet.until_sent("caller_tool_result"))["error"]["code"] == "caller_disconnected"
 
 
 async def test_at_another_relay_too_a_session_is_unknown_to_others(fleet: Fleet) -> None:

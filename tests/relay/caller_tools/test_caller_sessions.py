@@ -5,6 +5,8 @@ import pytest
 
 from relay.audit.log import AuditUnavailableError
 from relay.caller_tools import registry as session_registry
+from relay.caller_tools.limits import NODE_BYTES, TOTAL_BYTES
+from relay.caller_tools.memory_budget import Holder
 from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
 from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
@@ -155,6 +157,26 @@ async def test_a_session_that_cannot_be_recorded_is_not_opened(
     assert error["code"] == "E_INTERNAL"
     assert stage.sent() == []
     assert len(stage.hub.caller_sessions) == 0
+
+
+async def test_one_principal_cannot_take_the_memory_of_all_and_the_error_says_whose_it_is(
+    stage: CallerStage,
+) -> None:
+    own = stage.hub.authenticator.identify(stage.token).name
+    budget = stage.hub.caller_tools.budget
+    number = 0
+    while budget.take(Holder(own, f"node-{number}"), NODE_BYTES // 8) is None:
+        number += 1
+    while budget.take(Holder(own, "another"), 10_000) is None:
+        pass
+    tools = [{"name": "t", "description": "x" * 10_000}]
+    context = {"caller_id": "ant", "caller_tools": tools}
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_RATE_LIMITED"
+    assert error_text(error).startswith("Your sessions take as much memory as they may")
+    assert budget.total <= TOTAL_BYTES // 4
+    other = stage.hub.token([SCOPE], sub="agent-2")
+    await stage.open(other, tools)
 
 
 # --- a session that is open

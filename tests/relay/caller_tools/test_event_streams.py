@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from relay.caller_tools.event_streams import EventStreams
+from relay.caller_tools.limits import GRACE_S
 from relay.caller_tools.session import CallerSession
 from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
@@ -60,6 +61,11 @@ class Stage:
         members: dict[str, Any] = {"session_id": self.session_id, "wait_ms": 0, "after": 1 << 40}
         await self.stage.call("session_events", token, stream_id=stream_id, **members)
 
+    def later(self, seconds: float) -> None:
+        """Let time pass, and sweep."""
+        self.stage.hub.seconds.now += seconds
+        self.stage.hub.caller_tools.expiry.sweep_requests()
+
     async def followed(self) -> None:
         self.streams.attach("M1", self.client.send)
         self.streams.opened("M1", self.principal)
@@ -107,15 +113,59 @@ async def test_what_reached_the_caller_by_its_stream_alone_ends_with_it(own: Sta
     assert own.stage.results() == {request_id(): "caller_disconnected"}
 
 
-async def test_what_the_caller_has_read_otherwise_does_not_end_with_its_stream(own: Stage) -> None:
+@pytest.mark.parametrize("end", ["closed", "detach"])
+async def test_a_caller_whose_stream_or_mcp_session_ends_is_gone_at_once_whatever_it_has_read(
+    own: Stage, end: str
+) -> None:
     await own.followed()
     own.stage.request(own.session_id)
     await own.client.next()
     await own.stage.events(own.session_id)
+    getattr(own.streams, end)("M1")
     own.stage.request(own.session_id, 1)
-    own.streams.closed("M1")
+    gone = "caller_disconnected"
+    assert own.stage.results() == {request_id(): gone, request_id(1): gone}
+    own.later(GRACE_S)
+    assert ("session_end", {"session_id": own.session_id, "reason": "ended"}) in own.stage.sent()
+
+
+async def test_a_caller_without_an_event_stream_is_gone_with_its_mcp_session(own: Stage) -> None:
+    own.streams.attach("M1", own.client.send)
+    await own.use()
+    own.stage.request(own.session_id)
+    await own.stage.events(own.session_id)
+    own.streams.detach("M1")
+    assert own.stage.results() == {request_id(): "caller_disconnected"}
+
+
+async def test_a_caller_with_another_mcp_session_or_with_an_open_poll_is_not_gone(own: Stage) -> None:
+    for stream_id in ("M1", "M2"):
+        own.streams.attach(stream_id, own.client.send)
+        await own.use(stream_id)
+    own.stage.request(own.session_id)
+    await own.stage.events(own.session_id)
+    own.streams.detach("M1")
+    call = own.stage.call("session_events", session_id=own.session_id, after=1, wait_ms=60_000)
+    polling = asyncio.create_task(call)
+    await until(lambda: own.session.polls == 1)
+    own.streams.detach("M2")
+    own.later(GRACE_S)
     assert own.stage.results() == {}
-    assert len(own.session.requests) == 2
+    polling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await polling
+    assert own.stage.results() == {request_id(): "caller_disconnected"}
+
+
+async def test_a_stream_that_is_opened_again_within_the_grace_keeps_the_session(own: Stage) -> None:
+    await own.followed()
+    own.streams.closed("M1")
+    own.later(GRACE_S - 0.1)
+    own.streams.opened("M1", own.principal)
+    own.later(10)
+    own.stage.request(own.session_id)
+    assert (await own.client.next())["request_id"] == request_id()
+    assert own.stage.results() == {}
 
 
 async def test_what_was_sent_on_two_streams_ends_with_the_last(own: Stage) -> None:
@@ -138,8 +188,8 @@ async def test_a_client_that_wants_no_log_messages_is_not_reached_by_them(own: S
     await own.followed()
     own.stage.request(own.session_id)
     await until(lambda: own.session.events.newest == 1)
-    own.streams.closed("M1")
-    assert own.stage.results() == {}
+    await own.use()
+    assert not any(request.has_reached_caller for request in own.session.requests)
 
 
 async def test_a_client_that_does_not_read_holds_up_no_one(own: Stage) -> None:

@@ -3,14 +3,15 @@ import json
 import pytest
 
 from relay.caller_tools.events import EventBuffer, EventsFullError, EventType
-from relay.caller_tools.memory_budget import MemoryBudget
+from relay.caller_tools.memory_budget import Holder, MemoryBudget
 
-SESSION, NODE = "gogol_20261122_021500_00c0ffee", "node"
+SESSION = "gogol_20261122_021500_00c0ffee"
+HOLDER = Holder(("https://relay.example", "acme", "ant"), "node")
 
 
 def buffer(max_events: int = 3, max_bytes: int = 100_000) -> tuple[EventBuffer, MemoryBudget]:
-    budget = MemoryBudget(max_bytes, max_bytes)
-    return EventBuffer(SESSION, NODE, budget, max_events), budget
+    budget = MemoryBudget(max_bytes, 4 * max_bytes)
+    return EventBuffer(SESSION, HOLDER, budget, max_events), budget
 
 
 def say(events: EventBuffer, *messages: str) -> None:

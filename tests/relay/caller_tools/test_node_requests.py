@@ -64,17 +64,15 @@ async def test_a_request_that_is_repeated_is_the_same_request(stage: CallerStage
     assert await stage.events(session_id) == []
 
 
-async def test_a_request_that_is_withdrawn_ends_for_the_caller_too(stage: CallerStage) -> None:
+async def test_a_request_that_the_local_agent_cancels_ends_for_the_caller_too(
+    stage: CallerStage,
+) -> None:
     session_id = await stage.open()
     stage.request(session_id)
     stage.send(OneWayType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
     stage.send(OneWayType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
     (event,) = await stage.events(session_id)
-    assert (event["type"], event["request_id"], event["reason"]) == (
-        "caller_tool_ended",
-        request_id(),
-        "withdrawn",
-    )
+    assert (event["type"], event["request_id"]) == ("caller_tool_cancelled", request_id())
     error = await stage.error(
         "caller_tool_response", session_id=session_id, request_id=request_id(), result=1
     )

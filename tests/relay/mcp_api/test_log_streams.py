@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from relay.caller_tools.limits import GRACE_S
 from tests.fakes.caller_stage import SCOPE, request_id
 from tests.fakes.hub import Hub
 from tests.fakes.lending_caller import LEGACY, NEW, LendingCaller
+from tests.fakes.mcp_wire import NEW as WIRE_NEW
 from tests.fakes.mcp_wire import OLD, McpWire
 from tests.fakes.node_end import NodeEnd
+from tests.fakes.polling import until
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID
@@ -136,6 +139,76 @@ async def test_a_caller_whose_connection_ends_with_a_request_on_it_is_disconnect
             streaming.cancel()
     answer = await node.receive("caller_tool_result")
     assert answer.payload["error"]["code"] == "caller_disconnected"
+
+
+class Reading:
+    """A caller by hand, which has read one request by ``session_events``."""
+
+    def __init__(self, wire: McpWire, node: NodeEnd, session_id: str) -> None:
+        self.wire = wire
+        self.session_id = session_id
+        self._node = node
+
+    @classmethod
+    async def opened(cls, node: NodeEnd, wire: McpWire) -> "Reading":
+        context = {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]}
+        answer = await wire.ask(wire.request("session_message", {"node_id": NODE_ID, "context": context}))
+        session_id = answer["result"]["structuredContent"]["session_id"]
+        await node.receive("session_open")
+        await ask(node, session_id)
+        reading = cls(wire, node, session_id)
+        polled = await reading.poll(wait_ms=20_000)
+        (event,) = polled["result"]["structuredContent"]["events"]
+        assert event["request_id"] == request_id()
+        return reading
+
+    async def poll(self, **arguments: int) -> dict[str, Any]:
+        return await self.wire.ask(
+            self.wire.request("session_events", {"session_id": self.session_id, **arguments})
+        )
+
+    async def is_gone(self) -> None:
+        """Wait until the request has ended because its caller is gone."""
+        result = await self._node.receive("caller_tool_result")
+        assert result.payload["error"]["code"] == "caller_disconnected"
+
+
+@pytest.mark.parametrize("era", [pytest.param(OLD, id="2025"), pytest.param(WIRE_NEW, id="2026")])
+async def test_a_caller_that_closes_its_poll_for_good_is_gone_after_the_grace(
+    relay: ServedRelay, node: NodeEnd, era: str
+) -> None:
+    async with McpWire.open(relay.address, era, relay.hub.token([SCOPE])) as wire:
+        reading = await Reading.opened(node, wire)
+        (session,) = relay.hub.caller_sessions
+        polling = asyncio.create_task(reading.poll(after=1, wait_ms=60_000))
+        await until(lambda: session.polls == 1)
+        polling.cancel()
+        await until(lambda: session.polls == 0)
+        expiry = relay.hub.caller_tools.expiry
+        expiry.sweep_requests()
+        assert len(session.requests) == 1
+        relay.hub.seconds.now += GRACE_S
+        expiry.sweep_requests()
+        await reading.is_gone()
+        assert (await node.receive("session_end")).payload["session_id"] == reading.session_id
+
+
+async def test_a_caller_of_the_old_era_that_deletes_its_mcp_session_is_gone_at_once(
+    relay: ServedRelay, node: NodeEnd
+) -> None:
+    async with McpWire.open(relay.address, OLD, relay.hub.token([SCOPE])) as wire:
+        reading = await Reading.opened(node, wire)
+        assert (await wire.delete()).status_code == 200
+        await reading.is_gone()
+
+
+async def test_a_caller_of_the_old_era_that_closes_its_event_stream_is_gone_whatever_it_has_read(
+    relay: ServedRelay, node: NodeEnd
+) -> None:
+    async with McpWire.open(relay.address, OLD, relay.hub.token([SCOPE])) as wire:
+        async with wire.event_stream():
+            reading = await Reading.opened(node, wire)
+        await reading.is_gone()
 
 
 async def test_a_caller_of_the_old_era_whose_event_stream_breaks_off_is_disconnected(

@@ -33,7 +33,7 @@ async def test_a_notification_is_sent_while_the_clients_request_lasts_and_not_af
     )
     emit = emitter_of(context)
     await emit("notifications/progress", {"progress": 1})
-    exchange.is_over = True
+    exchange.end()
     with pytest.raises(StreamClosedError):
         await emit("notifications/progress", {"progress": 2})
     assert session.sent == [("notifications/progress", {"progress": 1}, 7)]
