@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.broker.leftover import end_leftover, record
 from relay.broker.log_lines import BrokerLines
-from relay.broker.ports import is_free, listens
+from relay.broker.ports import is_free, listening
 from relay.broker.server_config import AccessFiles, nats_config
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.error_roots import OperatorError
@@ -130,6 +130,13 @@ class BrokerSupervisor:
         state = "running" if self.is_running else "ended: started again"
         return Health(started=self._process is not None, live=True, ready=self.is_running, state=state)
 
+    @property
+    def own_port(self) -> int | None:
+        """The port of this machine on which it speaks its own protocol, while it runs."""
+        if self._process is None or not self.is_running:
+            return None
+        return next(iter(listening(self._process.pid) - {self._listen.port}), None)
+
     def reload(self) -> bool:
         """Have the broker read its access lists again; False: it starts, and may have read the old ones."""
         process = self._process
@@ -201,7 +208,7 @@ class BrokerSupervisor:
         self._log.info("broker started", listen=str(self._address), pid=self._process.pid)
 
     async def _until_listening(self, process: asyncio.subprocess.Process) -> None:
-        while not await asyncio.to_thread(listens, process.pid, self._listen.port):
+        while self._listen.port not in await asyncio.to_thread(listening, process.pid):
             if process.returncode is not None:
                 await self._drained()
                 reason = self._lines.last() or "no output"
