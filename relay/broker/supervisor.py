@@ -126,9 +126,13 @@ class BrokerSupervisor:
 
     @property
     def health(self) -> Health:
-        """Its health: it is live while it is tried again, since a restart of the relay would not help."""
+        """Its health: it is live while it is tried again, since a restart of the relay would not help.
+
+        Whether calls wait for it is the health of the relay's connection to it.
+        """
         state = "running" if self.is_running else "ended: started again"
-        return Health(started=self._process is not None, live=True, ready=self.is_running, state=state)
+        started, ready = self._process is not None, self.is_running
+        return Health(started=started, live=True, ready=ready, state=state, essential=False)
 
     @property
     def own_port(self) -> int | None:

@@ -2,7 +2,8 @@
 
 Steps: run the relay · enrol a node, run it and call it · the broker is killed, and comes back · the relay is
 killed, and takes the same broker address again · it stops, and leaves nothing running · the same over TLS,
-where a revoked node loses the broker · a broker of one's own takes over · no broker at all, and said so.
+where a revoked node loses the broker · a broker of one's own takes over · its store is full · no broker at
+all, and said so.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from relay.demo.processes import StartError
-from tests.fakes.broker import Broker
+from tests.fakes.broker import Broker, fill
 from tests.fakes.polling import until
 from tests.fakes.small_fleet import SmallFleet, is_running, small_fleet
 from tests.fakes.tls_broker import until as until_peer
@@ -166,6 +167,28 @@ async def test_a_broker_of_ones_own_takes_over_and_that_is_said(fleet: SmallFlee
         assert "broker_process" not in await fleet.until_ready()
         # The node was told the former address: its session carries its manifest all the same.
         assert await fleet.echo(told["node_id"], "by the session") == "by the session"
+    finally:
+        await asyncio.to_thread(vendor.stop)
+
+
+async def test_a_broker_whose_store_is_full_leaves_the_sessions_and_that_is_said(
+    fleet: SmallFleet, tmp_path: Path
+) -> None:
+    (tmp_path / "vendor").mkdir()
+    vendor = Broker("nats-server", tmp_path / "vendor", small=True)
+    await asyncio.to_thread(vendor.start)
+    try:
+        await asyncio.to_thread(fill, vendor.address)
+        await fleet.start_relay("--broker", str(vendor.address))
+        told = await fleet.enrol("kitchen")
+        await fleet.start_node("kitchen")
+        assert await fleet.echo(told["node_id"], "by the session") == "by the session"
+        assert (await fleet.until_ready())["broker"] is False
+        page = await fleet.ready()
+        assert page["subsystems"]["broker"]["state"].startswith("not connected: nodes announce themselves by")
+        await until(lambda: fleet.log("broker not reached"))
+        assert "its store is full" in fleet.log("broker not reached")[0]["reason"]
+        assert fleet.log("going on by the nodes' sessions, without the broker")
     finally:
         await asyncio.to_thread(vendor.stop)
 
