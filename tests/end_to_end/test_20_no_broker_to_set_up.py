@@ -7,6 +7,7 @@ all, and said so.
 """
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -80,6 +81,20 @@ async def test_a_relay_brings_its_broker_and_keeps_its_address_through_every_dea
     assert not is_running(last)
     assert fleet.log("broker ended")[1:] == []
     assert not fleet.log("broker killed")
+
+
+async def test_the_doctor_finds_nothing_on_a_fresh_machine(fleet: SmallFleet) -> None:
+    settings = fleet.directory / "relay.toml"
+    settings.write_text(
+        f'listen = "127.0.0.1:{fleet.port}"\npublic_url = "{fleet.url}"\nbroker_listen = "{fleet.broker}"\n'
+    )
+    given = ["--config", str(settings), "--state-dir", str(fleet.state.root)]
+    relay = fleet.run_command()[:4]
+    await fleet.processes.start("relay", [*relay, "run", *given])
+    await fleet.processes.until_listening(fleet.port)
+    await fleet.until_ready()
+    found = await fleet.processes.output([*relay, "doctor", "--json", *given])
+    assert {json.loads(line)["severity"] for line in found.splitlines()} == {"ok"}, found
 
 
 async def test_a_broker_that_outlived_its_relay_is_ended_by_the_next_one(fleet: SmallFleet) -> None:
