@@ -74,7 +74,8 @@ class BrokerStore:
     async def run(self) -> None:
         """Keep the limits set, and tell how much is used, until cancelled."""
         while True:
-            port, limited = self._own_port(), False
+            # On a thread: with thousands of connections, to find it takes long.
+            port, limited = await asyncio.to_thread(self._own_port), False
             try:
                 if port is not None:
                     async with asyncio.timeout(_TIMEOUT_S):
