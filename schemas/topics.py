@@ -32,6 +32,16 @@ def telemetry(node_id: str) -> str:
     return f"$devices/{node_id}/telemetry"
 
 
+def written_by(node_id: str) -> tuple[str, ...]:
+    """Return every topic that a node writes, and none that it does not."""
+    return identity(node_id), announce(node_id), heartbeat(node_id), telemetry(node_id)
+
+
+def subject(topic: str) -> str:
+    """Return the subject that stands for ``topic`` in nats-server."""
+    return topic.replace("/", ".")
+
+
 def parse(topic: str) -> tuple[str, str] | None:
     """Return ``(node_id, channel)`` of a topic below ``$devices``; None for any other.
 

@@ -7,6 +7,7 @@ verdict rejected be used for more than counting.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from schemas.canonical import is_canonical
@@ -68,7 +69,13 @@ class TrustRules:
 
         ``parsed`` is what ``strict_json`` made of ``wire`` as part of a frame. That it belongs to ``wire`` is
         checked, not believed: ``wire`` must be its canonical form.
+
+        A mark that is further ahead than a manifest may be was set while the clock was ahead. It does not
+        count for what a session brings: the node would have to wait for that time. By the broker it does,
+        where anyone could repeat an old manifest.
         """
+        if known.is_live and known.mark is not None and known.mark.issued_at_ms > now_ms + MAX_FUTURE_MS:
+            known = replace(known, mark=None)
         etag = etag_of(wire)
         if etag == known.current_etag:
             return Verdict(Outcome.UNCHANGED, mark=known.mark)

@@ -60,7 +60,10 @@ class ManifestReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The newest manifest of a node that was ever accepted. Outlives restarts; nothing moves it back."""
+    """The newest manifest of a node that was ever accepted. Outlives restarts.
+
+    One that a clock which was ahead has set moves back, to what the node itself sends by its session.
+    """
 
     issued_at_ms: int
     etag: str
@@ -108,6 +111,7 @@ class Known:
         mark: the newest manifest ever accepted.
         current_etag: the ETag of the manifest that is in force now.
         session_alive: whether the node is connected, so that an older manifest is a broker's old copy.
+        is_live: whether this manifest comes by that session, so that nobody repeats an old one.
         revoked: every revoked kid.
     """
 
@@ -115,6 +119,7 @@ class Known:
     mark: Mark | None = None
     current_etag: str | None = None
     session_alive: bool = False
+    is_live: bool = False
     revoked: Container[str] = frozenset()
 
 
@@ -127,7 +132,7 @@ class Verdict:
         capabilities: those of ``manifest``. Not to be kept: of thousands of nodes, the bytes are kept alone.
         reason: why it was rejected, if it was.
         kid: the leaf that is not known yet, if the manifest is pending until it is.
-        mark: what was known before: the next manifest must be newer.
+        mark: what was known before, as far as it counts: the next manifest must be newer.
     """
 
     outcome: Outcome

@@ -72,10 +72,11 @@ class Announcer:
     def advance_past(self, mark_ms: int) -> None:
         """Make what is announced next newer than ``mark_ms``, the newest that the relay has accepted.
 
-        At once, if that is what was wrong with the current one.
+        At once, if that is what was wrong with the current one, or that an earlier clock was ahead.
         """
-        advanced = self._signer.advance_past(mark_ms)
-        if advanced and self.current is not None and mark_ms >= self.current.issued_at_ms:
+        if not self._signer.advance_past(mark_ms) or self.current is None:
+            return
+        if mark_ms >= self.current.issued_at_ms or self._signer.is_of_the_future(self.current):
             self._due.set()
 
     @property

@@ -16,6 +16,16 @@ from schemas.text import printable
 RESERVED_MS = 10_000
 
 
+def read_last_issued_ms(file: Path) -> int:
+    """Return the time in ``file``; 0 if there is none, or it cannot be read as one."""
+    try:
+        text = read_state(file)
+        # Without its end a line is torn: the rest of a number is another number.
+        return int(text) if text.endswith(b"\n") else 0
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
 class LastIssued:
     """The newest ``issued_at_ms``, kept in ``file``, or in memory alone for a node without disk.
 
@@ -57,12 +67,7 @@ class LastIssued:
         self.ms = issued_at_ms
 
     def _read(self, greatest_ms: int) -> int:
-        try:
-            text = read_state(self._file) if self._file else b""
-            # Without its end a line is torn: the rest of a number is another number.
-            read = int(text) if text.endswith(b"\n") else 0
-        except (FileNotFoundError, ValueError):
-            return 0
+        read = 0 if self._file is None else read_last_issued_ms(self._file)
         return read if 0 <= read <= greatest_ms else 0
 
     def _write(self, issued_at_ms: int) -> None:

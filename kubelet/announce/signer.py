@@ -106,6 +106,10 @@ class ManifestSigner:
         self._last.advance(issued, now)
         return SignedManifest(wire, etag_of(wire), issued, issued + self.ttl_ms)
 
+    def is_of_the_future(self, manifest: SignedManifest) -> bool:
+        """Return whether no relay accepts ``manifest`` yet, if this clock is right now."""
+        return manifest.issued_at_ms > self._now_ms() + MAX_FUTURE_MS
+
     def advance_past(self, mark_ms: int) -> bool:
         """Make the next manifest newer than ``mark_ms``, the newest that the relay has accepted.
 

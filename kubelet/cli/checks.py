@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from kubelet.announce.last_issued import read_last_issued_ms
 from kubelet.config import NodeConfig
+from kubelet.daemon.composition import last_issued_file
 from kubelet.session.tls import NodeTls
 from schemas import topics
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.identity import first_certificate_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
+from schemas.manifest import MAX_FUTURE_MS
 from schemas.process import common_checks
 from schemas.process.asked_process import AskedProcess
 from schemas.process.broker_probe import Publication, probing
@@ -118,10 +121,19 @@ class NodeChecks:
         return Finding.good(f"the leaf is the root's, for tenant {leaf.tenant}")
 
     def clock(self) -> Finding:
-        """Compare this clock with the relay's."""
+        """Compare this clock with the relay's, and with the time of the newest manifest."""
         if self.answer.date_ms is None:
             return Finding.warning("the relay does not say its time", "compare the clocks by hand")
-        return common_checks.clock(self.now_ms() - self.answer.date_ms)
+        file, now_ms = last_issued_file(self.files.root), self.now_ms()
+        compared = common_checks.clock(now_ms - self.answer.date_ms)
+        ahead_ms = read_last_issued_ms(file) - now_ms
+        if compared.severity is not Severity.OK or ahead_ms <= MAX_FUTURE_MS:
+            return compared
+        return Finding.warning(
+            f"{compared.found}, but the newest manifest was signed by a clock {ahead_ms // 60_000} min ahead",
+            "run the daemon, whose relay replaces that time; if its log still has `relay rejects the "
+            f"manifest`, upgrade the relay, or stop the daemon and remove {file}",
+        )
 
     def relay(self) -> Finding:
         """Check that the relays answer; calls can flow by way of one that does."""

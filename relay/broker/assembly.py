@@ -7,17 +7,22 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from nacl.signing import SigningKey
+
 from relay.broker.program import find_nats_server
 from relay.broker.server_config import AccessFiles
+from relay.broker.store import BrokerStore
 from relay.broker.supervisor import BrokerSupervisor
 from relay.environment import RelayEnvironment
 from relay.part import Part
-from schemas.health import Health
+from schemas.health import Health, endless
+
+_SEED_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerPart(Part):
-    """The broker that one relay runs; ``supervisor`` is None where it runs none.
+    """The broker that one relay runs, and its store; both are None where it runs none.
 
     Attributes:
         reads_access_files: whether it admits clients by the files that ``relay.pki.broker_access`` writes.
@@ -25,6 +30,7 @@ class BrokerPart(Part):
     """
 
     supervisor: BrokerSupervisor | None
+    store: BrokerStore | None = None
     reads_access_files: bool = False
     probe_node: str | None = None
 
@@ -41,11 +47,13 @@ class BrokerPart(Part):
             await self.supervisor.start()
 
     async def run(self) -> None:
-        """Start it again whenever it ends, until cancelled."""
-        if self.supervisor is None:
+        """Start it again whenever it ends, and bound what it stores, until cancelled."""
+        if self.supervisor is None or self.store is None:
             await super(BrokerPart, self).run()
         else:
-            await self.supervisor.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(endless("broker", self.supervisor.run()))
+                tasks.create_task(endless("broker store", self.store.run()))
 
     async def close(self) -> None:
         """Stop it."""
@@ -57,9 +65,13 @@ class BrokerPart(Part):
         return {} if self.supervisor is None else {"broker_process": self.supervisor.health}
 
     @property
-    def reload(self) -> Callable[[], bool] | None:
-        """What has the broker read its access lists again; None where the relay runs none."""
-        return None if self.supervisor is None else self.supervisor.reload
+    def users(self) -> tuple[str, ...]:
+        """Whom it admits besides nodes and the relay, as its list of users has them."""
+        return () if self.store is None else (self.store.user,)
+
+    def reload(self) -> bool:
+        """Have it, if there is one, read its access lists again; return whether that is done."""
+        return self.supervisor is None or self.supervisor.reload()
 
 
 def assemble(environment: RelayEnvironment) -> BrokerPart:
@@ -83,4 +95,10 @@ def assemble(environment: RelayEnvironment) -> BrokerPart:
         log=environment.log,
         monotonic=environment.monotonic,
     )
-    return BrokerPart(supervisor, reads_access_files=access is not None, probe_node=probe_node)
+    store = BrokerStore(
+        lambda: supervisor.own_port,
+        SigningKey(environment.random_bytes(_SEED_BYTES)),
+        environment.metrics.broker_store_filled.set,
+        environment.log,
+    )
+    return BrokerPart(supervisor, store, reads_access_files=access is not None, probe_node=probe_node)

@@ -26,6 +26,7 @@ _OF_A_RELOAD = re.compile(r'User ".*" found in connect proto, but user required 
 """For each client that is connected when the broker reads its access lists again. The certificate decides."""
 _OF_MQTT_5 = re.compile(r'\S+ - mid:\d+ - "" - unacceptable protocol version of 5')
 """A client that speaks MQTT 5 is told so, and uses 3.1.1: `kubelet doctor` is one."""
+_OF_A_FULL_STORE = re.compile(r"resource limits exceeded|insufficient resources|maximum bytes exceeded")
 
 
 class BrokerLines:
@@ -37,7 +38,7 @@ class BrokerLines:
 
     def __init__(self, log: FilteringBoundLogger, monotonic: Callable[[], float], probe_node: str) -> None:
         self._log = log
-        self._probe_refused = f'Publish Violation - Subject "{_subject(topics.heartbeat(probe_node))}"'
+        self._probe_refused = f'Publish Violation - Subject "{topics.subject(topics.heartbeat(probe_node))}"'
         self._monotonic = monotonic
         self._bucket = TokenBucket(_RATE, _BURST, monotonic())
         self._left_out = 0
@@ -74,6 +75,9 @@ class BrokerLines:
         if harmless is not None:
             self._log.info(harmless, **facts)
             return
+        if _OF_A_FULL_STORE.search(shown):
+            self._log.error("the broker's store is full", line=shown, **facts)
+            return
         write = self._log.warning if level == "WRN" else self._log.error
         write("the broker reports", line=shown, **facts)
 
@@ -88,8 +92,3 @@ class BrokerLines:
     def last(self) -> str:
         """Return the last lines that said something wrong, in one line."""
         return " | ".join(self._last)
-
-
-def _subject(topic: str) -> str:
-    """Return the subject that stands for a topic of MQTT in nats-server."""
-    return topic.replace("/", ".")

@@ -42,8 +42,8 @@ def first_free(host: str, wanted: int) -> HostPort:
     )
 
 
-def listens(pid: int, port: int) -> bool:
-    """Return whether that process, and no other, accepts TCP connections on ``port``.
+def listening(pid: int) -> frozenset[int]:
+    """Return the ports on which that process, and no other, accepts TCP connections.
 
     Not tried by a connection: a broker that demands certificates would report it as an attack.
     """
@@ -56,8 +56,9 @@ def listens(pid: int, port: int) -> bool:
             for line in (directory / "net" / table).read_text("ascii").splitlines()[1:]
         ]
     except OSError:
-        return False  # it has ended, or closed one of them meanwhile
-    return any(
-        fields[3] == _LISTEN and fields[1].endswith(f":{port:04X}") and f"socket:[{fields[9]}]" in held
+        return frozenset()  # it has ended, or closed one of them meanwhile
+    return frozenset(
+        int(fields[1].rpartition(":")[2], 16)
         for fields in lines
+        if fields[3] == _LISTEN and f"socket:[{fields[9]}]" in held
     )

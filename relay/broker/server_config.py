@@ -8,12 +8,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from relay.broker.store import STORE_BYTES
 from schemas.addresses import HostPort, is_loopback
 from schemas.error_roots import OperatorError
 
 _MAX_MEMORY_BYTES = 64 * 1024 * 1024
-_MAX_STORE_BYTES = 1024 * 1024 * 1024
-_MAX_PAYLOAD_BYTES = 1024 * 1024  # far more than the largest manifest
+_MAX_PAYLOAD_BYTES = 132 * 1024
+"""The largest manifest, 128 KiB, and its topic: a node retains at most four messages of this size."""
 _MAX_PENDING_BYTES = 256 * 1024 * 1024
 """What may wait for one client to read it; one for which more waits is disconnected.
 
@@ -33,14 +34,17 @@ jetstream {{
   max_file_store: {file}
 }}
 """
+# Of QoS 2, a server stores what its sender never confirms.
 _MQTT = """\
 mqtt {{
   listen: {listen}
+  reject_qos2_publish: true
 }}
 """
 _MQTT_TLS = """\
 mqtt {{
   listen: {listen}
+  reject_qos2_publish: true
   tls {{
     cert_file: {certificate}
     key_file: {key}
@@ -82,7 +86,7 @@ def nats_config(listen: HostPort, store: Path, access: AccessFiles | None) -> st
         payload=_MAX_PAYLOAD_BYTES,
         pending=_MAX_PENDING_BYTES,
         memory=_MAX_MEMORY_BYTES,
-        file=_MAX_STORE_BYTES,
+        file=STORE_BYTES,
     )
     if access is None:
         if not is_loopback(listen.host):

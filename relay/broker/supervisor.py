@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.broker.leftover import end_leftover, record
 from relay.broker.log_lines import BrokerLines
-from relay.broker.ports import is_free, listens
+from relay.broker.ports import is_free, listening
 from relay.broker.server_config import AccessFiles, nats_config
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.error_roots import OperatorError
@@ -126,9 +126,20 @@ class BrokerSupervisor:
 
     @property
     def health(self) -> Health:
-        """Its health: it is live while it is tried again, since a restart of the relay would not help."""
+        """Its health: it is live while it is tried again, since a restart of the relay would not help.
+
+        Whether calls wait for it is the health of the relay's connection to it.
+        """
         state = "running" if self.is_running else "ended: started again"
-        return Health(started=self._process is not None, live=True, ready=self.is_running, state=state)
+        started, ready = self._process is not None, self.is_running
+        return Health(started=started, live=True, ready=ready, state=state, essential=False)
+
+    @property
+    def own_port(self) -> int | None:
+        """The port of this machine on which it speaks its own protocol, while it runs."""
+        if self._process is None or not self.is_running:
+            return None
+        return next(iter(listening(self._process.pid) - {self._listen.port}), None)
 
     def reload(self) -> bool:
         """Have the broker read its access lists again; False: it starts, and may have read the old ones."""
@@ -201,7 +212,7 @@ class BrokerSupervisor:
         self._log.info("broker started", listen=str(self._address), pid=self._process.pid)
 
     async def _until_listening(self, process: asyncio.subprocess.Process) -> None:
-        while not await asyncio.to_thread(listens, process.pid, self._listen.port):
+        while self._listen.port not in await asyncio.to_thread(listening, process.pid):
             if process.returncode is not None:
                 await self._drained()
                 reason = self._lines.last() or "no output"

@@ -16,17 +16,19 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import issued_by
 from relay.pki.tls_contexts import broker_context
 from schemas import topics
+from schemas.addresses import host_of, is_loopback
 from schemas.files import read_named
 from schemas.identity import MAX_PEM_BYTES, CertificateFormatError, first_certificate_in, validity_of
 from schemas.process import common_checks
 from schemas.process.asked_process import AskedProcess
 from schemas.process.broker_probe import Publication, probing
 from schemas.process.common_checks import ask_health
-from schemas.process.doctor import Check, Finding, NotCheckedError
+from schemas.process.doctor import Check, Finding, NotCheckedError, Severity
 from schemas.settings import Settings
 from schemas.tls import client_context, load_chain
 
 _RETURN_S = 2.0
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -136,21 +138,30 @@ class RelayChecks:
         with probing(broker, client_id, tls, tries_mqtt_5=not is_own) as probe:
             arrived = probe.subscribe(topics.ALL_HEARTBEATS)
             probe.try_to_publish(Publication(heartbeat, b"{}"))
-            if _arrives(arrived, heartbeat):
-                return Finding.warning(
-                    f"{broker} lets its clients publish for any node", "set an access list: docs/brokers.md"
-                )
+            everyone_may = _arrives(arrived, heartbeat)
+        if everyone_may and is_own and not broker.tls:
+            return Finding.good(f"{broker} grants the subscription, and is for this machine alone")
+        if everyone_may:
+            return Finding.warning(
+                f"{broker} lets its clients publish for any node", "set an access list: docs/brokers.md"
+            )
         return Finding.good(f"{broker} grants the subscription, and lets no client publish for another")
 
     def clock(self) -> Finding:
-        """Read whether the relay trusts the system's clock."""
-        clock = self.status["subsystems"]["clock"]
-        if clock["ready"]:
-            return Finding.good(
-                "the system's clock was not set by minutes since the start, nor do nodes contradict it"
+        """Read whether the relay trusts the system's clock, and whether nodes sign by it."""
+        clock, wrong = self.status["subsystems"]["clock"], self.status["nodes"].get("wrong_clocks", {})
+        if not clock["ready"]:
+            found = clock.get("state") or "not set, or was set by minutes"
+            return Finding.failure(f"the system's clock is {found}", "run timedatectl set-ntp true")
+        if wrong:
+            some = ", ".join(f"{node_id} ({how})" for node_id, how in sorted(wrong.items())[:_SHOWN])
+            return Finding.warning(
+                f"{len(wrong)} nodes sign by clocks that differ from this one by more than 5 min: {some}",
+                "run `kubelet doctor` there, and compare this clock too: timedatectl set-ntp true",
             )
-        found = clock.get("state") or "not set, or was set by minutes"
-        return Finding.failure(f"the system's clock is {found}", "run timedatectl set-ntp true")
+        return Finding.good(
+            "the system's clock was not set by minutes since the start, nor do nodes contradict it"
+        )
 
     def relay(self) -> Finding:
         """Check that the public URL answers, as a node verifies it."""
@@ -166,6 +177,8 @@ class RelayChecks:
     def sessions(self) -> Finding:
         """Read how many nodes are connected."""
         nodes = self.status["nodes"]
+        if nodes["known"] == nodes["connected"] == 0:
+            return Finding.good("no node is known yet: `relay join-token create`, then `kubelet enroll`")
         found = f"{nodes['connected']} of {nodes['known']} known nodes are connected"
         if nodes["connected"] == 0:
             return Finding.warning(found, "start one; run `kubelet doctor` there")
@@ -217,8 +230,11 @@ class RelayChecks:
         return common_checks.files(self.status)
 
     def watchdog(self) -> Finding:
-        """Read whether the relay is restarted when it stalls."""
-        return common_checks.watchdog(self.status)
+        """Read whether the relay is restarted when it stalls; one for this machine alone may do without."""
+        finding = common_checks.watchdog(self.status)
+        if finding.severity is Severity.WARNING and is_loopback(host_of(self.config.public_url)):
+            return Finding.good(f"{finding.found}; it serves this machine alone")
+        return finding
 
 
 def _arrives(arrived: "queue.Queue[str]", topic: str) -> bool:
@@ -269,10 +285,12 @@ EXPLAINED: Mapping[str, str] = {
     "lets any of its clients publish for any node: signatures still hold, but any client "
     "can hide nodes.",
     "clock": "The relay compares the system's clock with ticks, and with what nodes sign. While it "
-    "is not trusted, correct the system's clock.",
+    "is not trusted, correct the system's clock. Manifests of a node whose clock is wrong are refused: it is "
+    "ahead if they are of the future, behind if they have expired when its session brings them.",
     "relay": "A request of /healthz at the public URL, verified as nodes verify it. Failures are "
     "those of DNS, of a proxy in front, or of the certificate.",
-    "sessions": "How many nodes are connected. None is a warning: nothing can be called.",
+    "sessions": "How many nodes are connected. None of those that are known is a warning: nothing can be "
+    "called.",
     "announces": "The manifests that the broker should hold, against those that it has sent since the "
     "relay subscribed.",
     "cluster": "Whether the relay is connected to the servers of --cluster, and reads what other relays "

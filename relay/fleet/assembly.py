@@ -42,16 +42,21 @@ class FleetPart(Part):
                 tasks.create_task(endless(name, work))
 
     def health(self) -> Mapping[str, Health]:
-        """Manifests arrive by the broker, and those that it retains have arrived; or by sessions alone."""
+        """Manifests arrive by the broker, and those that it retains have arrived; or by sessions alone.
+
+        Only at the start do calls wait for them: a broker may be full, or away, for long.
+        """
         if self.feed is None:
             return {}
-        inventory = self.fleet.inventory
+        inventory, awaited = self.fleet.inventory, self.feed.is_awaited
+        state = "" if self.feed.connected else "not connected: nodes announce themselves by their sessions"
         return {
-            "broker": Health.of(self.feed.loop, ready=self.feed.connected),
+            "broker": Health.of(self.feed.loop, ready=self.feed.connected, state=state, essential=awaited),
             "inventory": Health(
                 started=inventory.is_subscribed,
                 live=self.notifier.loop.is_live,
                 ready=inventory.is_there,
+                essential=awaited,
             ),
         }
 

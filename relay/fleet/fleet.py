@@ -146,10 +146,12 @@ class Fleet:
         ``parsed`` is what ``wire`` was parsed to already, if it was.
         """
         node, now = self._nodes.get(node_id), self._now_ms()
-        verdict = self.trust.rules.accept(wire, node_id, now, known_of(node, self.trust.revoked), parsed)
+        is_live = way == "session"
+        known = known_of(node, self.trust.revoked, is_live=is_live)
+        verdict = self.trust.rules.accept(wire, node_id, now, known, parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests(verdict.outcome.value, reason, way).inc()
-        self.clocks.judged(node_id, verdict)
+        self.clocks.judged(node_id, verdict, is_live=is_live)
         if verdict.outcome is Outcome.PENDING:
             if not self._pending.put(node_id, wire, now):
                 self._metrics.messages_dropped.labels("too_much_parked").inc()

@@ -40,6 +40,7 @@ _KEEPALIVE_CHECK_S = 1.0
 _TURN_S = 120.0
 _STOP_S = 2.0
 _BATCH_BYTES = 64 * 1024
+_NO_ANSWER = "it ended the connection without an answer, as when its store is full: see its log"
 _NO_TOPIC = ""
 """In the place of one that is not UTF-8. A topic has at least one character (MQTT 3.1.1 section 4.7.3)."""
 
@@ -79,6 +80,7 @@ class MqttConnection:
         self._keepalive_s = keepalive_s
         self._sleep = sleep
         self._wait_s = _FIRST_WAIT_S
+        self._answered = False
         self._batch: list[MqttMessage] = []
         self._readable: asyncio.Future[None] | None = None
         self._client = paho.Client(
@@ -117,6 +119,7 @@ class MqttConnection:
         self._write_rest()
 
     async def _connect(self) -> None:
+        self._answered = False
         connecting = _in_thread(self._client.reconnect)
         try:
             await asyncio.shield(connecting)
@@ -204,6 +207,7 @@ class MqttConnection:
     def _on_connect(
         self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
     ) -> None:
+        self._answered = True
         if code.is_failure:
             self._changed(False, str(code))  # noqa: FBT003 - as above
             return
@@ -221,7 +225,7 @@ class MqttConnection:
     def _on_disconnect(
         self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
     ) -> None:
-        self._changed(False, str(code))  # noqa: FBT003 - as above
+        self._changed(False, str(code) if self._answered else _NO_ANSWER)  # noqa: FBT003 - as above
 
     def _on_socket_close(self, _client: object, _data: object, connection: Any) -> None:
         loop = asyncio.get_running_loop()

@@ -61,6 +61,8 @@ class MqttFeed:
 
     Attributes:
         connected: whether the broker is connected and has granted the subscription.
+        is_awaited: whether calls have to wait for what the broker retains, as they do for ``check_after_s``
+            from the start; later, nodes that it does not send announce themselves by their sessions.
         loop: the progress of ``run``.
     """
 
@@ -99,6 +101,7 @@ class MqttFeed:
         self._timers: list[asyncio.TimerHandle] = []
         self.loop = Loop(monotonic)
         self.connected = False
+        self.is_awaited = True
         self._reported: str | None = None
         self._connection = MqttConnection(
             broker=broker,
@@ -115,10 +118,17 @@ class MqttFeed:
 
     async def run(self) -> None:
         """Stay subscribed, and pass on what arrives, until cancelled."""
+        timer = asyncio.get_running_loop().call_later(self._check_after_s, self._await_no_longer)
         try:
             await self._connection.run(self._take_batch)
         finally:
+            timer.cancel()
             self._follow_up(connected=False)
+
+    def _await_no_longer(self) -> None:
+        self.is_awaited = False
+        if not self.connected:
+            self._log.warning("going on by the nodes' sessions, without the broker", broker=str(self._broker))
 
     async def _take_batch(self, messages: Sequence[MqttMessage]) -> None:
         began_s, size = self._monotonic(), 0

@@ -5,7 +5,7 @@ new tokens too: no call flows, and nothing else shows why. One node proves nothi
 the wrong one. Must not judge manifests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from structlog.typing import FilteringBoundLogger
 
@@ -27,17 +27,33 @@ class NodeClocks:
         self._now_ms = now_ms
         self._log = log
         self._are_ahead = False
+        self._wrong: dict[str, tuple[str, int]] = {}
 
     @property
     def are_ahead(self) -> bool:
         """Whether they were ahead at the last comparison: in every tenant more nodes than not."""
         return self._are_ahead
 
-    def judged(self, node_id: str, verdict: Verdict) -> None:
-        """Take in what ``verdict`` says of a node's clock: only what the node has signed gets that far."""
+    @property
+    def wrong(self) -> Mapping[str, str]:
+        """The nodes whose clocks are ``ahead`` of this machine's or ``behind`` it, by what they signed."""
+        now_ms = self._now_ms()
+        return {node_id: how for node_id, (how, until_ms) in self._wrong.items() if now_ms < until_ms}
+
+    def judged(self, node_id: str, verdict: Verdict, *, is_live: bool) -> None:
+        """Take in what ``verdict`` says of a node's clock: only what the node has signed gets that far.
+
+        ``is_live``: the manifest came by the node's session, so that it is no old one.
+        """
         node, now_ms = self._nodes.get(node_id), self._now_ms()
         if node is None:
             return
+        if verdict.reason is ManifestReason.FUTURE:
+            self._wrong[node_id] = ("ahead", now_ms + HELD_MS)
+        elif verdict.reason is ManifestReason.EXPIRED and is_live:
+            self._wrong[node_id] = ("behind", now_ms + HELD_MS)
+        elif verdict.manifest is not None:
+            self._wrong.pop(node_id, None)
         if verdict.reason is ManifestReason.FUTURE:
             node.ahead_until_ms = now_ms + HELD_MS
         elif verdict.manifest is not None and node.ahead_until_ms:
@@ -48,6 +64,8 @@ class NodeClocks:
 
     def compare(self) -> None:
         """Compare anew. The index has settled: what was signed too long ago counts no more."""
+        now_ms = self._now_ms()
+        self._wrong = {node_id: held for node_id, held in self._wrong.items() if now_ms < held[1]}
         ahead = self._nodes.counts.of_tenants(Standing.AHEAD)
         in_force = self._nodes.counts.of_tenants(Standing.IN_FORCE)
         count = sum(ahead.values())

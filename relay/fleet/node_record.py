@@ -142,8 +142,11 @@ class NodeRecord:
         self.tenant = max(self.identities.values(), key=_not_before).tenant
 
 
-def known_of(node: NodeRecord | None, revoked: frozenset[str]) -> Known:
-    """Return what the trust rules need to know of ``node``; None: of one that is not known."""
+def known_of(node: NodeRecord | None, revoked: frozenset[str], *, is_live: bool) -> Known:
+    """Return what the trust rules need to know of ``node``; None: of one that is not known.
+
+    ``is_live``: for a manifest that comes by the node's session.
+    """
     if node is None:
         return Known({}, revoked=revoked)
     return Known(
@@ -151,6 +154,7 @@ def known_of(node: NodeRecord | None, revoked: frozenset[str]) -> Known:
         mark=node.mark,
         current_etag=node.manifest.etag if node.manifest else None,
         session_alive=node.connected,
+        is_live=is_live,
         revoked=revoked,
     )
 

@@ -28,6 +28,11 @@ class Metrics:
             "How often the relay's own broker has ended, and was started again",
             registry=self._registry,
         )
+        self.broker_store_filled = Gauge(
+            "edge_relay_broker_store_filled_ratio",
+            "Which share of the bytes is used that the relay's own broker may retain; 0 without one",
+            registry=self._registry,
+        )
         self.messages_dropped = self._counter("messages_dropped", "Broker messages dropped unread", "reason")
         self.sessions = self._counter("sessions", "Sessions of nodes by how they began or ended", "event")
         self.frames_dropped = self._counter("frames_dropped", "Frames of nodes that were dropped", "reason")

@@ -3,7 +3,7 @@
 Must not decide anything but whether this relay forwards: it constructs the parts and connects them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
@@ -11,7 +11,7 @@ from relay.environment import RelayEnvironment
 from relay.part import Part
 from relay.pki.authority import CertificateAuthority
 from relay.pki.authority_service import AuthorityService
-from relay.pki.broker_access import BrokerAccess
+from relay.pki.broker_access import BrokerAccess, OwnBroker
 from relay.pki.counted_uses import CountedUses
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
 from relay.pki.enrolments import EnrolmentInfo, Enrolments, NameNode
@@ -85,12 +85,12 @@ def assemble(
     authority: CertificateAuthority,
     audit: AuditPart,
     name_node: NameNode,
-    reload_broker: Callable[[], bool] | None,
+    own_broker: OwnBroker,
 ) -> PkiPart:
     """Return the part around ``authority``; ``name_node`` names the nodes that enrol.
 
-    In a cluster, a relay that does not have the CA's key has another one issue. ``reload_broker`` has the
-    relay's own broker, if it runs one, read its access lists again.
+    In a cluster, a relay that does not have the CA's key has another one issue. ``own_broker`` is that of the
+    relay, if it runs one.
 
     Raises:
         OwnBrokerError: it is to run a broker of its own, without the CA's key.
@@ -143,7 +143,7 @@ def assemble(
             config.broker_directory or config.state.broker,
             config.broker_pid_file,
             log,
-            reload_broker,
+            own_broker,
         ),
         expiries=Expiries(config, authority.root_pem),
         service=None if forwards else service,

@@ -8,7 +8,7 @@
 | `generation` | 0640 | a digest of the three; written last, when they are in place |
 
 The group is the directory's, which has the setgid bit where another user's broker reads it, so nothing has to
-be copied by root. A node may publish below its own topic and not subscribe; the relay may subscribe and not
+be copied by root. A node may publish its own four topics and not subscribe; the relay may subscribe and not
 publish. Must not connect to the broker.
 """
 
@@ -16,7 +16,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.pki.errors import AuthorityStateError
 from relay.pki.own_certificate import RELAY_NAME
+from schemas import topics
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory, write_atomic
 from schemas.projection import is_node_id
@@ -53,11 +54,21 @@ class AccessAuthority(Protocol):
         ...
 
 
-class BrokerAccess:
-    """The files in ``directory``, and the process to signal, whose number is in ``pid_file``, if any.
+class OwnBroker(Protocol):
+    """The part of the relay's own broker that concerns access, if it runs one."""
 
-    ``reload`` has the relay's own broker read them again, and returns whether that is done.
-    """
+    @property
+    def users(self) -> Sequence[str]:
+        """Whom it admits besides nodes and the relay, as its list of users has them."""
+        ...
+
+    def reload(self) -> bool:
+        """Have it read the files again; return whether that is done."""
+        ...
+
+
+class BrokerAccess:
+    """The files in ``directory``, and the process to signal, whose number is in ``pid_file``, if any."""
 
     def __init__(
         self,
@@ -65,13 +76,13 @@ class BrokerAccess:
         directory: Path,
         pid_file: Path | None,
         log: FilteringBoundLogger,
-        reload: Callable[[], bool] | None = None,
+        own_broker: OwnBroker | None = None,
     ) -> None:
         self._ca = ca
         self._directory = directory
         self._pid_file = pid_file
         self._log = log
-        self._reload = reload
+        self._own_broker = own_broker
         self._revoked = ""
         self._generation = ""
         self._notified = ""
@@ -94,7 +105,7 @@ class BrokerAccess:
         if self._notified != self._generation:
             if self._pid_file is not None and not self._notify(self._pid_file):
                 return False
-            if self._reload is not None and not self._reload():
+            if self._own_broker is not None and not self._own_broker.reload():
                 return False
             self._notified = self._generation
         if whole:
@@ -116,7 +127,9 @@ class BrokerAccess:
         Raises:
             StateError, OSError: the CA cannot be read, or a file cannot be written.
         """
-        roots, users = "".join(self._ca.roots()), nats_users(self._ca.in_force())
+        roots = "".join(self._ca.roots())
+        further = () if self._own_broker is None else self._own_broker.users
+        users = nats_users(self._ca.in_force(), further)
         whole = True
         try:
             self._revoked = self._ca.crl_pem()
@@ -165,11 +178,17 @@ def _survives_sighup(pid: int) -> bool:
     return any(mask >> (signal.SIGHUP - 1) & 1 for mask in masks)
 
 
-def nats_users(node_ids: Iterable[str]) -> str:
-    """Return the users of a nats-server, whose names are the subjects of their certificates."""
-    users = [_user(node_id, [f"$devices.{node_id}.>"], []) for node_id in sorted(node_ids)]
+def nats_users(node_ids: Iterable[str], further: Sequence[str] = ()) -> str:
+    """Return the users of a nats-server, whose names are the subjects of their certificates, and ``further``.
+
+    A node may write its four topics, and not below: each of any number of topics would retain a message.
+    """
+    users = [
+        _user(node_id, [topics.subject(topic) for topic in topics.written_by(node_id)], [])
+        for node_id in sorted(node_ids)
+    ]
     # The broker delivers QoS 1 on a subject of its own.
-    users.append(_user(RELAY_NAME, [], ["$devices.>", "$MQTT.sub.>"]))
+    users += [_user(RELAY_NAME, [], ["$devices.>", "$MQTT.sub.>"]), *further]
     return "authorization {\n  users: [\n" + "".join(f"    {user}\n" for user in users) + "  ]\n}\n"
 
 

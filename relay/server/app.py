@@ -69,8 +69,8 @@ class Relay:
         name_ledger = NameLedger(environment.config.state.node_names, environment.now_ms)
         self.audit = audit_assembly.assemble(environment)
         self.broker = broker_assembly.assemble(environment)
-        name_node, reload = name_ledger.name_new, self.broker.reload
-        self.pki = pki_assembly.assemble(environment, authority, self.audit, name_node, reload)
+        name_node = name_ledger.name_new
+        self.pki = pki_assembly.assemble(environment, authority, self.audit, name_node, self.broker)
         environment.metrics.watch_certificates(self.pki.expiries.names, self.pki.expiries.end_ms)
         trust = FleetTrust(
             TrustRules(environment.registry, environment.kinds),

@@ -68,6 +68,7 @@ class RelayStatus:
             "nodes": {
                 "known": inventory.known(),
                 "connected": canaries.connected,
+                "wrong_clocks": self.fleet.fleet.clocks.wrong,
                 "silent": {node: hop.value for node, hop in canaries.silent.items()},
             },
             "ca": "here" if self.pki.service is not None else "elsewhere",

@@ -28,8 +28,8 @@ from tests.fakes.signer import NODE_ID, SimulatedNode
 
 BOUND_S = 60
 BEAT = b'{"node_id":"%b"}' % NODE_ID.encode()
-# A broker has a limit of its own, near one mebibyte; what is between the two is for the relay to refuse.
-DOCUMENTS = [spoil(BEAT)[: 200 * 1024] for spoil, _ in HOSTILE.values() if spoil(BEAT)]
+# A broker has a limit of its own, 132 KiB; what is between the two is for the relay to refuse.
+DOCUMENTS = [spoil(BEAT)[: 131 * 1024] for spoil, _ in HOSTILE.values() if spoil(BEAT)]
 # One topic of one node each: the relay takes only so much at once of any one node.
 BEATING, IDENTIFIED, ANNOUNCED = (NODE_ID[:-1] + letter for letter in "abc")
 VICTIMS = {topics.heartbeat: BEATING, topics.identity: IDENTIFIED, topics.announce: ANNOUNCED}

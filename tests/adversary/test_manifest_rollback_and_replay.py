@@ -18,7 +18,7 @@ from schemas.verdicts import ManifestReason, Mark, Outcome, Verdict
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
-from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, TENANT, TTL_MS, SimulatedNode
+from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TENANT, TTL_MS, SimulatedNode
 
 REFUSED = "manifest_refused"
 
@@ -47,6 +47,20 @@ def test_an_older_manifest_does_not_come_back(hub: Hub, node: SimulatedNode) -> 
     assert verdict.mark.issued_at_ms == NOW_MS + 10
     assert manifest_in_force(hub, node) == newest
     assert audited_refusals(hub) == [refusal(REFUSED, NODE_ID, "rollback")]
+
+
+def test_a_mark_of_a_clock_that_was_ahead_opens_no_way_to_a_replay(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    hub.clock.advance(DAY_MS)
+    offer(hub, at(node, DAY_MS), "session")
+    hub.clock.advance(-DAY_MS)
+    assert offer(hub, at(node, -2)).outcome is Outcome.STALE  # a replay, by the broker
+    assert mark(hub) == NOW_MS + DAY_MS
+    newest = at(node, 0)
+    assert offer(hub, newest, "session").outcome is Outcome.ACCEPTED
+    assert offer(hub, at(node, -1)).outcome is Outcome.STALE
+    assert offer(hub, at(node, DAY_MS)).reason is ManifestReason.FUTURE
+    assert (mark(hub), manifest_in_force(hub, node)) == (NOW_MS, newest)
 
 
 def test_while_it_is_connected_an_older_one_is_a_brokers_old_copy(hub: Hub, node: SimulatedNode) -> None:

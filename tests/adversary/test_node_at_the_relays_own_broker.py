@@ -1,8 +1,9 @@
 """An enrolled node at the broker that the relay runs tries what only other nodes or the relay may do.
 
 Tried: publish as another node, by a message and by a will; read what others announce; connect without a
-certificate, and by NATS' own protocol, which has no TLS. Expected: nothing of it reaches the relay, nothing
-is read, and the node's own messages still arrive.
+certificate, and by NATS' own protocol, which has no TLS; have the broker retain as much as it likes.
+Expected: nothing of it reaches the relay, nothing is read, the node's own messages still arrive, and the
+store has room.
 """
 
 import asyncio
@@ -13,7 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from schemas import topics
+from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.tls import client_context
+from tests.fakes.polling import BOUND_S, before_asking_again
 from tests.fakes.small_fleet import SmallFleet, small_fleet
 from tests.fakes.tls_broker import Peer
 
@@ -55,6 +59,27 @@ def _try_everything(fleet: SmallFleet, own_id: str, other_id: str) -> None:
     assert mallory.messages.empty()
     mallory.close()
     reader.close()
+
+
+async def test_a_node_retains_its_four_topics_and_no_more(fleet: SmallFleet) -> None:
+    own_id = (await fleet.enrol("mallory"))["node_id"]
+    await asyncio.to_thread(_fill, fleet, own_id)
+    async with asyncio.timeout(BOUND_S):
+        # The relay measures when it has set the limits of the store.
+        while not (filled := await fleet.metric("edge_relay_broker_store_filled_ratio")):
+            await before_asking_again()
+    assert filled < 0.002
+    assert not fleet.log("the broker's store has no limits")
+
+
+def _fill(fleet: SmallFleet, own_id: str) -> None:
+    mallory = fleet.admitted("mallory")
+    for number in range(20):
+        mallory.try_publish(f"$devices/{own_id}/{number}", bytes(MAX_MANIFEST_BYTES), retain=True)
+        mallory.try_publish(f"$devices/{own_id}/announce/{number}", bytes(MAX_MANIFEST_BYTES), retain=True)
+    for topic in topics.written_by(own_id):
+        mallory.publish(topic, bytes(MAX_MANIFEST_BYTES))
+    mallory.close()
 
 
 async def test_without_a_certificate_there_is_no_way_in(fleet: SmallFleet) -> None:

@@ -69,7 +69,7 @@ async def test_the_doctor_of_each_finds_what_the_demo_does_without(demo: Demo) -
     assert found["kubelet"].keys() - {"announce"} == {"process", "watchdog"}
     # They are checked with the options that they run with. Those that no file gives are named, but for the
     # ports: the demo takes the usual ones where these are free.
-    assert found["relay"].keys() - {"announces", "process"} == {"broker", "watchdog"}
+    assert found["relay"].keys() - {"announces", "process"} == {"broker"}
     assert found["kubelet"]["process"].startswith("started with --relay, --broker")
 
 

@@ -2,10 +2,12 @@
 
 Steps: run the relay · enrol a node, run it and call it · the broker is killed, and comes back · the relay is
 killed, and takes the same broker address again · it stops, and leaves nothing running · the same over TLS,
-where a revoked node loses the broker · a broker of one's own takes over · no broker at all, and said so.
+where a revoked node loses the broker · a broker of one's own takes over · its store is full · no broker at
+all, and said so.
 """
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -17,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from relay.demo.processes import StartError
-from tests.fakes.broker import Broker
+from tests.fakes.broker import Broker, fill
 from tests.fakes.polling import until
 from tests.fakes.small_fleet import SmallFleet, is_running, small_fleet
 from tests.fakes.tls_broker import until as until_peer
@@ -79,6 +81,20 @@ async def test_a_relay_brings_its_broker_and_keeps_its_address_through_every_dea
     assert not is_running(last)
     assert fleet.log("broker ended")[1:] == []
     assert not fleet.log("broker killed")
+
+
+async def test_the_doctor_finds_nothing_on_a_fresh_machine(fleet: SmallFleet) -> None:
+    settings = fleet.directory / "relay.toml"
+    settings.write_text(
+        f'listen = "127.0.0.1:{fleet.port}"\npublic_url = "{fleet.url}"\nbroker_listen = "{fleet.broker}"\n'
+    )
+    given = ["--config", str(settings), "--state-dir", str(fleet.state.root)]
+    relay = fleet.run_command()[:4]
+    await fleet.processes.start("relay", [*relay, "run", *given])
+    await fleet.processes.until_listening(fleet.port)
+    await fleet.until_ready()
+    found = await fleet.processes.output([*relay, "doctor", "--json", *given])
+    assert {json.loads(line)["severity"] for line in found.splitlines()} == {"ok"}, found
 
 
 async def test_a_broker_that_outlived_its_relay_is_ended_by_the_next_one(fleet: SmallFleet) -> None:
@@ -166,6 +182,28 @@ async def test_a_broker_of_ones_own_takes_over_and_that_is_said(fleet: SmallFlee
         assert "broker_process" not in await fleet.until_ready()
         # The node was told the former address: its session carries its manifest all the same.
         assert await fleet.echo(told["node_id"], "by the session") == "by the session"
+    finally:
+        await asyncio.to_thread(vendor.stop)
+
+
+async def test_a_broker_whose_store_is_full_leaves_the_sessions_and_that_is_said(
+    fleet: SmallFleet, tmp_path: Path
+) -> None:
+    (tmp_path / "vendor").mkdir()
+    vendor = Broker("nats-server", tmp_path / "vendor", small=True)
+    await asyncio.to_thread(vendor.start)
+    try:
+        await asyncio.to_thread(fill, vendor.address)
+        await fleet.start_relay("--broker", str(vendor.address))
+        told = await fleet.enrol("kitchen")
+        await fleet.start_node("kitchen")
+        assert await fleet.echo(told["node_id"], "by the session") == "by the session"
+        assert (await fleet.until_ready())["broker"] is False
+        page = await fleet.ready()
+        assert page["subsystems"]["broker"]["state"].startswith("not connected: nodes announce themselves by")
+        await until(lambda: fleet.log("broker not reached"))
+        assert "its store is full" in fleet.log("broker not reached")[0]["reason"]
+        assert fleet.log("going on by the nodes' sessions, without the broker")
     finally:
         await asyncio.to_thread(vendor.stop)
 

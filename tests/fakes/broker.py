@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from relay.broker.program import find_nats_server
 from schemas.addresses import BrokerAddress
+from schemas.manifest import MAX_MANIFEST_BYTES
 from tests.fakes.ports import unused_port
 
 KINDS = ("nats-server", "mosquitto")
@@ -74,14 +76,18 @@ class Broker:
     """A broker that keeps its messages in ``directory``, and its address when it is started again.
 
     ``deaf``: it refuses every subscription to what the devices publish. ``mute``: what they publish.
+    ``small``: a nats-server with room for 1 MB.
     """
 
-    def __init__(self, kind: str, directory: Path, *, deaf: bool = False, mute: bool = False) -> None:
+    def __init__(
+        self, kind: str, directory: Path, *, deaf: bool = False, mute: bool = False, small: bool = False
+    ) -> None:
         self.address = BrokerAddress("127.0.0.1", unused_port())
         self._kind = kind
         self._directory = directory
         self._deaf = deaf
         self._mute = mute
+        self._small = small
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -125,6 +131,8 @@ class Broker:
         store = self._directory / "store"
         store.mkdir(exist_ok=True)
         config = shipped_config(self._kind, self.address.port, store) + _BESIDES[self._kind]
+        if self._small:
+            config = config.replace("max_file_store: 1GB", "max_file_store: 1MB")
         if not (self._deaf or self._mute):
             return config
         refusal = (_MUTE if self._mute else _DEAF)[self._kind]
@@ -148,6 +156,18 @@ def publish(address: BrokerAddress, *messages: tuple[str, bytes], retain: bool =
     finally:
         client.disconnect()
         client.loop_stop()
+
+
+def fill(address: BrokerAddress) -> None:
+    """Retain messages until the broker, whose store is full, hangs up."""
+    client, gone = paho.Client(CallbackAPIVersion.VERSION2, reconnect_on_failure=False), threading.Event()
+    client.on_disconnect = lambda *_: gone.set()
+    client.connect(address.host, address.port)
+    client.loop_start()
+    for number in range(64):
+        client.publish(f"$devices/{number}/announce", bytes(MAX_MANIFEST_BYTES), qos=1, retain=True)
+    assert gone.wait(BOUND_S)
+    client.loop_stop()
 
 
 def _program(kind: str) -> str:

@@ -170,7 +170,7 @@ class TlsBroker(Broker):
 
 
 class Peer:
-    """An MQTT client that is connected once, or not.
+    """An MQTT client that is connected once, or not; the broker is to remember one that is ``remembered_as``.
 
     Attributes:
         answer: what the broker said to its CONNECT, None if it closed instead.
@@ -184,6 +184,7 @@ class Peer:
         *,
         username: str | None = None,
         will: str | None = None,
+        remembered_as: str = "",
     ) -> None:
         self.answer: str | None = None
         self.messages: queue.Queue[tuple[str, bytes]] = queue.Queue()
@@ -191,7 +192,11 @@ class Peer:
         self._settled = threading.Event()
         self._granted: queue.Queue[bool] = queue.Queue()
         self._client = paho.Client(
-            CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv311, reconnect_on_failure=False
+            CallbackAPIVersion.VERSION2,
+            client_id=remembered_as,
+            clean_session=not remembered_as,
+            protocol=MQTTProtocolVersion.MQTTv311,
+            reconnect_on_failure=False,
         )
         self._client.tls_set_context(tls)
         if username is not None:
@@ -221,9 +226,9 @@ class Peer:
         message.wait_for_publish(BOUND_S)
         assert message.is_published()
 
-    def try_publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+    def try_publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
         """Publish, and return when the broker has confirmed it or closed."""
-        message = self._client.publish(topic, payload, qos=1, retain=retain)
+        message = self._client.publish(topic, payload, qos=qos, retain=retain)
         give_up = time.monotonic() + BOUND_S
         while not (message.rc or message.is_published() or self.gone.wait(_POLL_S)):
             assert time.monotonic() < give_up

@@ -43,3 +43,19 @@ async def test_a_relays_clock_is_set_by_a_day(tmp_path: Path) -> None:
             assert (await agent.call()).code == "ok"
         await site.until_page(NODE, lambda page: all(part["ready"] for part in page.values()))
         assert len(site.log(RELAY, "node connected")) == 1
+
+
+async def test_the_clock_of_a_machine_with_both_was_ahead_by_a_day(tmp_path: Path) -> None:
+    time = FakedTime(tmp_path / "time")
+    async with Site.running(tmp_path, relay=time.prefix, node=time.prefix) as site, site.agent() as agent:
+        time.set("+1d")
+        # By one clock they agree, so that both remember a manifest of tomorrow.
+        await site.until_page(RELAY, lambda page: page["clock"]["ready"])
+        await site.until_page(NODE, lambda page: all(part["ready"] for part in page.values()))
+        assert (await agent.call()).code == "ok"
+        time.set("+0")
+        await site.until_logged(NODE, "relay rejects the manifest")
+        await site.until_page(RELAY, lambda page: page["clock"]["ready"])
+        await site.until_page(NODE, lambda page: all(part["ready"] for part in page.values()))
+        assert (await agent.call()).code == "ok"
+        assert len(site.log(RELAY, "node connected")) == 1

@@ -237,6 +237,19 @@ def test_a_node_of_which_nothing_is_said_has_no_session(rules: TrustRules) -> No
     assert verdict == rejected(ManifestReason.ROLLBACK, known.mark)
 
 
+def test_a_mark_of_a_clock_that_was_ahead_is_void_for_what_a_session_brings(rules: TrustRules) -> None:
+    """A session proves who sends, so that nothing old is repeated by it."""
+    known = marked(NOW_MS + FIVE_MINUTES_MS + 1, session_alive=True)
+    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known).outcome is Outcome.STALE
+    live = replace(known, is_live=True)
+    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, live).outcome is Outcome.ACCEPTED
+    future = NODE.manifest(issued_at_ms=NOW_MS + FIVE_MINUTES_MS + 1)
+    # The node is not told of it either: it goes on by its own clock.
+    assert rules.accept(future, NODE_ID, NOW_MS, live) == rejected(ManifestReason.FUTURE, None)
+    near = replace(marked(NOW_MS + FIVE_MINUTES_MS, session_alive=True), is_live=True)
+    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, near).outcome is Outcome.STALE
+
+
 @pytest.mark.parametrize("session_alive", [False, True], ids=["without-a-session", "connected"])
 def test_other_bytes_of_the_same_time_are_a_conflict(rules: TrustRules, session_alive: bool) -> None:  # noqa: FBT001 - a case
     known = marked(NOW_MS, etag_of(NODE.manifest(capabilities=[ECHO])), session_alive=session_alive)

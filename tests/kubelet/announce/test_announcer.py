@@ -203,6 +203,19 @@ async def test_a_mark_that_is_too_far_ahead_announces_nothing(rig: Rig) -> None:
         assert rig.sender.sent.empty()
 
 
+async def test_after_a_clock_that_was_ahead_the_next_is_of_now_and_at_once(
+    rig: Rig, clock: FakeClock
+) -> None:
+    """The relay has no mark that counts, or an earlier one."""
+    clock.advance(30 * DAY_MS)
+    async with rig.running():
+        await rig.sender.next()
+        await rig.pauses.next()
+        clock.advance(-30 * DAY_MS)
+        rig.announcer.advance_past(0)
+        assert (await rig.sender.next()).issued_at_ms == NOW_MS
+
+
 async def test_after_overtaking_the_heart_beats_on_as_before(rig: Rig) -> None:
     async with rig.running():
         await rig.pauses.next()

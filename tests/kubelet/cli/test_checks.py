@@ -172,6 +172,20 @@ async def test_a_clock_that_is_wrong_is_found(checks: NodeChecks) -> None:
     assert await made(checks, "clock") == Finding(SKIPPED, "not checked: no relay is reached")
 
 
+async def test_a_time_that_an_earlier_clock_has_left_is_found(checks: NodeChecks) -> None:
+    noon = 1_763_812_800_000
+    file = checks.files.root / "last_issued_ms"
+    found: list[Finding] = []
+    async with http_relay("Date: Sat, 22 Nov 2025 12:00:00 GMT\r\n") as url:
+        here = replace(with_relay(checks, url), now_ms=lambda: noon)
+        for ahead_ms in (10_000, 100 * DAY_MS):
+            file.write_text(f"{noon + ahead_ms}\n")
+            found.append(await made(here, "clock"))
+    assert [finding.severity for finding in found] == [OK, WARNING]
+    assert "signed by a clock 144000 min ahead" in found[1].found
+    assert str(file) in found[1].fix
+
+
 async def test_a_broker_that_is_not_there_or_refuses_what_is_published_is_found(
     checks: NodeChecks, broker: BrokerAddress, broker_kind: str, tmp_path: Path
 ) -> None:

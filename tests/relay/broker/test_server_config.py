@@ -24,13 +24,15 @@ def test_other_machines_never_reach_it_without_certificates(host: str) -> None:
 def test_on_loopback_it_has_no_tls_and_limits() -> None:
     config = nats_config(HostPort("127.0.0.1", 1883), Path("/store"), None)
     assert "tls" not in config
-    for limit in ("max_payload: 1048576", "max_memory_store: 67108864", "max_file_store: 1073741824"):
+    for limit in ("max_memory_store: 67108864", "max_file_store: 1073741824", "reject_qos2_publish: true"):
         assert limit in config
-    # What ships, for a broker that these programs do not start, lets as much wait for a relay.
+    # What ships, for a broker that these programs do not start, has the same limits.
     for shipped in ("nats-server.conf", "nats-server-tls.conf"):
         lines = (SHIPPED / shipped).read_text("utf-8").splitlines()
-        (pending,) = (line for line in lines if line.startswith("max_pending"))
-        assert pending in config.splitlines()
+        limits = [line for line in lines if line.startswith(("max_pending", "max_payload"))]
+        assert len(limits) == 2
+        assert set(limits) <= set(config.splitlines())
+        assert {"  reject_qos2_publish: true", "  max_file_store: 1GB"} <= set(lines)
     # NATS' own protocol is on loopback alone, whatever MQTT is on.
     assert 'listen: "127.0.0.1:-1"' in config
 

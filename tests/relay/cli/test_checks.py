@@ -58,7 +58,7 @@ STATUS: dict[str, Any] = {
         "clock": UP,
         "calls": {**UP, "state": "10 of 10 canaries answered"},
     },
-    "nodes": {"known": 3, "connected": 3, "silent": {}},
+    "nodes": {"known": 3, "connected": 3, "wrong_clocks": {}, "silent": {}},
     "broker": {"missing": 0},
     "open_files": 30,
     "max_open_files": 1024,
@@ -195,6 +195,15 @@ async def test_a_broker_without_access_list_or_one_that_refuses_is_found(
     assert found == [OK, FAILURE]
 
 
+async def test_the_relays_own_broker_on_loopback_is_for_this_machine_alone(
+    checks: RelayChecks, broker: BrokerAddress
+) -> None:
+    own = replace(checks, config=replace(checks.config, broker=broker, own_broker=broker))
+    async with served(own.config.state.root, lambda: STATUS):
+        finding = await made(own, "broker")
+    assert (finding.severity, "for this machine alone" in finding.found) == (OK, True)
+
+
 async def test_a_relay_without_a_broker_lacks_nothing_of_it(checks: RelayChecks) -> None:
     without = replace(checks, config=replace(checks.config, broker=None))
     subsystems = {name: part for name, part in STATUS["subsystems"].items() if name != "broker"}
@@ -237,14 +246,16 @@ async def test_a_relay_that_does_not_answer_is_found_once(checks: RelayChecks) -
         ("process", ("watchdog_s",), None, WARNING),
         ("process", ("settings",), None, WARNING),
         ("clock", ("subsystems", "clock", "ready"), False, FAILURE),
+        ("clock", ("nodes", "wrong_clocks"), {NODE_ID: "ahead"}, WARNING),
         ("sessions", ("nodes", "connected"), 0, WARNING),
+        ("sessions", ("nodes",), {"known": 0, "connected": 0, "silent": {}}, OK),
         ("announces", ("subsystems", "broker", "ready"), False, FAILURE),
         ("announces", ("broker", "missing"), 2, WARNING),
         ("echo", ("subsystems", "calls", "ready"), False, FAILURE),
         ("echo", ("nodes", "silent"), {NODE_ID: "node"}, WARNING),
         ("audit", ("subsystems", "audit", "ready"), False, FAILURE),
         ("files", ("open_files",), 1000, FAILURE),
-        ("watchdog", ("watchdog_s",), None, WARNING),
+        ("watchdog", ("watchdog_s",), None, OK),  # it serves this machine alone
         ("watchdog", ("subsystems", "broker", "live"), False, FAILURE),
     ],
 )
@@ -256,6 +267,20 @@ async def test_what_the_relay_says_of_itself_is_judged(
         async with served(checks.config.state.root, lambda shown=status: shown):  # type: ignore[misc]
             found.append((await made(checks, name)).severity)
     assert found == [OK, severity]
+
+
+async def test_a_relay_for_other_machines_needs_a_service_manager(checks: RelayChecks) -> None:
+    public = replace(checks, config=replace(checks.config, public_url="https://hub.example"))
+    async with served(public.config.state.root, lambda: {**STATUS, "watchdog_s": None}):
+        assert (await made(public, "watchdog")).severity is WARNING
+
+
+async def test_nodes_with_wrong_clocks_are_named(checks: RelayChecks) -> None:
+    wrong = {f"node-{number}": "ahead" for number in range(4)} | {"node-2": "behind"}
+    async with served(checks.config.state.root, lambda: changed(STATUS, "nodes", "wrong_clocks", to=wrong)):
+        finding = await made(checks, "clock")
+    assert finding.found.endswith("more than 5 min: node-0 (ahead), node-1 (ahead), node-2 (behind)")
+    assert finding.found.startswith("4 nodes ")
 
 
 @pytest.mark.parametrize(("ready", "severity"), [(True, OK), (False, FAILURE)])

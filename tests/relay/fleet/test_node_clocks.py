@@ -7,7 +7,7 @@ import pytest
 from relay.fleet.node_clocks import HELD_MS
 from schemas.manifest import MAX_FUTURE_MS
 from tests.fakes.hub import Hub
-from tests.fakes.signer import NOW_MS, TENANT, SimulatedNode
+from tests.fakes.signer import DAY_MS, NOW_MS, TENANT, SimulatedNode
 
 AHEAD_MS = NOW_MS + MAX_FUTURE_MS + 1
 BEHIND = "this machine's clock is behind those of the nodes: their manifests are refused"
@@ -65,6 +65,24 @@ def test_a_manifest_that_its_node_has_not_signed_says_nothing(
     for node in (next(nodes) for _ in range(5)):
         hub.announce(node, issued_at_ms=AHEAD_MS, signer=stranger.key)
     assert not are_ahead(hub)
+
+
+def test_a_node_whose_clock_is_wrong_is_named_until_it_is_right(
+    hub: Hub, nodes: Iterator[SimulatedNode]
+) -> None:
+    (ahead,) = announce(hub, nodes, AHEAD_MS)
+    behind = next(nodes)
+    hub.fleet.offer_identity(behind.node_id, behind.leaf_pem)
+    expired = behind.manifest(issued_at_ms=NOW_MS - DAY_MS)
+    hub.fleet.offer_manifest(behind.node_id, expired, "broker")  # an old one that the broker has kept
+    assert hub.fleet.clocks.wrong == {ahead.node_id: "ahead"}
+    hub.fleet.offer_manifest(behind.node_id, expired, "session")
+    assert hub.fleet.clocks.wrong == {ahead.node_id: "ahead", behind.node_id: "behind"}
+    hub.fleet.offer_manifest(behind.node_id, behind.manifest(), "session")
+    assert hub.fleet.clocks.wrong == {ahead.node_id: "ahead"}
+    hub.clock.advance(HELD_MS)
+    hub.fleet.sweep()
+    assert hub.fleet.clocks.wrong == {}
 
 
 def test_it_is_said_once_until_the_nodes_manifests_are_accepted(

@@ -11,6 +11,7 @@ import pytest
 
 from relay.audit.assembly import AuditPart
 from relay.audit.assembly import assemble as assemble_audit
+from relay.broker.assembly import BrokerPart
 from relay.pki.assembly import PkiPart, assemble, open_authority
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityStateError
@@ -35,7 +36,9 @@ def audit(fake: FakeEnvironment) -> Iterator[AuditPart]:
 
 def assembled(fake: FakeEnvironment, audit: AuditPart) -> PkiPart:
     names = NameLedger(fake.environment.config.state.node_names, fake.clock)
-    return assemble(fake.environment, open_authority(fake.environment), audit, names.name_new, None)
+    return assemble(
+        fake.environment, open_authority(fake.environment), audit, names.name_new, BrokerPart(None)
+    )
 
 
 def test_without_a_ca_the_error_says_what_to_do_first(tmp_path: Path, registry: SchemaRegistry) -> None:

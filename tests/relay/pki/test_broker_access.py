@@ -19,6 +19,8 @@ from cryptography import x509
 
 from relay.pki.broker_access import BrokerAccess, nats_users
 from relay.pki.errors import AuthorityStateError
+from schemas import topics
+from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.process.logs import make_logger
 from tests.fakes.broker import BOUND_S
 from tests.fakes.lines import LogLines
@@ -101,6 +103,32 @@ def test_what_a_node_writes_on_anothers_topic_changes_nothing_there(stage: Stage
     assert {relay.next(), relay.next()} == {(TOPIC, b"mine"), (OTHER_TOPIC, b"theirs")}
     node.publish(TOPIC, b"the end")
     assert relay.next() == (TOPIC, b"the end")
+
+
+def test_a_node_writes_its_four_topics_and_no_other_below_its_id(stage: Stage) -> None:
+    below = f"$devices/{NODE_ID}"
+    written = {topic: topic.encode() for topic in topics.written_by(NODE_ID)}
+    assert set(written) == {f"{below}/{last}" for last in ("identity", "announce", "heartbeat", "telemetry")}
+    for topic in (f"{below}/more", f"{below}/announce/more"):
+        stage.forbidden(stage.node, topic, b"kept for how many topics?")
+    node = stage.connect(stage.node)
+    for topic, payload in written.items():
+        node.publish(topic, payload)
+    relay = stage.connect(stage.authority.relay())
+    assert relay.subscribe("$devices/+/+", "$devices/+/+/+")
+    assert dict(relay.next() for _ in written) == written
+    node.publish(TOPIC, b"the end")
+    assert relay.next() == (TOPIC, b"the end")
+
+
+def test_the_largest_manifest_passes_and_what_is_far_larger_or_has_qos_2_does_not(stage: Stage) -> None:
+    relay, largest = stage.listening_relay(), bytes(MAX_MANIFEST_BYTES)
+    for payload, qos in ((bytes(MAX_MANIFEST_BYTES + 8192), 1), (b"never confirmed", 2)):
+        node = stage.connect(stage.node)
+        node.try_publish(TOPIC, payload, retain=True, qos=qos)
+        assert node.gone.wait(BOUND_S)
+    stage.connect(stage.node).publish(TOPIC, largest)
+    assert relay.next() == (TOPIC, largest)
 
 
 def test_the_will_of_a_node_counts_on_its_own_topic_alone(stage: Stage) -> None:
