@@ -20,8 +20,8 @@ SDK = logging.getLogger("mcp.client.stdio")
 
 
 def stdio(tmp_path: Path) -> StdioServer:
-    arguments = ("-P", "-m", "tests.fakes.mcp_server", str(tmp_path / "calls"))
-    return StdioServer(sys.executable, arguments, {"PYTHONPATH": str(ROOT)})
+    command, *arguments = [sys.executable, "-P", "-m", "tests.fakes.mcp_server", str(tmp_path / "calls")]
+    return StdioServer(command, tuple(arguments), {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.integration
@@ -67,7 +67,8 @@ async def test_standard_error_is_passed_on_printable_and_redacted(
 @pytest.mark.integration
 async def test_a_flood_on_standard_error_is_read_and_cut(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import sys; sys.stderr.write('x' * 1_000_000); sys.stderr.flush(); input()"
-    async with guarded(StdioServer(sys.executable, ("-P", "-c", code))) as client:
+    command, *arguments = [sys.executable, "-P", "-c", code]
+    async with guarded(StdioServer(command, tuple(arguments))) as client:
         with pytest.raises(RemoteToolError):
             await client.tools.list_tools(deadline_s=20)
     lines = capfd.readouterr().err.splitlines()
