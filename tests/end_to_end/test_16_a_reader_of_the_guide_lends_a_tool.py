@@ -6,7 +6,6 @@ local agent sees it, calls it, and says thank you · both end by themselves.
 
 import asyncio
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -15,13 +14,12 @@ import pytest
 
 from tests.fakes.command_lines import CommandLines
 from tests.fakes.demo import Demo
+from tests.fakes.guide import snippets
 from tests.fakes.polling import before_asking_again
 
 BOUND_S = 60
 PAGE = Path(__file__).parents[2] / "docs" / "caller-tools.md"
-PROGRAMS = dict(
-    re.findall(r"<!-- snippet: ([\w.]+) -->\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-)
+PROGRAMS = snippets(PAGE.read_text("utf-8"))
 
 
 async def finished(process: asyncio.subprocess.Process) -> str:

@@ -1,8 +1,8 @@
 """19. The units as an operator starts them: systemd as PID 1, the sandbox, the limits and the watchdog.
 
-Steps: install the services · start the relay, with its own broker, and the node · call · compare the
-metrics inside and outside of the sandbox · stop during a call · reload · crash · hang · break the
-configuration · purge. All in a root of its own.
+Steps: install the services · start the relay, with its own broker, and the node · call · lend a tool to an
+agent on the node · compare the metrics inside and outside of the sandbox · stop during a call · reload ·
+crash · hang · break the configuration · purge. All in a root of its own.
 """
 
 import json
@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.guide import snippets
 from tests.fakes.polling import wait_until
 from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
+PROGRAMS = snippets((Path(__file__).parents[2] / "docs/caller-tools.md").read_text("utf-8"))
 CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
 OUTSIDE = """
@@ -121,6 +123,30 @@ def test_an_agents_call_reaches_the_node_and_both_say_what_they_do(edge: Edge) -
         assert edge.root.show(unit, "NRestarts") == "0"
         limits = edge.root.run("cat", f"/proc/{edge.pid(unit)}/limits")
         assert [line.split()[4] for line in limits.splitlines() if line.startswith("Max core")] == ["0"]
+
+
+def test_a_member_of_the_group_lists_and_calls_what_a_caller_lends_and_another_user_does_not(
+    edge: Edge,
+) -> None:
+    root = edge.root
+    for name, text in PROGRAMS.items():
+        root.write(f"/srv/{name}", text)
+    for user, groups in (("ada", ("--groups", "edge-kubelet")), ("eve", ())):
+        root.run("useradd", "--create-home", *groups, user)
+    token = as_relay(root, "token", "issue", "--sub", "bee", "--scope", "sessions:message").split()[-1]
+    caller = root.begin(
+        *("env", f"EDGE_TOKEN={token}", "python3", "-P", "/srv/caller.py"),
+        *("http://127.0.0.1:8700/mcp", edge.node),
+    )
+    # MCP's client hands on no variable by which this root's interpreter finds its library.
+    library = "LD_LIBRARY_PATH=/opt/edge-kubelet/base/lib"
+    agent = ("python3", "-P", "/srv/agent.py", "env", library, "kubelet", "mcp")
+    assert root.run("runuser", "-u", "ada", "--", *agent) == "They dance.\n"
+    assert caller.communicate(timeout=60)[0].endswith("the node's agent says: Thank you.\n")
+    refused = root.begin("runuser", "-u", "eve", "--", "kubelet", "mcp")
+    assert refused.stderr is not None
+    wait_until(lambda: "daemon not reached" in refused.stderr.readline(), 60)
+    refused.communicate(timeout=60)
 
 
 def test_metrics_inside_the_sandbox_are_those_outside_of_it(edge: Edge) -> None:
