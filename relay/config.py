@@ -247,8 +247,6 @@ def _is_trustworthy(url: str) -> bool:
 SERVICE_STATE_DIR = Path("/var/lib/edge-relay")
 
 
-def default_state_dir(home: Path | None, *, is_root: bool) -> Path | None:
-    """Return the default state directory of a relay; None for a user without a home directory."""
-    if is_root:
-        return SERVICE_STATE_DIR
+def own_state_dir(home: Path | None) -> Path | None:
+    """Return the state directory of a user's own relay; None for a user without a home directory."""
     return None if home is None else home / ".local/state/edge-relay"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from schemas.error_roots import StateError
-from schemas.files import PRIVATE, make_private_directory, read_state, write_atomic
+from schemas.files import make_private_directory, read_state, write_atomic
 from schemas.strict_json import StrictJsonError, loads
 
 _MAX_BYTES = 16_384
@@ -67,7 +67,7 @@ def write_kept(path: Path, settings: KeptSettings) -> None:
     """
     make_private_directory(path.parent)
     document = {name: value for name, value in asdict(settings).items() if value is not None}
-    write_atomic(path, json.dumps(document, indent=2) + "\n", PRIVATE)
+    write_atomic(path, json.dumps(document, indent=2) + "\n")
 
 
 def _damaged(path: Path) -> KeptSettingsError:

@@ -4,6 +4,7 @@ Everything that decides how a relay runs is read here, for `relay run`, for `rel
 of a running relay. Must not start anything, and must not write what is kept.
 """
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,8 +227,12 @@ class LoadedRelaySettings:
         return replace(broker.kept, public_url=self.settings[PUBLIC_URL])
 
 
-def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedRelaySettings:
+def load_settings(
+    sources: Sources, default_state_dir: Path | None, enter: Callable[[Path], object] | None = None
+) -> LoadedRelaySettings:
     """Return the settings of a relay that runs with ``sources``.
+
+    ``enter`` is called with the state directory, before anything in it is read.
 
     Raises:
         ConfigError: they cannot be used; or name no state directory, and there is no default one.
@@ -237,6 +242,8 @@ def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedRel
     state_dir = sources.settings(usual).get(STATE_DIR)
     if state_dir is None:
         raise NoStateDirError
+    if enter is not None:
+        enter(state_dir)
     state = StateFiles(state_dir)
     kept = read_kept(state.settings)
     named = frozenset(name for source in sources.by_precedence for name in source)

@@ -53,6 +53,7 @@ from schemas.process.cli_manual import Manual, example, program
 from schemas.process.cli_settings import takes_settings
 from schemas.process.command_errors import errors_in_one_line
 from schemas.process.exit_codes import EXIT_CONFIG, EXIT_NO, EXIT_USAGE
+from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
 
 
@@ -100,8 +101,9 @@ def enroll(
 
     from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
 
-    files, (url, *others) = IdentityFiles(directory_of(state_dir)), dict.fromkeys(map(normal_url, relay))
-    enroller = Enroller(files, join_token(token, token_file), url, plain, now_ms, os.urandom, tuple(others))
+    given, (url, *others) = join_token(token, token_file), dict.fromkeys(map(normal_url, relay))
+    files = IdentityFiles(directory_of(state_dir))
+    enroller = Enroller(files, given, url, plain, now_ms, os.urandom, tuple(others))
     try:
         enrolled = asyncio.run(enroller.run())
     except EnrolmentError as error:
@@ -140,7 +142,7 @@ def announce(
     from kubelet.cli.announce_once import publish_once, sign_once  # noqa: PLC0415
     from kubelet.session.tls import NodeTls  # noqa: PLC0415
 
-    loaded = load_settings(sources, usual_state_dir())
+    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
     directory, settings = loaded.state_dir, loaded.settings
     files, ttl_ms, kinds = IdentityFiles(directory), settings[TTL], settings.get(KINDS) or ()
     identity = files.read()
@@ -177,12 +179,13 @@ def verify(
     """Check a manifest as a relay would. Without --root and --identity, those of this node."""
     from kubelet.identity.verification import verify_manifest  # noqa: PLC0415
 
-    files = IdentityFiles(directory_of(state_dir))
     # One byte over the limit is enough to be refused, and all that is read.
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
         wire = source.read(MAX_MANIFEST_BYTES + 1)
-    leaf_pem = named_pem(identity) if identity else files.leaf_pem()
-    root_pem = named_pem(root) if root else files.root_pem()
+    given_leaf, given_root = (named_pem(file) if file else None for file in (identity, root))
+    files = IdentityFiles(directory_of(state_dir))
+    leaf_pem = files.leaf_pem() if given_leaf is None else given_leaf
+    root_pem = files.root_pem() if given_root is None else given_root
     if root_pem is None:
         say("no root is given or installed: this checks the node's own signature, not who it is")
         root_pem = files.leaf_pem()
@@ -216,7 +219,7 @@ def retire(
     from kubelet.cli.retire import RetirementError  # noqa: PLC0415
     from kubelet.cli.retire import retire as retire_node  # noqa: PLC0415
 
-    loaded = load_settings(sources, usual_state_dir())
+    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
     config, directory = loaded.config(), loaded.state_dir
     node_id = IdentityFiles(directory).read().node_id
     try:

@@ -8,7 +8,7 @@ longer than an issue takes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from nacl.signing import SigningKey
@@ -68,7 +68,7 @@ class CertificateAuthority:
             AuthorityOptionError: there are some already, which are never overwritten.
             AuthorityStateError: the clock is wrong.
         """
-        make_private_directory(self._roots.directory)
+        make_private_directory(self._roots.directory, shown=True)
         with self.ledger.made():
             root = self._issuing.root()
             self._roots.create(root.pem, root.key)
@@ -201,8 +201,17 @@ class CertificateAuthority:
             self.ledger.append(leaf.entry())
         return pem
 
-    def issue_mock(self, count: int, out: Path, tenant: str) -> list[str]:
-        """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
+    def issue_mock(
+        self,
+        count: int,
+        out: Path,
+        tenant: str,
+        in_directory: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> list[str]:
+        """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids.
+
+        ``in_directory`` is held while they are written: ``out`` may be of another user than the CA.
+        """
         made = []
         with self.ledger.locked():
             signer, servers = self._signer(), "".join(self.servers.roots())
@@ -211,8 +220,9 @@ class CertificateAuthority:
                 node_id = new_node_id(self._now_ms(), self._random_bytes)
                 made.append((key, *self._issuing.leaf(signer, node_id, tenant, bytes(key.verify_key))))
             self.ledger.append(*(leaf.entry() for _, leaf, _ in made))
-        for key, leaf, pem in made:
-            IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem, servers)
+        with in_directory():
+            for key, leaf, pem in made:
+                IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem, servers)
         return [leaf.node_id for _, leaf, _ in made]
 
     def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str:
