@@ -31,6 +31,7 @@ from schemas.files import read_named_private, read_named_secret
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.state_owner import as_operator
 
+_MIN_PASSPHRASE = 12
 _VARIABLE = "EDGE_BACKUP_PASSPHRASE"
 # The header of an encrypted file, and 16 bytes more for each 64 KiB.
 _MAX_FILE_BYTES = MAX_BYTES + MAX_BYTES // 1024
@@ -125,6 +126,8 @@ def _passphrase(file: Path | None, *, confirm: bool) -> str:
         fail(f"name a passphrase, in --passphrase-file or {_VARIABLE}, or an age key: see --help", EXIT_USAGE)
     if not text:
         fail("the passphrase is empty", EXIT_USAGE)
+    if confirm and len(text) < _MIN_PASSPHRASE:
+        fail(f"a passphrase has at least {_MIN_PASSPHRASE} characters: it guards the CA's key", EXIT_USAGE)
     return text
 
 
