@@ -33,6 +33,7 @@ from kubelet.cli.options import (
 from kubelet.cli.output import print_facts, say
 from kubelet.cli.run import run
 from kubelet.clock import now_ms
+from kubelet.config import read_stored
 from kubelet.process import fail, run_until_signal
 from kubelet.settings import (
     BROKER,
@@ -86,26 +87,39 @@ def main() -> None:
 @app.command(epilog=example("kubelet enroll https://relay.example --token-file join-token"))
 def enroll(
     relay: Annotated[
-        list[str], typer.Argument(metavar="URL", help="The relay, and then others of its fleet.")
-    ],
+        list[str] | None, typer.Argument(metavar="URL", help="The relay, and then others of its fleet.")
+    ] = None,
     token: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The join token; others here can see it.")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="The file that holds the join token.")] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="With a new key; it keeps its id if the token was made --for it."),
+    ] = False,
     state_dir: StateDir = None,
     plain: Plain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN."""
+    """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN.
+
+    With --again, a node that was revoked; its relay need not be named.
+    """
     import asyncio  # noqa: PLC0415
 
+    from kubelet.identity.again import enrol_again  # noqa: PLC0415
     from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
 
-    given, (url, *others) = join_token(token, token_file), dict.fromkeys(map(normal_url, relay))
+    given = join_token(token, token_file)
     files = IdentityFiles(directory_of(state_dir))
+    stored = read_stored(files.root) if again else None
+    if not relay and stored is None:
+        fail("name the relay: kubelet enroll URL", EXIT_USAGE)
+    before = files.read_node_id() if again else None
+    url, *others = dict.fromkeys(map(normal_url, relay or (stored.relays if stored else ())))
     enroller = Enroller(files, given, url, plain, now_ms, os.urandom, tuple(others))
     try:
-        enrolled = asyncio.run(enroller.run())
+        enrolled = asyncio.run(enrol_again(enroller) if again else enroller.run())
     except EnrolmentError as error:
         fail(str(error), EXIT_NO)
     identity, config = enrolled.identity, enrolled.config
@@ -119,6 +133,8 @@ def enroll(
         "state_dir": str(files.root),
     }
     print_facts(facts, as_json=as_json)
+    if before not in {None, identity.node_id}:
+        say(f"\nthis is a new node: its token was not made by `relay join-token create --for {before}`")
     if config.relay_url != url:
         say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
     if config.broker is None:

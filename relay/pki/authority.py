@@ -169,8 +169,10 @@ class CertificateAuthority:
             self.ledger.append(*revocations(held, "replaced", self._now_ms()), leaf.entry())
         return pem
 
-    def enrol(self, csr_pem: str, tenant: str, join_id: str) -> str:
+    def enrol(self, csr_pem: str, tenant: str, join_id: str, replaces: str = "") -> str:
         """Return a leaf for a node that never was one, or that lost the answer to the same enrolment.
+
+        The node ``replaces`` may be one that was: its leaves are revoked, and its key may be another.
 
         Raises:
             IdTakenError: the id was issued before; only the operator gives it away again.
@@ -178,12 +180,15 @@ class CertificateAuthority:
         """
         node_id, public_key = read_request(csr_pem)
         with self.ledger.locked() as records:
-            if records.existed(node_id):
+            gone: list[IssuedLeaf] = []
+            if records.may_replace(node_id, join_id, replaces):
+                gone = records.unrevoked(node_id)
+            elif records.existed(node_id):
                 held = in_use(records, node_id, self._now_ms())
                 if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
                     raise IdTakenError(f"{node_id} has a certificate")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key, join_id)
-            self.ledger.append(leaf.entry())
+            self.ledger.append(*revocations(gone, "replaced", self._now_ms()), leaf.entry())
         return pem
 
     def renew(self, csr_pem: str, node_id: str) -> str:

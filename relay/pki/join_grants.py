@@ -2,7 +2,7 @@
 
 | action | members besides ``ts_ms`` |
 |---|---|
-| `create` | `id`, `tenant`, `key`, `expires_at_ms`, `uses`; if given, `label` (one use alone) and `tags` |
+| `create` | `id`, `tenant`, `key`, `expires_at_ms`, `uses`; if given, `label`, `replaces`, `tags` |
 | `spend` | `id`, `node_id` |
 | `count` | `id`, `use`, `node_id`: which node's this use is, of 1 and more, for all relays of the fleet |
 | `revoke` | `id` |
@@ -45,6 +45,8 @@ class JoinGrant:
     Attributes:
         label: of the one node that enrols with it; empty if none.
         tags: of every node that enrols with it.
+        replaces: the id that the one node has which may enrol with it, again and with another key; empty: a
+            node enrols with a new id.
         node_ids: the nodes that enrolled with it at this relay, oldest first.
         counted: the uses that the relays of the fleet have counted, and of which node each is.
     """
@@ -57,6 +59,7 @@ class JoinGrant:
     uses: int
     label: str = ""
     tags: tuple[str, ...] = ()
+    replaces: str = ""
     node_ids: tuple[str, ...] = ()
     counted: tuple[tuple[int, str], ...] = ()
     revoked: bool = False
@@ -87,6 +90,7 @@ class JoinGrant:
             "used": self.used,
             "label": self.label or None,
             "tags": list(self.tags),
+            "replaces": self.replaces or None,
             "node_ids": list(self.node_ids),
             "state": self.state(now_ms),
         }
@@ -136,6 +140,7 @@ class JoinGrants:
                     uses=int(entry["uses"]),
                     label=str(entry.get("label", "")),
                     tags=tuple(map(str, entry.get("tags", ()))),
+                    replaces=str(entry.get("replaces", "")),
                 )
             case "spend":
                 grant = self.grants[entry["id"]]

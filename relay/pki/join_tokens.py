@@ -58,10 +58,12 @@ class JoinTokens:
         root_pem: str,
         label: str = "",
         tags: Sequence[str] = (),
+        replaces: str = "",
     ) -> JoinToken:
         """Make a token for ``uses`` nodes; it pins ``root_pem`` as the root of this relay's CA.
 
-        ``label`` and ``tags`` are of their form, and no node of the tenant has the label.
+        ``label`` and ``tags`` are of their form, and no node of the tenant has the label. ``replaces`` is the
+        id of a node that enrols again.
 
         Raises:
             JoinError: tenant, time or number are out of bounds, or another token gives the label.
@@ -74,6 +76,8 @@ class JoinTokens:
             raise JoinError(f"a join token is good for 1 to {MAX_USES} nodes")
         if label and uses != 1:
             raise JoinError("a label is for one node: give the token one use, or no label")
+        if replaces and uses != 1:
+            raise JoinError("a node's id is for one node: give the token one use")
         key = self._random_bytes(KEY_BYTES)
         token = JoinToken(self._ulids.new(), key, sha256(first_certificate_in(root_pem)).digest())
         now = self._now_ms()
@@ -91,9 +95,8 @@ class JoinTokens:
                 raise JoinError(
                     f"join token {holder} gives the label {label!r}: revoke it, or choose another"
                 )
-            self._ledger.append(
-                entry | ({"label": label} if label else {}) | ({"tags": list(tags)} if tags else {})
-            )
+            given = {"label": label, "tags": list(tags), "replaces": replaces}
+            self._ledger.append(entry | {name: value for name, value in given.items() if value})
         return token
 
     def find(self, join_id: str) -> JoinGrant | None:
