@@ -164,7 +164,7 @@ class Site:
         python = ("/usr/lib/edge-relay/bin/python3", "-P", "/machines/caller.py")
         caller = self.root.begin("env", *variables, *python, "https://hub.example:8700/mcp", "greenhouse")
         python = ("/usr/lib/edge-kubelet-agent/bin/python3", "-P", "/machines/agent.py")
-        called = self.root.run("runuser", "-u", "ada", "--", *python, "kubelet-mcp")
+        called = self.root.run("runuser", "-u", "ada", "--", *python, "env", "kubelet-mcp")
         caller.communicate(timeout=BOUND_S)
         return called
 

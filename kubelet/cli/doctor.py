@@ -25,7 +25,7 @@ from schemas.settings_sources import Sources
 app = group("What keeps calls from reaching this node.")
 
 
-@app.command(epilog=example("sudo kubelet doctor", "kubelet doctor --explain broker"))
+@app.command(epilog=example("kubelet doctor", "kubelet doctor --explain broker"))
 @takes_settings(KUBELET)
 def doctor(
     sources: Sources,

@@ -27,7 +27,7 @@ from schemas.ulids import UlidSource
 app = group("What keeps calls from passing this relay.")
 
 
-@app.command(epilog=example("sudo relay doctor", "relay doctor --explain broker"))
+@app.command(epilog=example("relay doctor", "relay doctor --explain broker"))
 @takes_settings(RELAY)
 def doctor(
     sources: Sources,

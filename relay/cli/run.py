@@ -38,6 +38,7 @@ def run(sources: Sources) -> None:
     if config.state.ca.exists():
         # Not in a directory that is named by mistake: the next start would use what was kept there.
         write_kept(config.state.settings, loaded.to_keep(broker))
+        loaded.keep_served(sources.flags)
     for note in broker.notes:
         typer.echo(f"relay: {note}", err=True)
     # Read again with what is kept now: a reload must find no difference by it.

@@ -24,8 +24,9 @@ HELPERS = 10
 
 
 def serve(config: RelayConfig, reload: ReloadSource) -> None:
-    """Listen at the configured address, and serve until SIGINT or SIGTERM. SIGHUP reads the settings again,
-    and stops a relay in a terminal, which is closed.
+    """Listen at the configured address, and serve until SIGINT or SIGTERM.
+
+    SIGHUP reads the settings again, and stops a relay whose terminal is closed.
 
     Raises:
         OperatorError, OSError: the state directory or the address cannot be used.

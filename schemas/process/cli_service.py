@@ -14,10 +14,22 @@ import typer
 
 from schemas.process.cli_manual import example
 from schemas.process.service_host import Host, ServiceError, check_reachable, scripts_of
-from schemas.process.service_steps import Service, Step, as_document, as_lines, install_steps, uninstall_steps
+from schemas.process.service_steps import (
+    Service,
+    Step,
+    as_document,
+    as_lines,
+    install_steps,
+    move_steps,
+    uninstall_steps,
+)
 
 EXIT_NOT_ACTIVE = 1
 
+From = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="DIRECTORY", help="The state directory to move to the service."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 Purge = Annotated[
     bool, typer.Option("--purge", help="Remove state, configuration and user too; nothing restores them.")
@@ -34,14 +46,15 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
     command = f"{program} service"
 
     @app.command(epilog=example(f"{command} install --dry-run"))
-    def install(dry_run: DryRun = False, as_json: AsJson = False) -> None:
-        """Put unit, user, directories and configuration in place, for where this program lies."""
-        scripts = scripts_of(program)
-        steps = Host().due(install_steps(service, scripts))
+    def install(source: From = None, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+        """Put unit, user, directories and configuration in place, for where this program lies.
+
+        With --from, what was tried as another user becomes the service's: its state directory is moved.
+        """
+        steps = _install_steps(service, source)
         if not dry_run:
             _need_root(f"{command} install")
-            Host().check_not_packaged(service)
-            check_reachable(scripts / program, Path(sys.executable))
+            _check_installable(service, source)
             Host().apply(steps)
         _show(steps, dry_run=dry_run, as_json=as_json)
         if not dry_run and not as_json:
@@ -69,6 +82,23 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
             _print_aligned(found)
         if found.get("ActiveState") != "active":
             raise SystemExit(EXIT_NOT_ACTIVE)
+
+
+def _install_steps(service: Service, source: Path | None) -> list[Step]:
+    """Return what is due. Of what a package has installed the state alone is missing."""
+    host, moved = Host(), None if source is None else source.resolve()
+    if moved is not None:
+        host.check_movable(service, moved)
+        if host.is_packaged(service):
+            return host.due(move_steps(service, moved))
+    return host.due(install_steps(service, scripts_of(service.program.name), moved))
+
+
+def _check_installable(service: Service, source: Path | None) -> None:
+    if source is None or not Host().is_packaged(service):
+        Host().check_not_packaged(service)
+        program = service.program.name
+        check_reachable(scripts_of(program) / program, Path(sys.executable))
 
 
 def _print_aligned(facts: Mapping[str, str]) -> None:

@@ -21,5 +21,5 @@ def call_at(number: signal.Signals, loop: asyncio.AbstractEventLoop, callback: C
 
 
 def ends_with_its_terminal() -> bool:
-    """Return whether SIGHUP tells this program that its terminal is gone: not under nohup, nor as a service."""
+    """Return whether SIGHUP says that the program's terminal is closed: not under nohup, nor as a service."""
     return signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and any(map(os.isatty, range(3)))

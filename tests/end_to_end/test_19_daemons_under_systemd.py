@@ -283,14 +283,38 @@ def test_settings_that_cannot_be_used_stop_the_unit_and_a_start_after_that_works
     edge.root.until(RELAY, "ActiveState", "active")
 
 
+def tried(root: SystemdRoot) -> str:
+    """Return the state directory of a relay that ada has tried, with an address of its own."""
+    state = "/home/ada/.local/state/edge-relay"
+    root.run("useradd", "--create-home", "ada")
+    as_ada = ("runuser", "-u", "ada", "--", "env", "HOME=/home/ada", "relay")
+    root.run(*as_ada, "ca", "init")
+    # Its process is one in the root, of which nsenter alone is a child here.
+    line = f"{' '.join(as_ada)} run --no-broker --listen 127.0.0.1:8711 & echo $!; wait"
+    running = root.begin("sh", "-c", line)
+    assert running.stdout is not None
+    pid = running.stdout.readline().strip()
+    wait_until(lambda: "status.sock" in root.run("ls", state), 60)
+    assert "stop it first" in refused(root, "relay", "service", "install", "--from", state)
+    root.run("pkill", "--parent", pid)
+    running.communicate(timeout=60)
+    return state
+
+
 def test_what_was_installed_is_removed_and_a_purge_leaves_nothing(tmp_path: Path) -> None:
     # A root of its own: what is removed here must not be missing to another test.
     with started(tmp_path) as root:
-        for program in ("relay", "kubelet"):
-            root.run(program, "service", "install")
-        root.write("/etc/edge-kubelet/relay.toml", CONFIG)
-        root.run("relay", "ca", "init")
+        state = tried(root)
+        key = root.run("sha256sum", f"{state}/ca/root.key").split()[0]
+        root.run("kubelet", "service", "install")
+        shown = root.run("relay", "service", "install", "--from", state, "--dry-run")
+        assert f"run mv --no-target-directory {state} /var/lib/edge-relay" in shown.splitlines()
+        root.run("relay", "service", "install", "--from", state)
+        assert root.run("sha256sum", "/var/lib/edge-relay/ca/root.key").split()[0] == key
+        assert root.run("ls", "/home/ada/.local/state") == ""
+        assert "in use" in refused(root, "relay", "service", "install", "--from", "/var/lib/edge-relay")
         root.run("systemctl", "start", RELAY)
+        assert "on 127.0.0.1:8711" in root.run("relay", "status")
         status = json.loads(root.run("relay", "service", "status", "--json"))
         assert (status["UnitFileState"], status["ActiveState"]) == ("enabled", "active")
         again = root.run("relay", "service", "install", "--dry-run").splitlines()

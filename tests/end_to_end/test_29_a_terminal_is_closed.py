@@ -42,7 +42,9 @@ def command_of(program: str, state: Path) -> list[str]:
 def in_a_terminal(command: list[str], state: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Hold the program, which serves, and its terminal."""
     terminal, inner = os.openpty()
-    process = subprocess.Popen(["setsid", "--ctty", *command], stdin=inner, stdout=inner, stderr=inner)
+    process = subprocess.Popen(
+        ["/usr/bin/setsid", "--ctty", *command], stdin=inner, stdout=inner, stderr=inner
+    )
     os.close(inner)
     try:
         wait_until((state / "status.sock").exists, BOUND_S)
