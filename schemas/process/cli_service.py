@@ -53,10 +53,10 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
         """
         steps = _install_steps(service, source)
         if not dry_run:
-            _need_root(f"{command} install")
+            need_root(f"{command} install")
             _check_installable(service, source)
             Host().apply(steps)
-        _show(steps, dry_run=dry_run, as_json=as_json)
+        show_steps(steps, dry_run=dry_run, as_json=as_json)
         if not dry_run and not as_json:
             typer.echo(f"{service.unit} is installed, and starts with the system.\n\n{next_steps}", err=True)
 
@@ -65,10 +65,10 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
         """Stop the service, and remove what was installed. Its state stays."""
         steps = Host().due(uninstall_steps(service, purge=purge))
         if not dry_run:
-            _need_root(f"{command} uninstall")
+            need_root(f"{command} uninstall")
             Host().check_not_packaged(service)
             Host().apply(steps)
-        _show(steps, dry_run=dry_run, as_json=as_json)
+        show_steps(steps, dry_run=dry_run, as_json=as_json)
 
     @app.command(epilog=example(f"{command} status --json"))
     def status(as_json: AsJson = False) -> None:
@@ -107,7 +107,7 @@ def _print_aligned(facts: Mapping[str, str]) -> None:
         typer.echo(f"{name:<{width}}  {value}")
 
 
-def _show(steps: list[Step], *, dry_run: bool, as_json: bool) -> None:
+def show_steps(steps: list[Step], *, dry_run: bool, as_json: bool) -> None:
     """Show the steps where they are asked for: of what was done, only programs need a list."""
     if as_json:
         typer.echo(json.dumps({"applied": not dry_run, "steps": as_document(steps)}))
@@ -116,6 +116,11 @@ def _show(steps: list[Step], *, dry_run: bool, as_json: bool) -> None:
             typer.echo(line)
 
 
-def _need_root(command: str) -> None:
+def need_root(command: str) -> None:
+    """Check that this is root.
+
+    Raises:
+        ServiceError: it is not; the text names ``command``.
+    """
     if os.geteuid() != 0:
         raise ServiceError(f"it takes root: sudo {command}")

@@ -158,6 +158,22 @@ def test_a_member_of_the_group_lists_and_calls_what_a_caller_lends_and_another_u
     stranger.communicate(timeout=60)
 
 
+def test_a_class_of_devices_is_allowed_and_no_more_than_that_class(edge: Edge) -> None:
+    def may_open() -> list[str]:
+        names = ("PrivateDevices", "DevicePolicy", "SupplementaryGroups")
+        return [edge.root.show(KUBELET, name) for name in names]
+
+    before = may_open()
+    edge.root.run("sh", "-c", "getent group i2c || groupadd --system i2c")
+    edge.root.run("kubelet", "kind", "allow-device", "i2c")
+    edge.root.until(KUBELET, "ActiveState", "active")
+    assert may_open() == ["no", "closed", "i2c"]
+    assert "char-i2c rw" in edge.root.show(KUBELET, "DeviceAllow")
+    edge.root.run("kubelet", "kind", "allow-device", "i2c", "--remove")
+    assert may_open() == before
+    edge.root.until(KUBELET, "StatusText", "relay: announced")
+
+
 def test_what_root_makes_is_the_services_own_and_what_root_names_is_roots(edge: Edge) -> None:
     root, state = edge.root, "/var/lib/edge-relay"
     files = [f"{state}/{name}" for name in ("ca", "ca/root.key", "token.key", "issued_tokens.jsonl")]

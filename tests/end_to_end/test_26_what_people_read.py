@@ -48,6 +48,7 @@ SHOWN = {
 CHANGING = {
     "kubelet announce",
     "kubelet enroll",
+    "kubelet kind allow-device",
     "kubelet kind new",
     "kubelet retire",
     "kubelet service install",
