@@ -194,11 +194,6 @@ def default_socket(state_dir: Path) -> Path:
     return SERVICE_SOCKET if state_dir == SERVICE_STATE_DIR else state_dir / "relay.sock"
 
 
-def default_state_dir(home: Path | None, *, is_root: bool) -> Path | None:
-    """Return the state directory that is used unless the operator names another.
-
-    None for a user without a home directory.
-    """
-    if is_root:
-        return SERVICE_STATE_DIR
+def own_state_dir(home: Path | None) -> Path | None:
+    """Return the state directory of a user's own node; None for a user without a home directory."""
     return None if home is None else home / ".local/state/edge-kubelet"

@@ -4,6 +4,7 @@ Everything that decides how a node runs is read here, for `kubelet run`, for `ku
 reload of a running daemon. Must not start anything.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,8 +174,12 @@ class LoadedNodeSettings:
             raise ConfigError([str(error)]) from None
 
 
-def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedNodeSettings:
+def load_settings(
+    sources: Sources, default_state_dir: Path | None, enter: Callable[[Path], object] | None = None
+) -> LoadedNodeSettings:
     """Return the settings of a node that runs with ``sources``.
+
+    ``enter`` is called with the state directory, before anything in it is read.
 
     Raises:
         ConfigError: they cannot be used; or name no state directory, and there is no default one.
@@ -184,6 +189,8 @@ def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedNod
     state_dir = sources.settings(usual).get(STATE_DIR)
     if state_dir is None:
         raise NoStateDirError
+    if enter is not None:
+        enter(state_dir)
     stored = read_stored(state_dir)
     enrolled = {} if stored is None else _enrolled(stored, state_dir, sources)
     return LoadedNodeSettings(

@@ -4,9 +4,11 @@ Everything that decides how a relay runs is read here, for `relay run`, for `rel
 of a running relay. Must not start anything, and must not write what is kept.
 """
 
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from relay.allowance import Allowance
 from relay.broker_choice import BrokerChoice, FindFree, choose_broker
@@ -35,7 +37,7 @@ from relay.config import (
     TlsFiles,
     View,
 )
-from relay.kept_settings import KeptSettings, read_kept
+from relay.kept_settings import KeptSettings, read_kept, read_served, write_served
 from schemas.addresses import PLAIN_OPTION, HostPort, collector_url, normal_url, parse_host_port
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
@@ -151,6 +153,10 @@ PLAIN = Setting(
     form=Form.FLAG,
 )
 
+SERVED: tuple[Setting[Any], ...] = (LISTEN, TLS_OWN, TLS_CERTIFICATE, TLS_KEY)
+"""Where and how to serve; kept for later starts."""
+_TLS = frozenset({TLS_OWN.name, TLS_CERTIFICATE.name, TLS_KEY.name})
+
 RELAY = Program(
     "relay",
     (
@@ -221,13 +227,33 @@ class LoadedRelaySettings:
         except OperatorError as error:
             raise ConfigError([str(error)]) from None
 
+    def keep_served(self, flags: Mapping[str, str]) -> None:
+        """Keep what ``flags`` say on where and how to serve: a later start must not serve in another way.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        told = {setting.name: self._text(setting) for setting in SERVED if setting.name in flags}
+        if told:
+            kept = {name: given.text for name, given in _served_source(self.named, self.state).items()}
+            write_served(self.state.served, {**kept, **told})
+
+    def _text(self, setting: Setting[Any]) -> str:
+        value = self.settings.get(setting)
+        # A path does not depend on where the next start is typed.
+        return str(value) if isinstance(value, Path) else self.settings.given[setting.name].text
+
     def to_keep(self, broker: BrokerChoice) -> KeptSettings:
         """Return what later commands and starts should find as kept."""
         return replace(broker.kept, public_url=self.settings[PUBLIC_URL])
 
 
-def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedRelaySettings:
+def load_settings(
+    sources: Sources, default_state_dir: Path | None, enter: Callable[[Path], object] | None = None
+) -> LoadedRelaySettings:
     """Return the settings of a relay that runs with ``sources``.
+
+    ``enter`` is called with the state directory, before anything in it is read.
 
     Raises:
         ConfigError: they cannot be used; or name no state directory, and there is no default one.
@@ -237,10 +263,13 @@ def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedRel
     state_dir = sources.settings(usual).get(STATE_DIR)
     if state_dir is None:
         raise NoStateDirError
+    if enter is not None:
+        enter(state_dir)
     state = StateFiles(state_dir)
     kept = read_kept(state.settings)
     named = frozenset(name for source in sources.by_precedence for name in source)
-    return LoadedRelaySettings(sources.settings(usual, _kept_source(named, kept, state)), state, kept, named)
+    kept_sources = _kept_source(named, kept, state), _served_source(named, state)
+    return LoadedRelaySettings(sources.settings(usual, *kept_sources), state, kept, named)
 
 
 def _kept_source(named: AbstractSet[str], kept: KeptSettings, state: StateFiles) -> Source:
@@ -248,6 +277,13 @@ def _kept_source(named: AbstractSet[str], kept: KeptSettings, state: StateFiles)
     if kept.public_url is not None:
         found[PUBLIC_URL.name] = Given(kept.public_url, f"kept in {state.settings}")
     return {**found, **kept_broker(kept, named, state.settings)}
+
+
+def _served_source(named: AbstractSet[str], state: StateFiles) -> Source:
+    """Return how the relay was told to serve; a way of TLS that is named now excludes the others."""
+    kept = read_served(state.served, {setting.name for setting in SERVED})
+    gone = _TLS if named & _TLS else frozenset()
+    return {name: Given(text, f"kept in {state.served}") for name, text in kept.items() if name not in gone}
 
 
 def _config_of(settings: Settings, state: StateFiles, broker: BrokerChoice) -> RelayConfig:

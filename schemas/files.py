@@ -6,6 +6,9 @@ read by others either. What is checked is what was opened, not its name. Root do
 another user: that user could change it, or put a link in its place, while root reads and writes. What root
 makes belongs to the owner of its directory: a service that runs as that user could not read it otherwise.
 
+A directory that is open to its group, and to no others, shows the group what is no secret: files that are
+opened to be written become readable by the group, and its members believe files of the directory's owner.
+
 A secret that the operator names (a TLS key, a file with a token) may lie behind a link, as certificate tools
 lay them, or come through a pipe; owner and mode are checked all the same. Must not know what a file holds.
 """
@@ -26,6 +29,9 @@ MAX_STATE_BYTES = 1 << 20
 
 _PIECE_BYTES = 1 << 16
 _OTHERS = 0o077
+_FOR_THE_GROUP = 0o640
+_GROUP_DIRECTORY = 0o750
+_GROUP_ENTERS = 0o050
 _OTHERS_WRITE = 0o022
 _ROOT = 0
 
@@ -60,9 +66,13 @@ def open_state(path: Path, flags: int = os.O_RDONLY, *, secret: bool = False) ->
             raise UntrustedFileError(f"{path} is a symbolic link: no state is behind one") from None
         raise
     try:
-        check_state(path, os.fstat(descriptor), secret=secret)
+        facts = os.fstat(descriptor)
+        check_state(path, facts, secret=secret)
         if is_new:
             _give_to_owner_of(path.parent, descriptor)
+        is_own = facts.st_uid == os.geteuid()
+        if flags & os.O_CREAT and is_own and not secret and is_shown_to_group(path.parent):
+            os.fchmod(descriptor, _FOR_THE_GROUP)
     except BaseException:
         os.close(descriptor)
         raise
@@ -82,6 +92,11 @@ def _give_to_owner_of(directory: Path, descriptor: int) -> None:
     if os.geteuid() == _ROOT:
         owner = directory.stat()
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def is_shown_to_group(directory: Path) -> bool:
+    """Return whether ``directory`` is open to its group, and to no others."""
+    return directory.stat().st_mode & _OTHERS == _GROUP_ENTERS
 
 
 def read_state(path: Path, max_bytes: int = MAX_STATE_BYTES) -> bytes:
@@ -112,7 +127,9 @@ def read_named(path: Path, max_bytes: int) -> bytes:
     # Without blocking: a pipe must be refused, and not waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        check_state(path, os.fstat(descriptor))
+        facts = os.fstat(descriptor)
+        _check_regular(path, facts)
+        _check(path, facts, secret=False)
     except BaseException:
         os.close(descriptor)
         raise
@@ -149,9 +166,14 @@ def check_state(path: Path, facts: os.stat_result, *, secret: bool = False) -> N
     Raises:
         UntrustedFileError, ExposedFileError: as ``open_state``.
     """
+    _check_regular(path, facts)
+    is_shown = not secret and is_shown_to_group(path.parent)
+    _check(path, facts, secret=secret, believed=path.parent.stat().st_uid if is_shown else _ROOT)
+
+
+def _check_regular(path: Path, facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise UntrustedFileError(f"{path} is no regular file")
-    _check(path, facts, secret=secret)
 
 
 def check_unchangeable(path: Path) -> None:
@@ -170,9 +192,10 @@ def _check_secret(path: Path, facts: os.stat_result) -> None:
     _check(path, facts, secret=True)
 
 
-def _check(path: Path, facts: os.stat_result, *, secret: bool) -> None:
+def _check(path: Path, facts: os.stat_result, *, secret: bool, believed: int = _ROOT) -> None:
+    """Check owner and mode; ``believed`` is a user whose files are read besides one's own and root's."""
     user = os.geteuid()
-    if facts.st_uid not in {user, _ROOT}:
+    if facts.st_uid not in {user, _ROOT} and (user == _ROOT or facts.st_uid != believed):
         raise UntrustedFileError(
             f"{path} belongs to user {facts.st_uid}, and this runs as user {user}: run it as that user"
         )
@@ -245,8 +268,11 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_private_directory(path: Path) -> None:
-    """Make ``path``, and what is missing above it, readable by its owner alone."""
+def make_private_directory(path: Path, *, shown: bool = False) -> None:
+    """Make ``path``, and what is missing above it, readable by its owner alone.
+
+    ``shown``: the group may enter it, if it may enter the directory above.
+    """
     # One by one: `parents=True` would make those above with the default mode.
     for directory in (*reversed(path.parents), path):
         if directory.is_dir():
@@ -255,6 +281,8 @@ def make_private_directory(path: Path) -> None:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _give_to_owner_of(directory.parent, descriptor)
+            if shown and is_shown_to_group(directory.parent):
+                os.fchmod(descriptor, _GROUP_DIRECTORY)
         finally:
             os.close(descriptor)
 

@@ -141,6 +141,21 @@ class IdentityFiles:
         for path in (self.key, *certificates, self.node_id):
             path.unlink(missing_ok=True)
 
+    def read_node_id(self) -> str:
+        """Return the node id, also of an identity that is damaged otherwise.
+
+        Raises:
+            IdentityFilesError: there is none.
+            OSError: it cannot be read.
+        """
+        try:
+            node_id = read_state(self.node_id).decode("utf-8", "replace").strip()
+        except FileNotFoundError:
+            node_id = ""
+        if not is_node_id(node_id):
+            raise IdentityFilesError(f"{self.node_id} holds no node id")
+        return node_id
+
     def leaf_pem(self) -> str:
         """Return the leaf.
 

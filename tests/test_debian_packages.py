@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.guide import snippets
 from tests.fakes.polling import wait_until
 from tests.fakes.story import Block, blocks_of
 from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
@@ -47,16 +48,6 @@ while [ $# -gt 1 ]; do
   shift
 done
 """
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
 
 pytestmark = [pytest.mark.long, pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -161,6 +152,22 @@ class Site:
         assert terminal.returncode == 0, out + err
         return out
 
+    def lent_tool_is_called(self) -> str:
+        """Return what the guide's agent prints, run by ada, while the guide's caller lends its tool."""
+        programs = snippets((PROJECT / "docs/caller-tools.md").read_text("utf-8"))
+        for name, text in programs.items():
+            self.root.write(f"/machines/{name}", text)
+        token = self.root.run(
+            "relay", "token", "issue", "--sub", "ant", "--scope", "sessions:message"
+        ).strip()
+        variables = (f"EDGE_TOKEN={token}", "SSL_CERT_FILE=/machines/agent/server-root.pem")
+        python = ("/usr/lib/edge-relay/bin/python3", "-P", "/machines/caller.py")
+        caller = self.root.begin("env", *variables, *python, "https://hub.example:8700/mcp", "greenhouse")
+        python = ("/usr/lib/edge-kubelet-agent/bin/python3", "-P", "/machines/agent.py")
+        called = self.root.run("runuser", "-u", "ada", "--", *python, "env", "kubelet-mcp")
+        caller.communicate(timeout=BOUND_S)
+        return called
+
     def files(self) -> set[str]:
         """Return the files of the system, but those that change by themselves."""
         left_out = " -o ".join(f"-path '{path}'" for path in NOT_COMPARED)
@@ -239,8 +246,7 @@ def test_the_lines_of_the_page_install_upgrade_roll_back_and_leave_nothing(built
     for unit in (KUBELET, RELAY):
         site.root.run("systemd-analyze", "verify", f"/usr/lib/systemd/system/{unit}")
         assert site.root.show(unit, "UnitFileState") == "enabled"
-    agent = site.root.run("runuser", "-u", "ada", "--", "kubelet-mcp", given=json.dumps(INITIALIZE) + "\n")
-    assert "edge-kubelet-node" in agent
+    assert site.lent_tool_is_called() == "They dance.\n"
 
     kept = site.kept()
     assert "node.key" in kept

@@ -7,6 +7,7 @@ import pytest
 from tests.fakes.command_lines import CommandLines
 
 WRONG = [
+    "kubelet kind allow-device teapot",
     "kubelet kind new X",
     "kubelet kind new system.clock",
     "kubelet kind new sys.echo",

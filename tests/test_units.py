@@ -48,6 +48,12 @@ def test_a_daemon_is_watched_and_started_again_without_end(program: str) -> None
     assert said(unit, "RestartPreventExitStatus") == [f"{EXIT_USAGE} {EXIT_CONFIG}"]
 
 
+@pytest.mark.parametrize("program", ["edge-relay", "edge-kubelet"])
+def test_the_state_directory_is_there_before_the_set_up_and_closed_to_all_but_its_group(program: str) -> None:
+    assert f"d /var/lib/{program} 0750 {program} {program} -" in lines_of(f"{program}.tmpfiles.conf")
+    assert said(f"{program}.service", "StateDirectoryMode") == ["0750"]
+
+
 @pytest.mark.parametrize(("program", "most"), [("edge-relay", "2G"), ("edge-kubelet", "128M")])
 def test_a_daemon_has_a_limit_of_its_memory(program: str, most: str) -> None:
     assert said(f"{program}.service", "MemoryMax") == [most]
@@ -109,10 +115,8 @@ def test_what_root_runs_for_the_broker_reads_and_writes_nothing_that_the_relay_c
 
 def test_the_broker_is_told_when_the_last_file_is_in_place() -> None:
     [watched] = said("edge-relay-broker.path", "PathChanged")
-    [[kind, directory, mode, user, group, *_]] = [
-        line.split() for line in lines_of("edge-relay.tmpfiles.conf")
-    ]
+    directory = "/var/lib/edge-relay-broker"
     assert watched == f"{directory}/generation"
-    assert (kind, mode, user, group) == ("d", "2750", "edge-relay", "edge-broker")
+    assert f"d {directory} 2750 edge-relay edge-broker -" in lines_of("edge-relay.tmpfiles.conf")
     assert said("edge-relay.service", "ReadWritePaths") == [f"-{directory}"]
     assert "g edge-broker -" in lines_of("edge-relay.sysusers.conf")

@@ -33,6 +33,7 @@ from kubelet.cli.options import (
 from kubelet.cli.output import print_facts, say
 from kubelet.cli.run import run
 from kubelet.clock import now_ms
+from kubelet.config import read_stored
 from kubelet.process import fail, run_until_signal
 from kubelet.settings import (
     BROKER,
@@ -53,6 +54,7 @@ from schemas.process.cli_manual import Manual, example, program
 from schemas.process.cli_settings import takes_settings
 from schemas.process.command_errors import errors_in_one_line
 from schemas.process.exit_codes import EXIT_CONFIG, EXIT_NO, EXIT_USAGE
+from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
 
 
@@ -85,25 +87,39 @@ def main() -> None:
 @app.command(epilog=example("kubelet enroll https://relay.example --token-file join-token"))
 def enroll(
     relay: Annotated[
-        list[str], typer.Argument(metavar="URL", help="The relay, and then others of its fleet.")
-    ],
+        list[str] | None, typer.Argument(metavar="URL", help="The relay, and then others of its fleet.")
+    ] = None,
     token: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The join token; others here can see it.")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="The file that holds the join token.")] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="With a new key; it keeps its id if the token was made --for it."),
+    ] = False,
     state_dir: StateDir = None,
     plain: Plain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN."""
+    """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN.
+
+    With --again, a node that was revoked; its relay need not be named.
+    """
     import asyncio  # noqa: PLC0415
 
+    from kubelet.identity.again import enrol_again  # noqa: PLC0415
     from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
 
-    files, (url, *others) = IdentityFiles(directory_of(state_dir)), dict.fromkeys(map(normal_url, relay))
-    enroller = Enroller(files, join_token(token, token_file), url, plain, now_ms, os.urandom, tuple(others))
+    given = join_token(token, token_file)
+    files = IdentityFiles(directory_of(state_dir))
+    stored = read_stored(files.root) if again else None
+    if not relay and stored is None:
+        fail("name the relay: kubelet enroll URL", EXIT_USAGE)
+    before = files.read_node_id() if again else None
+    url, *others = dict.fromkeys(map(normal_url, relay or (stored.relays if stored else ())))
+    enroller = Enroller(files, given, url, plain, now_ms, os.urandom, tuple(others))
     try:
-        enrolled = asyncio.run(enroller.run())
+        enrolled = asyncio.run(enrol_again(enroller) if again else enroller.run())
     except EnrolmentError as error:
         fail(str(error), EXIT_NO)
     identity, config = enrolled.identity, enrolled.config
@@ -117,6 +133,8 @@ def enroll(
         "state_dir": str(files.root),
     }
     print_facts(facts, as_json=as_json)
+    if before not in {None, identity.node_id}:
+        say(f"\nthis is a new node: its token was not made by `relay join-token create --for {before}`")
     if config.relay_url != url:
         say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
     if config.broker is None:
@@ -146,7 +164,7 @@ def announce(
     from kubelet.identity.provisioning import throw_away_identity  # noqa: PLC0415
     from kubelet.session.tls import NodeTls  # noqa: PLC0415
 
-    loaded = load_settings(sources, usual_state_dir())
+    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
     directory, settings = loaded.state_dir, loaded.settings
     files, ttl_ms, kinds = IdentityFiles(directory), settings[TTL], settings.get(KINDS) or ()
     if dry_run and files.are_absent():
@@ -187,12 +205,13 @@ def verify(
     """Check a manifest as a relay would. Without --root and --identity, those of this node."""
     from kubelet.identity.verification import verify_manifest  # noqa: PLC0415
 
-    files = IdentityFiles(directory_of(state_dir))
     # One byte over the limit is enough to be refused, and all that is read.
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
         wire = source.read(MAX_MANIFEST_BYTES + 1)
-    leaf_pem = named_pem(identity) if identity else files.leaf_pem()
-    root_pem = named_pem(root) if root else files.root_pem()
+    given_leaf, given_root = (named_pem(file) if file else None for file in (identity, root))
+    files = IdentityFiles(directory_of(state_dir))
+    leaf_pem = files.leaf_pem() if given_leaf is None else given_leaf
+    root_pem = files.root_pem() if given_root is None else given_root
     if root_pem is None:
         say("no root is given or installed: this checks the node's own signature, not who it is")
         root_pem = files.leaf_pem()
@@ -226,7 +245,7 @@ def retire(
     from kubelet.cli.retire import RetirementError  # noqa: PLC0415
     from kubelet.cli.retire import retire as retire_node  # noqa: PLC0415
 
-    loaded = load_settings(sources, usual_state_dir())
+    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
     config, directory = loaded.config(), loaded.state_dir
     node_id = IdentityFiles(directory).read().node_id
     try:

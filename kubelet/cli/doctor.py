@@ -19,19 +19,20 @@ from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings
 from schemas.process.doctor import Check
 from schemas.process.doctor_command import run_doctor
+from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
 
 app = group("What keeps calls from reaching this node.")
 
 
-@app.command(epilog=example("sudo -u edge-kubelet kubelet doctor", "kubelet doctor --explain broker"))
+@app.command(epilog=example("kubelet doctor", "kubelet doctor --explain broker"))
 @takes_settings(KUBELET)
 def doctor(
     sources: Sources,
     explain: Annotated[str | None, typer.Option(metavar="CHECK", help="Explain one check.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check what calls to this node need, one line each. Run it as the daemon's user.
+    """Check what calls to this node need, one line each.
 
     The settings are those that the running daemon has. The options are those of `kubelet run`: what a restart
     would give it.
@@ -43,7 +44,7 @@ def doctor(
 
 def _checks(sources: Sources) -> Sequence[Check]:
     """Return the checks of the daemon that runs, or that ``sources`` would start."""
-    expected = load_settings(sources, usual_state_dir())
+    expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
     files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
     running = process.sources()
     config = (expected if running is None else load_settings(running, expected.state_dir)).config()

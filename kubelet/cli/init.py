@@ -40,11 +40,12 @@ def init(
         fail("--certificate and --root go together", EXIT_USAGE)
     if (not relay) != (broker is None) or (relay and root is None):
         fail("--relay and --broker go together, and with --certificate and --root", EXIT_USAGE)
+    given = None if certificate is None or root is None else (named_pem(certificate), named_pem(root))
     files = IdentityFiles(directory_of(state_dir))
     if not files.exists():
         create_identity(files, now_ms(), os.urandom)
-    if certificate is not None and root is not None:
-        enrolment = ManualEnrolment(files, named_pem(certificate), named_pem(root), now_ms())
+    if given is not None:
+        enrolment = ManualEnrolment(files, *given, now_ms())
         if relay and broker is not None:
             enrolment.install_with(relay, broker, system_roots=system_roots, plain_allowed=plain)
         else:

@@ -14,10 +14,11 @@ import typer
 from kubelet.caller_tools.socket_file import MAX_PATH_BYTES
 from kubelet.config import (
     SERVICE_SOCKET,
+    SERVICE_STATE_DIR,
     SOCKET_GROUP,
     NodeConfig,
     default_socket,
-    default_state_dir,
+    own_state_dir,
 )
 from kubelet.process import fail
 from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedNodeSettings
@@ -28,6 +29,7 @@ from schemas.files import read_named_secret
 from schemas.identity import CertificateFormatError, certificates_in
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import NoStateDirError, home_directory
+from schemas.process.state_owner import act_as_owner_of, usual_directory
 from schemas.settings import Settings
 from schemas.settings_sources import from_flags, read_sources
 
@@ -118,6 +120,8 @@ def agent_socket(named: Path | None, directory: Path) -> Path:
 def directory_of(state_dir: Path | None) -> Path:
     """Return the state directory that was named: here, in the environment or the file; else the usual one.
 
+    Root goes on as its owner.
+
     Raises:
         ConfigError: it is not named here, and the settings cannot be used; or it is named nowhere, and there
             is no usual one.
@@ -127,6 +131,7 @@ def directory_of(state_dir: Path | None) -> Path:
     directory = state_dir or usual_state_dir()
     if directory is None:
         raise NoStateDirError
+    act_as_owner_of(directory)
     return directory
 
 
@@ -143,4 +148,4 @@ def contract_of_settings() -> "Contract":
 
 def usual_state_dir() -> Path | None:
     """Return the state directory that is used unless the operator names another; None if there is none."""
-    return default_state_dir(home_directory(), is_root=os.geteuid() == 0)
+    return usual_directory(SERVICE_STATE_DIR, own_state_dir(home_directory()))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from importlib.metadata import version
 
 import typer
@@ -10,6 +11,7 @@ from kubelet.cli.options import socket_group, socket_of, usual_state_dir
 from kubelet.config import DaemonPlan
 from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, load_settings
 from schemas.process.cli_settings import takes_settings
+from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
 
 
@@ -20,7 +22,7 @@ def run(sources: Sources) -> None:
     Each option is also a setting: --ttl is ttl in kubelet.toml, and the variable KUBELET_TTL.
     `kubelet config show` prints which value holds, and where it stands.
     """
-    loaded = load_settings(sources, usual_state_dir())
+    loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
     config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings
     place = socket_of(settings.get(SOCKET), directory)
     if place is None:

@@ -20,6 +20,7 @@ SERVICE = Service(
     units=Path(kubelet.__path__[0]) / "units",
     program=KUBELET,
     directories=(SERVICE_STATE_DIR, SERVICE_SOCKET.parent),
+    state_mark="node.key",
 )
 app = group("The daemon as a service of systemd.")
 add_commands(app, SERVICE, _NEXT)

@@ -50,6 +50,7 @@ _MAX_CLOCK_SKEW_MS = 5 * 60_000
 _UNKNOWN_ISSUER = frozenset({2, 18, 19, 20, 21})
 _CLOCK_OR_AGE = frozenset({9, 10})
 
+_NOT_ADMITTED = 403
 _REFUSALS = {
     400: "did not understand: its version is another",
     403: "refuses: the join token is used up, expired or withdrawn, or this node's id is another's",
@@ -65,6 +66,10 @@ _LATER = {429: "is busy", 503: "does not reach the relay with the CA's key at pr
 
 class EnrolmentError(PeerError):
     """The node is not enrolled; the text is why."""
+
+
+class NotAdmittedError(EnrolmentError):
+    """The relay refuses the token, or the node's id; nothing of the token is spent."""
 
 
 class ClockError(StateError):
@@ -217,7 +222,8 @@ class Enroller:
                     f"{self.relay_url} {_LATER[answer.status]}: run it again in {answer.retry_after_s} s"
                 )
             why = _REFUSALS.get(answer.status, f"answers with status {answer.status}: check its log")
-            raise EnrolmentError(f"{self.relay_url} {why}")
+            refused = NotAdmittedError if answer.status == _NOT_ADMITTED else EnrolmentError
+            raise refused(f"{self.relay_url} {why}")
 
     def _genuine(self, answer: HttpResponse, nonce: str, form: Validator) -> EnrolResponse:
         """Return the message if the relay that made the token sent it, in reply to this request."""

@@ -19,22 +19,28 @@ _SELF_SIGNED_DAYS = 3650
 _SERIAL_BYTES = 16
 
 
-def create_identity(files: IdentityFiles, now_ms: int, random_bytes: Callable[[int], bytes]) -> str:
+def create_identity(
+    files: IdentityFiles, now_ms: int, random_bytes: Callable[[int], bytes], node_id: str | None = None
+) -> str:
     """Mint node id, key, certificate request and self-signed leaf; return the node id.
+
+    With ``node_id``, that is kept.
 
     Raises:
         IdentityFilesError: there is an identity already. It is never overwritten.
     """
     if files.exists():
         raise IdentityFilesError(f"{files.root} holds an identity already")
-    made = throw_away_identity(now_ms, random_bytes)
+    made = throw_away_identity(now_ms, random_bytes, node_id)
     files.write(made.node_id, made.key, made.leaf_pem, make_csr(made.key, made.node_id))
     return made.node_id
 
 
-def throw_away_identity(now_ms: int, random_bytes: Callable[[int], bytes]) -> NodeIdentity:
+def throw_away_identity(
+    now_ms: int, random_bytes: Callable[[int], bytes], node_id: str | None = None
+) -> NodeIdentity:
     """Return a new identity with a self-signed leaf, which lies in no file."""
-    node_id = new_node_id(now_ms, random_bytes)
+    node_id = node_id or new_node_id(now_ms, random_bytes)
     key = SigningKey(random_bytes(32))
     serial = int.from_bytes(random_bytes(_SERIAL_BYTES), "big") >> 1 | 1
     leaf = self_signed_leaf(key, node_id, now_ms, _SELF_SIGNED_DAYS, serial)

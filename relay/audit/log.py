@@ -17,7 +17,7 @@ from typing import Any
 from relay.ascii_json import members_of
 from relay.audit.chain import GENESIS, end_of_chain, line_hash, number_before, numbered
 from schemas.error_roots import StateError
-from schemas.files import PRIVATE, open_state
+from schemas.files import PRIVATE, is_shown_to_group, open_state
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 RESERVED_BYTES = 64 * 1024 * 1024
@@ -180,7 +180,8 @@ class AuditLog:
 def _opened(path: Path) -> int:
     descriptor = open_state(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
-        os.fchmod(descriptor, PRIVATE)
+        if not is_shown_to_group(path.parent):
+            os.fchmod(descriptor, PRIVATE)
     except BaseException:
         os.close(descriptor)
         raise

@@ -29,7 +29,9 @@ from relay.clock import now_ms
 from relay.kept_settings import read_kept
 from schemas.files import read_named_private, read_named_secret
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.state_owner import as_operator
 
+_MIN_PASSPHRASE = 12
 _VARIABLE = "EDGE_BACKUP_PASSPHRASE"
 # The header of an encrypted file, and 16 bytes more for each 64 KiB.
 _MAX_FILE_BYTES = MAX_BYTES + MAX_BYTES // 1024
@@ -67,7 +69,8 @@ def ca_backup(
             data = encrypt_for(data, recipient)
         elif passphrase is not None:
             data = encrypt_with(data, passphrase)
-        write_new(file, data)
+        with as_operator():
+            write_new(file, data)
     except FileExistsError:
         fail(f"{file} exists, and is not overwritten: name another file", EXIT_CANNOT_RUN)
     except (ArchiveError, EncryptionError) as error:
@@ -91,7 +94,6 @@ def ca_restore(
     """Write a backup into an empty state directory."""
     if (identity is not None) + (passphrase_file is not None) + plain > 1:
         fail("--identity, --passphrase-file and --plain exclude each other", EXIT_USAGE)
-    state = state_files(state_dir)
     data = read_named_private(file, _MAX_FILE_BYTES)
     if is_encrypted(data) is plain:
         # An archive that anyone can write must not be accepted as one that was encrypted.
@@ -101,6 +103,7 @@ def ca_restore(
             data = decrypt_for(data, _text_of(identity))
         elif not plain:
             data = decrypt_with(data, _passphrase(passphrase_file, confirm=False))
+        state = state_files(state_dir)
         has_key = restore(data, state)
     except (ArchiveError, EncryptionError, RestoreError) as error:
         fail(f"{file}: {error}", EXIT_CANNOT_RUN)
@@ -123,6 +126,8 @@ def _passphrase(file: Path | None, *, confirm: bool) -> str:
         fail(f"name a passphrase, in --passphrase-file or {_VARIABLE}, or an age key: see --help", EXIT_USAGE)
     if not text:
         fail("the passphrase is empty", EXIT_USAGE)
+    if confirm and len(text) < _MIN_PASSPHRASE:
+        fail(f"a passphrase has at least {_MIN_PASSPHRASE} characters: it guards the CA's key", EXIT_USAGE)
     return text
 
 

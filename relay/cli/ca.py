@@ -24,10 +24,12 @@ from relay.cli.options import (
     show_table,
     state_files,
     tenant_name,
+    usual_state_dir,
     utc,
 )
 from relay.cli.state import authority, token_keys
 from relay.clock import now_ms
+from relay.config import SERVICE_STATE_DIR
 from relay.key_files import load_or_create_key
 from relay.pki.errors import UnknownTargetError
 from relay.pki.roots import MAX_OVERLAP_DAYS
@@ -36,7 +38,8 @@ from relay.state.certificates import KID_DIGITS
 from schemas.certificates import end_of
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
+from schemas.process.state_owner import as_operator
 
 app = group("The certificate authority that nodes are enrolled with.")
 app.command("backup", epilog=example("relay ca backup relay.age --recipient age1ql3z7hjy54pw3hyww5ayyfg"))(
@@ -48,6 +51,7 @@ app.command("restore", epilog=example("relay ca restore relay.age --identity key
 @app.command("init", epilog=example("relay ca init"))
 def ca_init(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Make the roots of trust, and the key that signs agents' tokens. Once; none is overwritten."""
+    _check_alone(state_files(state_dir).root, is_named=state_dir is not None)
     ca = authority(state_dir)
     if not (ca.root_file.exists() and ca.add_server_root()):
         ca.create()
@@ -78,22 +82,24 @@ def ca_issue(
     state_dir: StateDir = None,
 ) -> None:
     """Issue the leaf that a certificate request asks for, or mock identities for `kubelet fleet`."""
+    if mock is not None and (csr is not None or out is None):
+        fail("--mock N goes with --out DIR, and without a CSR", EXIT_USAGE)
+    if mock is None and csr is None:
+        fail("name the CSR, or use --mock N --out DIR", EXIT_USAGE)
+    request = "" if csr is None else csr.read_text("utf-8", "replace")
     ca, state = authority(state_dir), state_files(state_dir)
-    if mock is not None:
-        if csr is not None or out is None:
-            fail("--mock N goes with --out DIR, and without a CSR", EXIT_USAGE)
-        node_ids = ca.issue_mock(mock, out, tenant_name(tenant, state))
+    if mock is not None and out is not None:
+        node_ids = ca.issue_mock(mock, out, tenant_name(tenant, state), as_operator)
         facts = {"directory": str(out), "node_ids": list(node_ids)}
         answer(facts, as_json=as_json, note=f"{len(node_ids)} identities in {out}")
         return
-    if csr is None:
-        fail("name the CSR, or use --mock N --out DIR", EXIT_USAGE)
     used = tenant if replace else tenant_name(tenant, state)
     with _writable(leaf_file) if leaf_file is not None else nullcontext():
-        leaf = ca.issue(csr.read_text("utf-8", "replace"), used, replace=replace)
+        leaf = ca.issue(request, used, replace=replace)
     keep_first(state, tenant=tenant)
     if leaf_file is not None:
-        leaf_file.write_text(leaf, "utf-8")
+        with as_operator():
+            leaf_file.write_text(leaf, "utf-8")
     answer(
         {"certificate": leaf, "file": None if leaf_file is None else str(leaf_file)},
         as_json=as_json,
@@ -207,7 +213,7 @@ def ca_issue_server(
     state_dir: StateDir = None,
 ) -> None:
     """Issue a broker's or another server's certificate. An existing key in --out is kept."""
-    issue_server_files(authority(state_dir), hosts, out, os.urandom)
+    issue_server_files(authority(state_dir), hosts, out, os.urandom, as_operator)
     note = f"server.key, server.pem and roots.pem are in {out}"
     answer({"directory": str(out), "hosts": hosts}, as_json=as_json, note=note)
 
@@ -218,14 +224,27 @@ def _writable(output: Path) -> Iterator[None]:
 
     A path that cannot be written must fail before the ledger records the certificate.
     """
-    is_new = not output.exists()
-    output.touch()
+    with as_operator():
+        is_new = not output.exists()
+        output.touch()
     try:
         yield
     except BaseException:
         if is_new:
-            output.unlink(missing_ok=True)
+            with as_operator():
+                output.unlink(missing_ok=True)
         raise
+
+
+def _check_alone(directory: Path, *, is_named: bool) -> None:
+    """End the command where it would make a second CA unasked: beside that of the machine's service."""
+    is_beside = directory == usual_state_dir() != SERVICE_STATE_DIR
+    if is_beside and not is_named and os.path.lexists(SERVICE_STATE_DIR):
+        fail(
+            f"the relay of this machine has its CA in {SERVICE_STATE_DIR}, and this would be a second "
+            f"one in {directory}: sudo relay ca init; or, if you want two, --state-dir {directory}",
+            EXIT_CANNOT_RUN,
+        )
 
 
 def _revoked(target: str, state_dir: Path | None) -> list[str]:

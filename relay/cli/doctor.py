@@ -20,20 +20,21 @@ from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings
 from schemas.process.doctor import Check
 from schemas.process.doctor_command import run_doctor
+from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
 from schemas.ulids import UlidSource
 
 app = group("What keeps calls from passing this relay.")
 
 
-@app.command(epilog=example("sudo -u edge-relay relay doctor", "relay doctor --explain broker"))
+@app.command(epilog=example("relay doctor", "relay doctor --explain broker"))
 @takes_settings(RELAY)
 def doctor(
     sources: Sources,
     explain: Annotated[str | None, typer.Option(metavar="CHECK", help="Explain one check.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check what calls through this relay need, one line each. Run it as the relay's user.
+    """Check what calls through this relay need, one line each.
 
     The settings are those that the running relay has. The options are those of `relay run`: what a restart
     would give it. Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot be made.
@@ -43,7 +44,7 @@ def doctor(
 
 def _checks(sources: Sources) -> Sequence[Check]:
     """Return the checks of the relay that runs, or that ``sources`` would start."""
-    expected = load_settings(sources, usual_state_dir())
+    expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
     process = AskedProcess.ask(RELAY, expected.state.root)
     running = process.sources()
     config = (expected if running is None else load_settings(running, expected.state.root)).config()

@@ -31,6 +31,7 @@ from schemas.addresses import check_private_url, mcp_url, normal_mcp_url
 from schemas.error_roots import PeerError
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.state_owner import as_operator
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context, read_root
 from schemas.ulids import UlidSource
@@ -135,7 +136,8 @@ def _relay(
         if tenant is not None:
             source = "--token-file" if token_file is not None else TOKEN_VARIABLE
             fail(f"--tenant and {source} exclude each other: a token is of one tenant", EXIT_USAGE)
-        given = RenewableToken.find(token_file, os.environ)
+        with as_operator():
+            given = RenewableToken.find(token_file, os.environ)
         return _Relay(endpoint, tls, root, lambda: given, None)
     name = tenant_name(tenant, state)
     signed = partial(_signed, state, public, name)
@@ -149,7 +151,8 @@ def _relay(
 def _roots(named: Path | None, state_dir: Path | None) -> str | None:
     """Return the roots that were named, or those of the CA of the state directory, if there is one."""
     if named is not None:
-        return read_root(named)
+        with as_operator():
+            return read_root(named)
     servers = authority(state_dir).servers
     return "".join(servers.roots()) if servers.exist() else None
 

@@ -14,6 +14,7 @@ import typer
 from relay.broker_choice import broker_of_nodes
 from relay.cli import options
 from relay.cli.exits import fail
+from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
 from relay.cli.options import (
     AsJson,
     PublicUrl,
@@ -51,6 +52,10 @@ def join_token_create(
     tag: Annotated[
         list[str] | None, typer.Option(help="A tag of each node: gateway, or site=north; repeat.")
     ] = None,
+    replaces: Annotated[
+        str | None,
+        typer.Option("--for", metavar="NODE", help="The node that keeps its id, with a new key: a lost one."),
+    ] = None,
     public_url: PublicUrl = None,
     as_json: AsJson = False,
     state_dir: StateDir = None,
@@ -61,6 +66,11 @@ def join_token_create(
     """
     state = state_files(state_dir)
     url, tenant_used = options.public_url(public_url, state), tenant_name(tenant, state)
+    kept = _kept_node(replaces, state_dir)
+    if kept is not None:
+        if label or tag or tenant not in {None, kept.tenant}:
+            fail("--for keeps the node's label, tags and tenant: leave them out", EXIT_USAGE)
+        tenant_used = kept.tenant
     _check_names(tenant_used, label, tag or (), state_dir)
     ca = authority(state_dir)
     # The oldest root: the relay's certificate is issued by it.
@@ -69,11 +79,13 @@ def join_token_create(
         # A node that has it could never enrol: the relay with the key does not know it.
         fail("the CA's key is not here: make join tokens on the relay that has it", EXIT_CANNOT_RUN)
     try:
-        token = _tokens(state_dir).create(tenant_used, seconds(ttl), uses, root, label, tag or ())
+        node_id = "" if kept is None else kept.node_id
+        token = _tokens(state_dir).create(tenant_used, seconds(ttl), uses, root, label, tag or (), node_id)
     except JoinError as error:
         fail(str(error), EXIT_USAGE)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
-    command = f"kubelet enroll {url}" + ("" if is_private_url(url) else f" {PLAIN_OPTION}")
+    again = "" if kept is None else " --again"
+    command = f"kubelet enroll {url}{again}" + ("" if is_private_url(url) else f" {PLAIN_OPTION}")
     # In a variable, because every user of a machine can read the arguments of a process.
     line = f"{JOIN_TOKEN_VARIABLE}={token.text()} {command}"
     note = f"join token {token.id} for tenant {tenant_used}.\n"
@@ -145,6 +157,14 @@ def _check_names(tenant: str, label: str, tags: Sequence[str], state_dir: Path |
         fail(str(error), EXIT_USAGE)
     if label and (holder := name_ledger(state_dir).read().holder(tenant, label)) is not None:
         fail(str(LabelTakenError(label, holder)), EXIT_NO)
+
+
+def _kept_node(reference: str | None, state_dir: Path | None) -> FoundNode | None:
+    """Return the node that is to keep its id; None if none is."""
+    try:
+        return None if reference is None else NodeDirectory.of(state_dir).find(reference)
+    except NodeReferenceError as error:
+        fail(f"{error}; see `relay node list`", EXIT_NO)
 
 
 def _tokens(state_dir: Path | None) -> JoinTokens:

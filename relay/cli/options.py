@@ -16,12 +16,13 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli.exits import fail
-from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, StateFiles, default_state_dir
+from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, SERVICE_STATE_DIR, StateFiles, own_state_dir
 from relay.kept_settings import read_kept, write_kept
 from schemas.addresses import normal_url
 from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import NoStateDirError, home_directory
+from schemas.process.state_owner import act_as_owner_of, usual_directory
 from schemas.text import printable
 
 StateDir = Annotated[
@@ -47,6 +48,8 @@ _ID_CHARS = 26
 def state_files(state_dir: Path | None) -> StateFiles:
     """Return the state directory that was named: here, in the environment or the file; else the usual one.
 
+    Root goes on as its owner.
+
     Raises:
         ConfigError: it is not named here, and the settings cannot be used; or it is named nowhere, and there
             is no usual one.
@@ -59,12 +62,13 @@ def state_files(state_dir: Path | None) -> StateFiles:
     directory = state_dir or usual_state_dir()
     if directory is None:
         raise NoStateDirError
+    act_as_owner_of(directory)
     return StateFiles(directory)
 
 
 def usual_state_dir() -> Path | None:
     """Return the state directory that is used unless the operator names another; None if there is none."""
-    return default_state_dir(home_directory(), is_root=os.geteuid() == 0)
+    return usual_directory(SERVICE_STATE_DIR, own_state_dir(home_directory()))
 
 
 def public_url(given: str | None, state: StateFiles) -> str:

@@ -1,6 +1,7 @@
 """``relay run``: reads the settings, and serves. Must not hold what the relay does."""
 
 import os
+from functools import partial
 
 import typer
 
@@ -10,6 +11,7 @@ from relay.kept_settings import write_kept
 from relay.settings import RELAY, LoadedRelaySettings, load_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings
+from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources, read_sources
 
 app = group("Run the relay.")
@@ -30,12 +32,13 @@ def run(sources: Sources) -> None:
         again = read_sources(RELAY, sources.flags, sources.named_file, os.environ)
         return load_settings(again, usual_state_dir())
 
-    loaded = load_settings(sources, usual_state_dir())
+    loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
     broker = loaded.broker(first_free)
     config = loaded.config(broker)
     if config.state.ca.exists():
         # Not in a directory that is named by mistake: the next start would use what was kept there.
         write_kept(config.state.settings, loaded.to_keep(broker))
+        loaded.keep_served(sources.flags)
     for note in broker.notes:
         typer.echo(f"relay: {note}", err=True)
     # Read again with what is kept now: a reload must find no difference by it.

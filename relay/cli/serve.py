@@ -17,13 +17,16 @@ from relay.server.serving import run_relay
 from relay.server.settings_reload import ReloadSource
 from schemas.contract import read_contract
 from schemas.process.prestarted_pool import prestarted_pool
+from schemas.process.signals import ends_with_its_terminal
 
 HELPERS = 10
 """Threads for files, the CA's ledger and certificates: enrolments and renewals have four each at most."""
 
 
 def serve(config: RelayConfig, reload: ReloadSource) -> None:
-    """Listen at the configured address, and serve until SIGINT or SIGTERM. SIGHUP reads the settings again.
+    """Listen at the configured address, and serve until SIGINT or SIGTERM.
+
+    SIGHUP reads the settings again, and stops a relay whose terminal is closed.
 
     Raises:
         OperatorError, OSError: the state directory or the address cannot be used.
@@ -42,7 +45,8 @@ def serve(config: RelayConfig, reload: ReloadSource) -> None:
         return loop
 
     with bind(config.listen) as listener:
-        # Ignored until the relay can reload: the signal would end it.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if not ends_with_its_terminal():
+            # Ignored until the relay can reload: the signal would end it.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         running = run_relay(config, listener, sys.stderr, contract.registry, contract.kinds, reload=reload)
         run_until_stopped(running, event_loop, (signal.SIGINT, signal.SIGTERM))

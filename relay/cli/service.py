@@ -21,6 +21,7 @@ SERVICE = Service(
     units=Path(relay.__path__[0]) / "units",
     program=RELAY,
     directories=(SERVICE_STATE_DIR, Path("/var/lib/edge-relay-broker")),
+    state_mark="ca/root.pem",
     groups=("edge-broker",),
 )
 app = group("The relay as a service of systemd.")

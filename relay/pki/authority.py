@@ -8,7 +8,7 @@ longer than an issue takes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from nacl.signing import SigningKey
@@ -70,7 +70,7 @@ class CertificateAuthority:
             AuthorityOptionError: there are some already, which are never overwritten.
             AuthorityStateError: the clock is wrong.
         """
-        make_private_directory(self._roots.directory)
+        make_private_directory(self._roots.directory, shown=True)
         with self.ledger.made():
             root = self._issuing.root()
             self._roots.create(root.pem, root.key)
@@ -171,8 +171,10 @@ class CertificateAuthority:
             self.ledger.append(*revocations(held, "replaced", self._now_ms()), leaf.entry())
         return pem
 
-    def enrol(self, csr_pem: str, tenant: str, join_id: str) -> str:
+    def enrol(self, csr_pem: str, tenant: str, join_id: str, replaces: str = "") -> str:
         """Return a leaf for a node that never was one, or that lost the answer to the same enrolment.
+
+        The node ``replaces`` may be one that was: its leaves are revoked, and its key may be another.
 
         Raises:
             IdTakenError: the id was issued before; only the operator gives it away again.
@@ -180,12 +182,15 @@ class CertificateAuthority:
         """
         node_id, public_key = read_request(csr_pem)
         with self.ledger.locked() as records:
-            if records.existed(node_id):
+            gone: list[IssuedLeaf] = []
+            if records.may_replace(node_id, join_id, replaces):
+                gone = records.unrevoked(node_id)
+            elif records.existed(node_id):
                 held = _in_use(records, node_id, self._now_ms())
                 if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
                     raise IdTakenError(f"{node_id} has a certificate")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key, join_id)
-            self.ledger.append(leaf.entry())
+            self.ledger.append(*revocations(gone, "replaced", self._now_ms()), leaf.entry())
         return pem
 
     def renew(self, csr_pem: str, node_id: str) -> str:
@@ -203,8 +208,17 @@ class CertificateAuthority:
             self.ledger.append(leaf.entry())
         return pem
 
-    def issue_mock(self, count: int, out: Path, tenant: str) -> list[str]:
-        """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
+    def issue_mock(
+        self,
+        count: int,
+        out: Path,
+        tenant: str,
+        in_directory: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> list[str]:
+        """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids.
+
+        ``in_directory`` is held while they are written: ``out`` may be of another user than the CA.
+        """
         made = []
         with self.ledger.locked():
             signer, servers = self._signer(), "".join(self.servers.roots())
@@ -213,8 +227,9 @@ class CertificateAuthority:
                 node_id = new_node_id(self._now_ms(), self._random_bytes)
                 made.append((key, *self._issuing.leaf(signer, node_id, tenant, bytes(key.verify_key))))
             self.ledger.append(*(leaf.entry() for _, leaf, _ in made))
-        for key, leaf, pem in made:
-            IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem, servers)
+        with in_directory():
+            for key, leaf, pem in made:
+                IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem, servers)
         return [leaf.node_id for _, leaf, _ in made]
 
     def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str:

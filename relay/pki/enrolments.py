@@ -221,14 +221,14 @@ class Enrolments:
             node_id, public_key = read_csr(message["csr"])
         except IdentityError as error:
             raise EnrolmentRefusedError(error.reason) from None
-        self._check_free(node_id, public_key, join_id)
+        self._check_free(node_id, public_key, grant)
         self._join_tokens.spend(join_id, node_id)
         return _Asked(grant, node_id, message["csr"])
 
     def _issue(self, asked: _Asked) -> _Issued:
         grant, node_id = asked.grant, asked.node_id
         try:
-            leaf = self._ca.enrol(asked.csr, grant.tenant, grant.id)
+            leaf = self._ca.enrol(asked.csr, grant.tenant, grant.id, grant.replaces)
         except IdTakenError:
             raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN) from None
         label_given = self._give_names(node_id, grant)
@@ -241,10 +241,12 @@ class Enrolments:
             return True
         return self._name_node(node_id, grant.tenant, grant.label, grant.tags)
 
-    def _check_free(self, node_id: str, public_key: bytes, join_id: str) -> None:
+    def _check_free(self, node_id: str, public_key: bytes, grant: JoinGrant) -> None:
         """Refuse what the CA would refuse, before the token is spent on it."""
-        records = self._ca.records()
-        if records.existed(node_id):
+        records, join_id = self._ca.records(), grant.id
+        if grant.replaces not in {"", node_id}:
+            raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN)
+        if records.existed(node_id) and not records.may_replace(node_id, join_id, grant.replaces):
             held = {(leaf.public_key, leaf.join_id) for leaf in records.unrevoked(node_id)}
             if (public_key, join_id) not in held:
                 raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN)

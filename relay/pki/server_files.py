@@ -10,6 +10,7 @@ Must not decide whom the certificate is for.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -25,9 +26,15 @@ _DAYS = 397
 
 
 def issue_server_files(
-    ca: CertificateAuthority, hosts: Sequence[str], directory: Path, random_bytes: Callable[[int], bytes]
+    ca: CertificateAuthority,
+    hosts: Sequence[str],
+    directory: Path,
+    random_bytes: Callable[[int], bytes],
+    in_directory: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Write into ``directory`` what a server needs that is reached under ``hosts``; the first is its name.
+
+    ``in_directory`` is held while files of it are read and written: it may be of another user than the CA.
 
     Raises:
         AuthorityError: the CA does not issue it.
@@ -35,14 +42,17 @@ def issue_server_files(
         OSError: a file cannot be written, or others can read the key.
     """
     key_file = directory / "server.key"
-    held = _held_key(key_file)
+    with in_directory():
+        held = _held_key(key_file)
     key = held or make_server_key(random_bytes)
     certificate = ca.servers.issue(hosts[0].strip("[]"), hosts, key.public_key(), _DAYS)
-    if held is None:
-        make_private_directory(directory)
-        write_atomic(key_file, server_key_to_pem(key), PRIVATE)
-    write_atomic(directory / "roots.pem", "".join(ca.roots()))
-    write_atomic(directory / "server.pem", certificate)
+    roots = "".join(ca.roots())
+    with in_directory():
+        if held is None:
+            make_private_directory(directory)
+            write_atomic(key_file, server_key_to_pem(key), PRIVATE)
+        write_atomic(directory / "roots.pem", roots)
+        write_atomic(directory / "server.pem", certificate)
 
 
 def _held_key(key_file: Path) -> EllipticCurvePrivateKey | None:

@@ -222,6 +222,13 @@ class CaRecords:
         """Return every leaf of the node, oldest first."""
         return self._of_node.get(node_id, ())
 
+    def may_replace(self, node_id: str, join_id: str, replaces: str) -> bool:
+        """Return whether a join token, which ``replaces`` a node, gives the id away again: it does so once.
+
+        Else a node that was revoked would come back with its old token.
+        """
+        return replaces == node_id and all(leaf.join_id != join_id for leaf in self.leaves_of(node_id))
+
     def tenants(self) -> dict[str, str]:
         """Return every node that there ever was, and the tenant of its newest leaf."""
         return {node_id: leaves[-1].tenant for node_id, leaves in self._of_node.items()}

@@ -2,7 +2,7 @@
 
 | action | members besides ``ts_ms`` |
 |---|---|
-| `create` | `id`, `tenant`, `key`, `expires_at_ms`, `uses`; if given, `label` (one use alone) and `tags` |
+| `create` | `id`, `tenant`, `key`, `expires_at_ms`, `uses`; if given, `label`, `replaces`, `tags` |
 | `spend` | `id`, `node_id` |
 | `count` | `id`, `use`, `node_id`: which node's this use is, of 1 and more, for all relays of the fleet |
 | `revoke` | `id` |
@@ -67,6 +67,8 @@ class JoinGrant:
     Attributes:
         label: of the one node that enrols with it; empty if none.
         tags: of every node that enrols with it.
+        replaces: the id that the one node has which may enrol with it, again and with another key; empty: a
+            node enrols with a new id.
         node_ids: the nodes that enrolled with it at this relay, oldest first.
         counted: the uses that the relays of the fleet have counted, and of which node each is.
     """
@@ -79,6 +81,7 @@ class JoinGrant:
     uses: int
     label: str = ""
     tags: tuple[str, ...] = ()
+    replaces: str = ""
     node_ids: tuple[str, ...] = ()
     counted: tuple[tuple[int, str], ...] = ()
     revoked: bool = False
@@ -117,6 +120,7 @@ class JoinGrant:
             "used": self.used,
             "label": self.label or None,
             "tags": list(self.tags),
+            "replaces": self.replaces or None,
             "node_ids": list(self.node_ids),
             "state": self.state(now_ms),
         }
@@ -171,6 +175,7 @@ class JoinGrants:
                     uses=int(entry["uses"]),
                     label=str(entry.get("label", "")),
                     tags=tuple(map(str, entry.get("tags", ()))),
+                    replaces=str(entry.get("replaces", "")),
                 )
                 self._ids[digest_of(entry["id"])] = entry["id"]
             case "spend":
@@ -220,10 +225,12 @@ class JoinTokens:
         root_pem: str,
         label: str = "",
         tags: Sequence[str] = (),
+        replaces: str = "",
     ) -> JoinToken:
         """Make a token for ``uses`` nodes; it pins ``root_pem`` as the root of this relay's CA.
 
-        ``label`` and ``tags`` are of their form, and no node of the tenant has the label.
+        ``label`` and ``tags`` are of their form, and no node of the tenant has the label. ``replaces`` is the
+        id of a node that enrols again.
 
         Raises:
             JoinError: tenant, time or number are out of bounds, or another token gives the label.
@@ -236,6 +243,8 @@ class JoinTokens:
             raise JoinError(f"a join token is good for 1 to {MAX_USES} nodes")
         if label and uses != 1:
             raise JoinError("a label is for one node: give the token one use, or no label")
+        if replaces and uses != 1:
+            raise JoinError("a node's id is for one node: give the token one use")
         key = self._random_bytes(KEY_BYTES)
         token = JoinToken(self._ulids.new(), key, sha256(first_certificate_in(root_pem)).digest())
         now = self._now_ms()
@@ -253,9 +262,8 @@ class JoinTokens:
                 raise JoinError(
                     f"join token {holder} gives the label {label!r}: revoke it, or choose another"
                 )
-            self.ledger.append(
-                entry | ({"label": label} if label else {}) | ({"tags": list(tags)} if tags else {})
-            )
+            given = {"label": label, "tags": list(tags), "replaces": replaces}
+            self.ledger.append(entry | {name: value for name, value in given.items() if value})
         return token
 
     def find(self, join_id: str) -> JoinGrant | None:

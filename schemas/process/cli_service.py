@@ -14,10 +14,22 @@ import typer
 
 from schemas.process.cli_manual import example
 from schemas.process.service_host import Host, ServiceError, check_reachable, scripts_of
-from schemas.process.service_steps import Service, Step, as_document, as_lines, install_steps, uninstall_steps
+from schemas.process.service_steps import (
+    Service,
+    Step,
+    as_document,
+    as_lines,
+    install_steps,
+    move_steps,
+    uninstall_steps,
+)
 
 EXIT_NOT_ACTIVE = 1
 
+From = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="DIRECTORY", help="The state directory to move to the service."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 Purge = Annotated[
     bool, typer.Option("--purge", help="Remove state, configuration and user too; nothing restores them.")
@@ -34,16 +46,17 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
     command = f"{program} service"
 
     @app.command(epilog=example(f"{command} install --dry-run"))
-    def install(dry_run: DryRun = False, as_json: AsJson = False) -> None:
-        """Put unit, user, directories and configuration in place, for where this program lies."""
-        scripts = scripts_of(program)
-        steps = Host().due(install_steps(service, scripts))
+    def install(source: From = None, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+        """Put unit, user, directories and configuration in place, for where this program lies.
+
+        With --from, what was tried as another user becomes the service's: its state directory is moved.
+        """
+        steps = _install_steps(service, source)
         if not dry_run:
-            _need_root(f"{command} install")
-            Host().check_not_packaged(service)
-            check_reachable(scripts / program, Path(sys.executable))
+            need_root(f"{command} install")
+            _check_installable(service, source)
             Host().apply(steps)
-        _show(steps, dry_run=dry_run, as_json=as_json)
+        show_steps(steps, dry_run=dry_run, as_json=as_json)
         if not dry_run and not as_json:
             typer.echo(f"{service.unit} is installed, and starts with the system.\n\n{next_steps}", err=True)
 
@@ -52,10 +65,10 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
         """Stop the service, and remove what was installed. Its state stays."""
         steps = Host().due(uninstall_steps(service, purge=purge))
         if not dry_run:
-            _need_root(f"{command} uninstall")
+            need_root(f"{command} uninstall")
             Host().check_not_packaged(service)
             Host().apply(steps)
-        _show(steps, dry_run=dry_run, as_json=as_json)
+        show_steps(steps, dry_run=dry_run, as_json=as_json)
 
     @app.command(epilog=example(f"{command} status --json"))
     def status(as_json: AsJson = False) -> None:
@@ -71,13 +84,30 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
             raise SystemExit(EXIT_NOT_ACTIVE)
 
 
+def _install_steps(service: Service, source: Path | None) -> list[Step]:
+    """Return what is due. Of what a package has installed the state alone is missing."""
+    host, moved = Host(), None if source is None else source.resolve()
+    if moved is not None:
+        host.check_movable(service, moved)
+        if host.is_packaged(service):
+            return host.due(move_steps(service, moved))
+    return host.due(install_steps(service, scripts_of(service.program.name), moved))
+
+
+def _check_installable(service: Service, source: Path | None) -> None:
+    if source is None or not Host().is_packaged(service):
+        Host().check_not_packaged(service)
+        program = service.program.name
+        check_reachable(scripts_of(program) / program, Path(sys.executable))
+
+
 def _print_aligned(facts: Mapping[str, str]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         typer.echo(f"{name:<{width}}  {value}")
 
 
-def _show(steps: list[Step], *, dry_run: bool, as_json: bool) -> None:
+def show_steps(steps: list[Step], *, dry_run: bool, as_json: bool) -> None:
     """Show the steps where they are asked for: of what was done, only programs need a list."""
     if as_json:
         typer.echo(json.dumps({"applied": not dry_run, "steps": as_document(steps)}))
@@ -86,6 +116,11 @@ def _show(steps: list[Step], *, dry_run: bool, as_json: bool) -> None:
             typer.echo(line)
 
 
-def _need_root(command: str) -> None:
+def need_root(command: str) -> None:
+    """Check that this is root.
+
+    Raises:
+        ServiceError: it is not; the text names ``command``.
+    """
     if os.geteuid() != 0:
         raise ServiceError(f"it takes root: sudo {command}")

@@ -9,11 +9,13 @@ import stat
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.error_roots import OperatorError
 from schemas.process.service_steps import PACKAGED_UNITS, UNITS, Remove, Run, Service, Step, Write
+from schemas.process.status_socket import NotRunningError, read_status
 from schemas.text import printable
 
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - it is refused
@@ -124,17 +126,42 @@ class Host:
                 case Run():
                     self._run(step)
 
+    def is_packaged(self, service: Service) -> bool:
+        """Return whether a package of the distribution has installed ``service``."""
+        is_packaged, is_placed = (self._at(at / service.unit).exists() for at in (PACKAGED_UNITS, UNITS))
+        return is_packaged and not is_placed
+
     def check_not_packaged(self, service: Service) -> None:
         """Check that no package of the distribution has the units of ``service``.
 
         Raises:
             ServiceError: one has them.
         """
-        unit = PACKAGED_UNITS / service.unit
-        if self._at(unit).exists() and not self._at(UNITS / service.unit).exists():
+        if self.is_packaged(service):
+            unit = PACKAGED_UNITS / service.unit
             raise ServiceError(
                 f"{unit} belongs to a package: apt installs, upgrades and removes {service.name}"
             )
+
+    def check_movable(self, service: Service, source: Path) -> None:
+        """Check that ``source`` can become the state directory of ``service``.
+
+        Raises:
+            ServiceError: it is no such directory, a process uses it, or the service has one that was set up.
+        """
+        place, taken = service.directories[0], self._at(service.directories[0])
+        if not (source / service.state_mark).is_file():
+            raise ServiceError(f"{source} is no state directory: it has no {service.state_mark}")
+        for file in source.rglob("*"):
+            # What root would give to the service by another name.
+            facts = file.lstat()
+            if stat.S_ISLNK(facts.st_mode) or (stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1):
+                raise ServiceError(f"{file} is a link: no state is behind one")
+        with suppress(NotRunningError):
+            read_status(source)
+            raise ServiceError(f"{service.program.name} runs with {source}: stop it first")
+        if taken.is_dir() and any(taken.iterdir()):
+            raise ServiceError(f"{place} is in use, and {source} would replace it: move it away first")
 
     def status(self, service: Service) -> Mapping[str, str]:
         """Return what systemd says of ``service``; without ``ActiveState`` it is not installed.

@@ -32,7 +32,8 @@ class Service:
         name: of the unit, the user and the state directory.
         units: the directory of its units, which is in its package.
         program: its name, and the settings that its configuration may have.
-        directories: what it writes, which only ``purge`` removes.
+        directories: what it writes, which only ``purge`` removes; the first is the state directory.
+        state_mark: what a state directory has that was set up.
         groups: those that its sysusers file makes besides that of its user.
     """
 
@@ -40,6 +41,7 @@ class Service:
     units: Path
     program: Program
     directories: tuple[Path, ...]
+    state_mark: str
     groups: tuple[str, ...] = ()
 
     @property
@@ -83,8 +85,11 @@ class Run:
 Step = Write | Remove | Run
 
 
-def install_steps(service: Service, scripts: Path) -> Iterator[Step]:
-    """Yield what installs ``service``, whose program is in ``scripts``. Once more, they change nothing."""
+def install_steps(service: Service, scripts: Path, moved: Path | None = None) -> Iterator[Step]:
+    """Yield what installs ``service``, whose program is in ``scripts``. Once more, they change nothing.
+
+    ``moved`` is a state directory that becomes the service's.
+    """
     for path, source in _placed(service):
         text = source.read_text("utf-8").replace(f"{DEFAULT_SCRIPTS}/", f"{scripts}/")
         yield Write(path, text)
@@ -92,11 +97,21 @@ def install_steps(service: Service, scripts: Path) -> Iterator[Step]:
     for path, _ in _placed(service):
         if path.parent == _DESTINATIONS[".sysusers.conf"]:
             yield Run(("systemd-sysusers", str(path)))
+            if moved is not None:
+                yield from move_steps(service, moved)
         elif path.parent == _DESTINATIONS[".tmpfiles.conf"]:
             yield Run(("systemd-tmpfiles", "--create", str(path)))
     yield Run(("systemctl", "daemon-reload"))
     yield Run(("systemctl", "enable", service.unit))
     yield Run(("systemctl", "try-restart", service.unit), if_changed=True)
+
+
+def move_steps(service: Service, moved: Path) -> Iterator[Step]:
+    """Yield what makes ``moved`` the state directory of ``service``. Moved: there must be no second CA."""
+    place = str(service.directories[0])
+    yield Run(("mv", "--no-target-directory", str(moved), place))
+    yield Run(("chown", "--recursive", "--no-dereference", f"{service.name}:{service.name}", place))
+    yield Run(("chmod", "0750", place))
 
 
 def uninstall_steps(service: Service, *, purge: bool) -> Iterator[Step]:

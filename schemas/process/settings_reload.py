@@ -1,5 +1,7 @@
 """Reads the settings of a running program again at SIGHUP, and applies those that need no restart.
 
+In a terminal SIGHUP says that this is closed: the program stops, as at SIGTERM.
+
 All that can be applied, or nothing when the settings cannot be used. Must not load what reads settings: a
 program does that when it is asked to, and most daemons never are.
 """
@@ -8,13 +10,14 @@ import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from structlog.typing import FilteringBoundLogger
 
 from schemas.error_roots import ConfigError, OperatorError, StateError
 from schemas.process.service_manager import ServiceManager
-from schemas.process.signals import call_at
+from schemas.process.signals import call_at, ends_with_its_terminal
 from schemas.text import printable
 
 if TYPE_CHECKING:
@@ -41,9 +44,12 @@ class SettingsReload:
 
     async def run(self) -> None:
         """Reload at each SIGHUP until cancelled."""
-        asked = asyncio.Event()
+        asked, loop = asyncio.Event(), asyncio.get_running_loop()
+        if ends_with_its_terminal():
+            call_at(signal.SIGHUP, loop, partial(signal.raise_signal, signal.SIGTERM))
+            await asked.wait()
         # Until the loop is closed: without a handler the signal would end a program that is draining.
-        call_at(signal.SIGHUP, asyncio.get_running_loop(), asked.set)
+        call_at(signal.SIGHUP, loop, asked.set)
         while True:
             await asked.wait()
             asked.clear()

@@ -5,6 +5,7 @@ mebibyte of every node. Must not be used outside of the main thread.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 
@@ -17,3 +18,8 @@ def call_at(number: signal.Signals, loop: asyncio.AbstractEventLoop, callback: C
             loop.call_soon_threadsafe(callback)
 
     signal.signal(number, received)
+
+
+def ends_with_its_terminal() -> bool:
+    """Return whether SIGHUP says that the program's terminal is closed: not under nohup, nor as a service."""
+    return signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and any(map(os.isatty, range(3)))

@@ -1,7 +1,8 @@
-"""A process tells its own operator what it does now, over a Unix socket of mode 0600 in its state directory.
+"""A process tells its own operator what it does now, over a Unix socket in its state directory.
 
 The process writes one JSON object to whom connects, and reads nothing: nothing can be asked of it or changed.
-Only its own user and root can connect. Must not hold what is shown.
+Its own user and root can connect, and its group where the directory shows the group what is no secret.
+Must not hold what is shown.
 """
 
 import asyncio
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from schemas.error_roots import OperatorError, PeerError
+from schemas.files import is_shown_to_group
 from schemas.strict_json import StrictJsonError, loads
 
 NAME = "status.sock"
 TIMEOUT_S = 5.0
 _PRIVATE = 0o600
+_FOR_THE_GROUP = 0o660
+_MAX_PATH_BYTES = 107
 _MAX_BYTES = 1 << 20
 _BACKLOG = 8
 _AT_ONCE = 8
@@ -80,7 +84,8 @@ def read_status(directory: Path, timeout_s: float = TIMEOUT_S) -> dict[str, Any]
                 f"nothing runs with {directory}: start it, or name its --state-dir"
             ) from None
         except PermissionError:
-            raise PermissionError(0, "only its own user and root can ask", str(directory / NAME)) from None
+            who = "its own user, root and members of its group can ask"
+            raise PermissionError(0, who, str(directory / NAME)) from None
         except (TimeoutError, StrictJsonError):
             status = None
     if not isinstance(status, dict):
@@ -97,13 +102,18 @@ def _rest(client: socket.socket) -> bytes:
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[str]:
-    """Hold the path of the socket in a form that is short however long the directory's is."""
+    """Hold the path of the socket in a form that is short however long the directory's is.
+
+    As it is, if it is short: root that goes on as another user may not use its own ``/proc/self/fd``.
+    """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise NotRunningError(f"there is no directory {directory}: name the --state-dir") from None
     try:
-        yield f"/proc/self/fd/{descriptor}/{NAME}"
+        usual = directory / NAME
+        is_short = len(os.fsencode(usual)) <= _MAX_PATH_BYTES
+        yield str(usual) if is_short else f"/proc/self/fd/{descriptor}/{NAME}"
     finally:
         os.close(descriptor)
 
@@ -118,6 +128,8 @@ def _listening(directory: Path) -> Iterator[socket.socket]:
             with suppress(FileNotFoundError):
                 Path(path).unlink()
             listener.bind(path)
+            if is_shown_to_group(directory):
+                Path(path).chmod(_FOR_THE_GROUP)
         listener.listen(_BACKLOG)
         yield listener
     finally:

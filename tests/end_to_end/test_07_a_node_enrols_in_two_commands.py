@@ -1,7 +1,8 @@
 """7. An operator takes a node in with two commands, and no other node is admitted.
 
 Steps: make a join token on the relay · enrol on the node · run it without further options · call it as an
-agent · try the token a second time, and at another relay · read in the audit what was decided.
+agent · try the token a second time, and at another relay · read in the audit what was decided · revoke the
+node, and enrol it again.
 """
 
 import asyncio
@@ -74,6 +75,14 @@ class Site:
         )
         assert created.code == 0, created.err
         file = self.plan.directory / name
+        write_atomic(file, created.out, PRIVATE)
+        return file
+
+    async def join_token_for(self, node_id: str) -> Path:
+        """Make a join token for a node that keeps its id."""
+        created = await self.relay("join-token", "create", "--for", node_id, "--public-url", self.url)
+        assert "--again" in created.err
+        file = self.plan.directory / "join-token-for"
         write_atomic(file, created.out, PRIVATE)
         return file
 
@@ -192,3 +201,47 @@ async def test_a_token_of_another_relay_says_nothing_to_this_one(site: Site, tmp
     assert (refused.code, refused.out) == (1, "")
     assert f"{site.url} is another relay than the one that made this join token" in refused.err
     assert not (site.plan.directory / "kitchen" / "node.key").exists()
+
+
+async def test_a_node_that_was_revoked_enrols_again_with_a_new_key_and_keeps_its_id_if_it_may(
+    site: Site,
+) -> None:
+    enrolled = await site.enroll("kitchen", await site.join_token(), "--json")
+    node_id = json.loads(enrolled.out)["node_id"]
+    state = site.plan.directory / "kitchen"
+    keys = [(state / "node.key").read_text()]
+    assert (await site.relay("node", "label", node_id, "kitchen pi")).code == 0
+    assert (await site.relay("ca", "revoke", node_id)).code == 0
+
+    # A token that is worth nothing takes nothing away.
+    withdrawn = await site.join_token("withdrawn")
+    assert (await site.relay("join-token", "revoke", withdrawn.read_text().split(".")[1])).code == 0
+    refused = await again(site, withdrawn)
+    assert (refused.code, (state / "node.key").read_text()) == (1, keys[0])
+
+    allowed = await site.join_token_for(node_id)
+    back = await again(site, allowed)
+    assert json.loads(back.out)["node_id"] == node_id, back.err
+    keys.append((state / "node.key").read_text())
+    await site.start_node("kitchen")
+    assert await site.echo(node_id, "back") == "back"
+    assert "kitchen pi: Echo" in await site.titles(node_id)
+    await site.processes.kill("kitchen")
+
+    # Revoked once more, it has no use of the token with which it came back.
+    assert (await site.relay("ca", "revoke", node_id)).code == 0
+    assert (await again(site, allowed)).code == 1
+    other = await again(site, await site.join_token("plain"))
+    assert json.loads(other.out)["node_id"] != node_id
+    keys.append((state / "node.key").read_text())
+    assert len(set(keys)) == 3
+    assert not (state / "again").exists()
+    await site.start_node("kitchen")
+    assert await site.echo(json.loads(other.out)["node_id"], "new") == "new"
+
+
+async def again(site: Site, token_file: Path) -> Ran:
+    """Enrol the kitchen's node again; it knows its relay."""
+    state = site.plan.directory / "kitchen"
+    place = ("--token-file", token_file, "--state-dir", state, "--json")
+    return await run("kubelet", "enroll", "--again", *place)

@@ -7,7 +7,6 @@ killed, leaves nothing at the node.
 
 import asyncio
 import os
-import re
 import sys
 from pathlib import Path
 from signal import Signals
@@ -17,13 +16,12 @@ import pytest
 
 from tests.fakes.command_lines import CommandLines
 from tests.fakes.demo import Demo
+from tests.fakes.guide import snippets
 from tests.fakes.polling import before_asking_again
 
 BOUND_S = 60
 PAGE = Path(__file__).parents[2] / "docs" / "caller-tools.md"
-PROGRAMS = dict(
-    re.findall(r"<!-- snippet: ([\w.]+) -->\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-)
+PROGRAMS = snippets(PAGE.read_text("utf-8"))
 
 
 async def finished(process: asyncio.subprocess.Process) -> str:

@@ -1,8 +1,8 @@
 """19. The units as an operator starts them: systemd as PID 1, the sandbox, the limits and the watchdog.
 
-Steps: install the services · start the relay, with its own broker, and the node · call · compare the
-metrics inside and outside of the sandbox · stop during a call · reload · crash · hang · break the
-configuration · purge. All in a root of its own.
+Steps: install the services · start the relay, with its own broker, and the node · call · lend a tool to an
+agent on the node · compare the metrics inside and outside of the sandbox · stop during a call · reload ·
+crash · hang · break the configuration · purge. All in a root of its own.
 """
 
 import json
@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.guide import snippets
 from tests.fakes.polling import wait_until
 from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
+PROGRAMS = snippets((Path(__file__).parents[2] / "docs/caller-tools.md").read_text("utf-8"))
 CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
 OUTSIDE = """
@@ -53,9 +55,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdRoot]:
         yield root
 
 
-def as_relay(root: SystemdRoot, *command: str) -> str:
-    state = ("--state-dir", "/var/lib/edge-relay")
-    return root.run("runuser", "-u", "edge-relay", "--", "relay", *command, *state).strip()
+def refused(root: SystemdRoot, *command: str) -> str:
+    """Return what ``command`` prints, which fails."""
+    process = root.begin(*command)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    return err
+
+
+def stat(root: SystemdRoot, *files: str) -> set[str]:
+    return set(root.run("stat", "--format=%U %G %a %n", *files).splitlines())
 
 
 class Edge:
@@ -69,19 +78,20 @@ class Edge:
             root.write(sooner, "[Service]\nRestartSec=100ms\n")
         root.run("systemctl", "daemon-reload")
         root.write("/etc/edge-kubelet/relay.toml", CONFIG)
-        root.run("relay", "ca", "init", "--state-dir", "/var/lib/edge-relay")
+        # What a reboot does between the installation and the set-up.
+        for unit in (RELAY, KUBELET):
+            root.run("systemctl", "start", "--no-block", unit)
+            wait_until(lambda unit=unit: root.show(unit, "ExecMainStatus") != "0", 60)  # type: ignore[misc]
+        root.run("systemctl", "stop", RELAY, KUBELET)
+        root.run("relay", "ca", "init")
         root.run("systemctl", "start", RELAY)
-        token = as_relay(root, "join-token", "create").split()[0]
-        root.run(
-            "env",
-            f"EDGE_JOIN_TOKEN={token}",
-            *("kubelet", "enroll", "http://127.0.0.1:8700", "--state-dir", "/var/lib/edge-kubelet"),
-        )
+        root.run("sh", "-c", "umask 077; relay join-token create > /root/join-token")
+        root.run("kubelet", "enroll", "http://127.0.0.1:8700", "--token-file", "/root/join-token")
         root.run("systemctl", "start", KUBELET)
-        self._token = as_relay(root, "token", "issue", "--sub", "ant").split()[-1]
+        self._token = root.run("relay", "token", "issue", "--sub", "ant").strip()
         root.until(KUBELET, "StatusText", "relay: announced")
         root.until(RELAY, "StatusText", "ready")
-        self.node = json.loads(as_relay(root, "node", "list", "--json"))[0]["node_id"]
+        self.node = json.loads(root.run("relay", "node", "list", "--json"))[0]["node_id"]
 
     def begin(self, tool: str, **arguments: Any) -> Any:
         """Begin a call by an agent."""
@@ -121,6 +131,89 @@ def test_an_agents_call_reaches_the_node_and_both_say_what_they_do(edge: Edge) -
         assert edge.root.show(unit, "NRestarts") == "0"
         limits = edge.root.run("cat", f"/proc/{edge.pid(unit)}/limits")
         assert [line.split()[4] for line in limits.splitlines() if line.startswith("Max core")] == ["0"]
+
+
+def test_a_member_of_the_group_lists_and_calls_what_a_caller_lends_and_another_user_does_not(
+    edge: Edge,
+) -> None:
+    root = edge.root
+    for name, text in PROGRAMS.items():
+        root.write(f"/srv/{name}", text)
+    for user, groups in (("ada", ("--groups", "edge-kubelet")), ("eve", ())):
+        root.run("useradd", "--create-home", *groups, user)
+    token = root.run("relay", "token", "issue", "--sub", "bee", "--scope", "sessions:message").strip()
+    caller = root.begin(
+        *("env", f"EDGE_TOKEN={token}", "python3", "-P", "/srv/caller.py"),
+        *("http://127.0.0.1:8700/mcp", edge.node),
+    )
+    # MCP's client hands on no variable by which this root's interpreter finds its library.
+    library = "LD_LIBRARY_PATH=/opt/edge-kubelet/base/lib"
+    agent = ("python3", "-P", "/srv/agent.py", "env", library, "kubelet", "mcp")
+    assert root.run("runuser", "-u", "ada", "--", *agent) == "They dance.\n"
+    assert caller.communicate(timeout=60)[0].endswith("the node's agent says: Thank you.\n")
+    stranger = root.begin("runuser", "-u", "eve", "--", "kubelet", "mcp")
+    assert stranger.stderr is not None
+    errors = stranger.stderr
+    wait_until(lambda: "daemon not reached" in errors.readline(), 60)
+    stranger.communicate(timeout=60)
+
+
+def test_a_class_of_devices_is_allowed_and_no_more_than_that_class(edge: Edge) -> None:
+    def may_open() -> list[str]:
+        names = ("PrivateDevices", "DevicePolicy", "SupplementaryGroups")
+        return [edge.root.show(KUBELET, name) for name in names]
+
+    before = may_open()
+    edge.root.run("sh", "-c", "getent group i2c || groupadd --system i2c")
+    edge.root.run("kubelet", "kind", "allow-device", "i2c")
+    edge.root.until(KUBELET, "ActiveState", "active")
+    assert may_open() == ["no", "closed", "i2c"]
+    assert "char-i2c rw" in edge.root.show(KUBELET, "DeviceAllow")
+    edge.root.run("kubelet", "kind", "allow-device", "i2c", "--remove")
+    assert may_open() == before
+    edge.root.until(KUBELET, "StatusText", "relay: announced")
+
+
+def test_what_root_makes_is_the_services_own_and_what_root_names_is_roots(edge: Edge) -> None:
+    root, state = edge.root, "/var/lib/edge-relay"
+    files = [f"{state}/{name}" for name in ("ca", "ca/root.key", "token.key", "issued_tokens.jsonl")]
+    relay = "edge-relay edge-relay"
+    modes = zip(("750", "600", "600", "640"), files, strict=True)
+    assert stat(root, *files) == {f"{relay} {mode} {file}" for mode, file in modes}
+    root.run("sh", "-c", "cd /root && relay ca backup relay.age --plain")
+    root.run("sh", "-c", "cd /root && relay ca issue-server mqtt.example --out broker-tls")
+    made = stat(root, "/root/relay.age", "/root/broker-tls/server.key")
+    assert made == {"root root 600 /root/relay.age", "root root 600 /root/broker-tls/server.key"}
+    for command in (("relay", "doctor"), ("relay", "status"), ("kubelet", "status"), ("kubelet", "doctor")):
+        root.begin(*command).communicate(timeout=60)
+    assert root.run("find", state, "/var/lib/edge-kubelet", "-user", "root") == ""
+
+
+def test_a_member_of_the_services_group_sees_what_is_no_secret(edge: Edge) -> None:
+    root = edge.root
+    root.run("useradd", "--create-home", "--groups", "edge-relay,edge-kubelet", "mel")
+    as_mel = ("runuser", "-u", "mel", "--")
+    for command in (
+        *("relay status", "relay node list", "relay ca list", "relay ca roots", "relay token list"),
+        *("relay audit tail", "relay config show", "kubelet status", "kubelet config show"),
+    ):
+        assert root.run(*as_mel, *command.split())
+    for command in ("relay token issue --sub mel", "relay join-token list", "relay ca revoke " + edge.node):
+        assert "ermission" in refused(root, *as_mel, *command.split()), command
+
+
+def test_a_second_ca_is_refused_and_both_places_are_named(edge: Edge) -> None:
+    root = edge.root
+    root.run("useradd", "--create-home", "sue")
+    own = "/home/sue/.local/state/edge-relay"
+    said = refused(root, "runuser", "-u", "sue", "--", "env", "HOME=/home/sue", "relay", "ca", "init")
+    assert "/var/lib/edge-relay" in said
+    assert own in said
+    for command in (("relay",), ("runuser", "-u", "edge-relay", "--", "relay")):
+        assert "/var/lib/edge-relay/ca" in refused(root, *command, "ca", "init")
+    assert root.run("find", "/home", "/root", "/var/lib", "-name", "root.key") == (
+        "/var/lib/edge-relay/ca/root.key\n"
+    )
 
 
 def test_metrics_inside_the_sandbox_are_those_outside_of_it(edge: Edge) -> None:
@@ -206,14 +299,38 @@ def test_settings_that_cannot_be_used_stop_the_unit_and_a_start_after_that_works
     edge.root.until(RELAY, "ActiveState", "active")
 
 
+def tried(root: SystemdRoot) -> str:
+    """Return the state directory of a relay that ada has tried, with an address of its own."""
+    state = "/home/ada/.local/state/edge-relay"
+    root.run("useradd", "--create-home", "ada")
+    as_ada = ("runuser", "-u", "ada", "--", "env", "HOME=/home/ada", "relay")
+    root.run(*as_ada, "ca", "init")
+    # Its process is one in the root, of which nsenter alone is a child here.
+    line = f"{' '.join(as_ada)} run --no-broker --listen 127.0.0.1:8711 & echo $!; wait"
+    running = root.begin("sh", "-c", line)
+    assert running.stdout is not None
+    pid = running.stdout.readline().strip()
+    wait_until(lambda: "status.sock" in root.run("ls", state), 60)
+    assert "stop it first" in refused(root, "relay", "service", "install", "--from", state)
+    root.run("pkill", "--parent", pid)
+    running.communicate(timeout=60)
+    return state
+
+
 def test_what_was_installed_is_removed_and_a_purge_leaves_nothing(tmp_path: Path) -> None:
     # A root of its own: what is removed here must not be missing to another test.
     with started(tmp_path) as root:
-        for program in ("relay", "kubelet"):
-            root.run(program, "service", "install")
-        root.write("/etc/edge-kubelet/relay.toml", CONFIG)
-        root.run("relay", "ca", "init", "--state-dir", "/var/lib/edge-relay")
+        state = tried(root)
+        key = root.run("sha256sum", f"{state}/ca/root.key").split()[0]
+        root.run("kubelet", "service", "install")
+        shown = root.run("relay", "service", "install", "--from", state, "--dry-run")
+        assert f"run mv --no-target-directory {state} /var/lib/edge-relay" in shown.splitlines()
+        root.run("relay", "service", "install", "--from", state)
+        assert root.run("sha256sum", "/var/lib/edge-relay/ca/root.key").split()[0] == key
+        assert root.run("ls", "/home/ada/.local/state") == ""
+        assert "in use" in refused(root, "relay", "service", "install", "--from", "/var/lib/edge-relay")
         root.run("systemctl", "start", RELAY)
+        assert "on 127.0.0.1:8711" in root.run("relay", "status")
         status = json.loads(root.run("relay", "service", "status", "--json"))
         assert (status["UnitFileState"], status["ActiveState"]) == ("enabled", "active")
         again = root.run("relay", "service", "install", "--dry-run").splitlines()

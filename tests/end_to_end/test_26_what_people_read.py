@@ -49,6 +49,7 @@ SHOWN = {
 CHANGING = {
     "kubelet announce",
     "kubelet enroll",
+    "kubelet kind allow-device",
     "kubelet kind new",
     "kubelet retire",
     "kubelet service install",

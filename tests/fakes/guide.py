@@ -1,8 +1,9 @@
-"""The files that a page of ``docs/`` shows: ``<!-- file: PATH -->`` is over the text of each."""
+"""The texts that a page of ``docs/`` shows: ``<!-- file: PATH -->`` or ``snippet`` is over each."""
 
 import re
 
 _SHOWN = re.compile(r"(?ms)^<!-- file: (?P<path>[^\n,]+) -->\n```\w+\n(?P<text>.*?)^```$")
+_SNIPPET = re.compile(r"(?ms)^<!-- snippet: ([\w.]+) -->\n```python\n(.*?)^```$")
 _COMMENT = re.compile(r"(?m)^<!-- ")
 
 
@@ -16,3 +17,8 @@ def shown_files(page: str) -> dict[str, str]:
     if len(found) != len(_COMMENT.findall(page)):
         raise ValueError("a comment of the page is not above a block, or is misspelt")
     return found
+
+
+def snippets(page: str) -> dict[str, str]:
+    """Return the programs that ``page`` shows among other blocks, by their names."""
+    return dict(_SNIPPET.findall(page))

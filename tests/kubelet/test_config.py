@@ -10,7 +10,7 @@ from kubelet.config import (
     NodeConfig,
     StoredConfigError,
     default_socket,
-    default_state_dir,
+    own_state_dir,
     read_stored,
     store,
 )
@@ -36,12 +36,9 @@ def test_a_relay_in_the_clear_is_refused_before_anything_starts() -> None:
         NodeConfig(BROKER, "http://relay.example")
 
 
-def test_the_state_lies_where_its_owner_may_write() -> None:
-    home = Path("/home/ada")
-    assert default_state_dir(home, is_root=True) == Path("/var/lib/edge-kubelet")
-    assert default_state_dir(home, is_root=False) == Path("/home/ada/.local/state/edge-kubelet")
-    assert default_state_dir(None, is_root=True) == Path("/var/lib/edge-kubelet")
-    assert default_state_dir(None, is_root=False) is None
+def test_a_users_own_state_lies_in_the_home() -> None:
+    assert own_state_dir(Path("/home/ada")) == Path("/home/ada/.local/state/edge-kubelet")
+    assert own_state_dir(None) is None
 
 
 PLAN = DaemonPlan(

@@ -9,7 +9,7 @@ from relay.config import (
     RelayConfig,
     StateFiles,
     TlsFiles,
-    default_state_dir,
+    own_state_dir,
 )
 from schemas.addresses import (
     PLAIN_OPTION,
@@ -40,12 +40,9 @@ def test_all_state_lies_below_one_directory() -> None:
     assert len(set(paths)) == 8
 
 
-def test_state_lies_in_the_system_for_root_and_in_the_home_for_others() -> None:
-    home = Path("/home/someone")
-    assert default_state_dir(home, is_root=True) == Path("/var/lib/edge-relay")
-    assert default_state_dir(home, is_root=False) == Path("/home/someone/.local/state/edge-relay")
-    assert default_state_dir(None, is_root=True) == Path("/var/lib/edge-relay")
-    assert default_state_dir(None, is_root=False) is None
+def test_a_users_own_state_lies_in_the_home() -> None:
+    assert own_state_dir(Path("/home/someone")) == Path("/home/someone/.local/state/edge-relay")
+    assert own_state_dir(None) is None
 
 
 def test_by_default_only_this_machine_can_reach_the_relay() -> None:

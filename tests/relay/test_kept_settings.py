@@ -21,7 +21,7 @@ def test_what_is_kept_is_read_back(path: Path) -> None:
     kept = KeptSettings(public_url="https://relay.example", broker="mqtts://mqtt.example", tenant="acme")
     write_kept(path, kept)
     assert read_kept(path) == kept
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o022 == 0
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,26 @@ def test_what_is_kept_counts_least(tmp_path: Path) -> None:
     assert newer.to_keep(newer.broker()) == KeptSettings("https://file.example", "127.0.0.1:3", None, "acme")
 
 
+def test_how_a_relay_was_told_to_serve_is_kept_for_starts_that_are_told_nothing(tmp_path: Path) -> None:
+    flags = {"listen": "0.0.0.0:8700", "tls_own": "true", "public_url": "https://a.example"}
+    first = load(tmp_path, flags=flags)
+    write_kept(first.state.settings, first.to_keep(first.broker()))
+    first.keep_served(flags)
+    again = load(tmp_path)
+    assert (again.config().listen, again.config().own_root) == (HostPort("0.0.0.0", 8700), True)  # noqa: S104
+    assert again.settings.given["listen"].source == f"kept in {again.state.served}"
+    # The operator's file counts more, and another way of TLS is no contradiction.
+    elsewhere = load(
+        tmp_path, 'listen = "127.0.0.1:1"\ntls_certificate = "/c.pem"\ntls_key = "/k.pem"'
+    ).config()
+    assert (elsewhere.listen, elsewhere.own_root) == (HostPort("127.0.0.1", 1), False)
+    assert elsewhere.tls == TlsFiles(Path("/c.pem"), Path("/k.pem"))
+    again.keep_served({})
+    load(tmp_path, flags={"tls_own": "false"}).keep_served({"tls_own": "false"})
+    assert load(tmp_path).settings.given["tls_own"].text == "false"
+    assert load(tmp_path).settings.given["listen"].text == "0.0.0.0:8700"
+
+
 def test_the_relays_own_broker_is_kept_and_shown_and_gives_way_to_what_is_named(tmp_path: Path) -> None:
     state = StateFiles(tmp_path)
     first = load(tmp_path)

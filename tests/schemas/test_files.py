@@ -494,3 +494,31 @@ def test_what_root_opens_keeps_its_owner(of_a_service: Path) -> None:
     ledger.touch(0o600)
     os.close(open_state(ledger, os.O_RDWR | os.O_CREAT | os.O_APPEND))
     assert owner(ledger) == (0, 0)
+
+
+def test_a_directory_that_its_group_may_enter_shows_the_group_what_is_no_secret(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(0o750)
+    make_private_directory(state / "ca", shown=True)
+    make_private_directory(state / "marks")
+    for name, secret in (("ca/ledger.jsonl", False), ("join_tokens.jsonl", True)):
+        os.close(open_state(state / name, os.O_RDWR | os.O_CREAT, secret=secret))
+    names = ("ca", "marks", "ca/ledger.jsonl", "join_tokens.jsonl")
+    assert [(state / name).stat().st_mode & 0o777 for name in names] == [0o750, 0o700, 0o640, 0o600]
+
+
+@as_root
+def test_a_member_believes_what_the_owner_of_such_a_directory_has_written_and_no_secret(
+    of_a_service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = of_a_service / "ledger.jsonl"
+    write_atomic(ledger, "{}\n")
+    write_atomic(of_a_service / "key", "key", PRIVATE)
+    monkeypatch.setattr(os, "geteuid", lambda: 54_322)
+    with pytest.raises(UntrustedFileError):
+        read_state(ledger)
+    of_a_service.chmod(0o750)
+    assert read_state(ledger) == b"{}\n"
+    with pytest.raises(UntrustedFileError):
+        read_private(of_a_service / "key")

@@ -196,7 +196,7 @@ def test_the_manifest_goes_through_a_pipe_of_two_processes(enrolled: IdentityFil
 def test_without_a_state_directory_the_usual_one_is_taken(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setenv("HOME", str(tmp_path))
     ran = run("init", "--json")
     assert (ran.code, ran.facts["state_dir"]) == (DONE, f"{tmp_path}/.local/state/edge-kubelet")

@@ -114,6 +114,7 @@ def test_a_backup_that_others_can_read_is_not_restored(relay: Relay, state: Path
         pytest.param(["restore", "F", "--plain", "--identity", "F"], 2, "exclude", id="two ways back"),
         pytest.param(["backup", "F", "--recipient", "age1no"], 2, "age1", id="no recipient"),
         pytest.param(["backup", "F", "--passphrase-file", "EMPTY"], 2, "empty", id="an empty passphrase"),
+        pytest.param(["backup", "F", "--passphrase-file", "LETTER"], 2, "at least 12", id="one letter"),
         pytest.param(["restore", "F", "--plain"], 3, "No such file", id="no backup"),
     ],
 )
@@ -122,7 +123,8 @@ def test_what_cannot_be_backed_up_or_restored_is_said_in_one_line(
 ) -> None:
     relay("ca", "init")
     write_atomic(tmp_path / "empty", "\n", PRIVATE)
-    places = {"F": tmp_path / "backup", "EMPTY": tmp_path / "empty"}
+    write_atomic(tmp_path / "letter", "a\n", PRIVATE)
+    places = {"F": tmp_path / "backup", "EMPTY": tmp_path / "empty", "LETTER": tmp_path / "letter"}
     outcome = relay("ca", *(places.get(argument, argument) for argument in arguments))
     assert outcome.code == code
     assert text in outcome.error

@@ -111,6 +111,28 @@ async def test_after_a_rotation_a_node_gets_both_roots_and_a_leaf_of_the_new(sta
     assert verify_leaf(answer["certificate"], [stage.ca.root_pem()], NOW_MS).node_id == NODE_ID
 
 
+async def test_a_token_that_replaces_a_node_revokes_its_leaves_and_is_for_it_alone(stage: Stage) -> None:
+    first = verify_leaf((await stage.enrolled(stage.token()))["certificate"], stage.ca.roots(), NOW_MS)
+    token = stage.token(replaces=NODE_ID)
+    other_id, *_ = new_node_ids(1)
+    assert (await stage.post(request_of(token, other_id, OTHER_KEY))).status_code == 403
+    second = await stage.enrolled(token, NODE_ID, OTHER_KEY)
+    identity = verify_leaf(second["certificate"], stage.ca.roots(), NOW_MS)
+    assert (identity.node_id, identity.public_key) == (NODE_ID, bytes(OTHER_KEY.verify_key))
+    assert [leaf.kid for leaf in stage.ca.records().unrevoked(NODE_ID)] == [identity.kid]
+    assert first.kid in stage.ca.records().revoked
+
+
+async def test_a_node_that_is_revoked_does_not_come_back_by_the_token_that_replaced_it(stage: Stage) -> None:
+    await stage.enrolled(stage.token())
+    token = stage.token(replaces=NODE_ID)
+    await stage.enrolled(token, NODE_ID, OTHER_KEY)
+    stage.ca.revoke(NODE_ID)
+    for key in (OTHER_KEY, KEY):
+        assert (await stage.post(request_of(token, NODE_ID, key))).status_code == 403
+    assert stage.ca.records().unrevoked(NODE_ID) == []
+
+
 # --- how often
 
 
@@ -192,11 +214,11 @@ class StumblingCa(CertificateAuthority):
 
     stumbles = 0
 
-    def enrol(self, csr_pem: str, tenant: str, join_id: str) -> str:
+    def enrol(self, csr_pem: str, tenant: str, join_id: str, replaces: str = "") -> str:
         if self.stumbles > 0:
             self.stumbles -= 1
             raise OSError("no space left")
-        return super().enrol(csr_pem, tenant, join_id)
+        return super().enrol(csr_pem, tenant, join_id, replaces)
 
 
 async def test_a_use_that_was_spent_before_a_crash_is_the_same_nodes_and_no_others(

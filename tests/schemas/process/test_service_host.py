@@ -166,3 +166,30 @@ def test_a_program_that_others_can_change_or_the_service_cannot_see_is_refused(
             with pytest.raises(ServiceError, match=why):
                 check_reachable(program)
     check_reachable(Path("/bin/sh"))
+
+
+def test_a_state_directory_is_moved_only_if_it_is_one_and_the_services_is_free(
+    machine: Machine, tmp_path: Path
+) -> None:
+    source = tmp_path / "tried"
+    source.mkdir()
+
+    def refused() -> str:
+        with pytest.raises(ServiceError) as error:
+            machine.host.check_movable(SERVICE, source)
+        return str(error.value)
+
+    assert "has no node.key" in refused()
+    (source / "node.key").write_text("key")
+    machine.host.check_movable(SERVICE, source)
+    os.link(source / "node.key", tmp_path / "other")
+    assert "node.key is a link" in refused()
+    (tmp_path / "other").unlink()
+    (source / "leaf.pem").symlink_to(tmp_path)
+    assert "leaf.pem is a link" in refused()
+    (source / "leaf.pem").unlink()
+    place = machine.root / "var/lib/edge-kubelet"
+    place.mkdir(parents=True)
+    machine.host.check_movable(SERVICE, source)
+    (place / "node.key").write_text("key")
+    assert "/var/lib/edge-kubelet is in use" in refused()

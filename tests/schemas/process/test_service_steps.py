@@ -41,6 +41,22 @@ def test_users_are_made_before_the_unit_is_enabled(service: Service) -> None:
 
 
 @BOTH
+def test_a_state_directory_is_moved_only_where_one_is_named_and_is_the_users_before_tmpfiles_sees_it(
+    service: Service,
+) -> None:
+    def commands(moved: Path | None) -> list[tuple[str, ...]]:
+        steps = install_steps(service, SCRIPTS, moved)
+        return [step.command for step in steps if isinstance(step, Run)]
+
+    named = commands(Path("/home/ada/state"))
+    place = str(service.directories[0])
+    assert named[1] == ("mv", "--no-target-directory", "/home/ada/state", place)
+    programs = [command[0] for command in named]
+    assert programs[:5] == ["systemd-sysusers", "mv", "chown", "chmod", "systemd-tmpfiles"]
+    assert not [command for command in commands(None) if command[0] in {"mv", "chown", "chmod"}]
+
+
+@BOTH
 def test_the_configuration_names_every_setting_and_is_the_operators_from_then_on(service: Service) -> None:
     sample = written(service)[service.program.usual_file]
     assert sample.keep
