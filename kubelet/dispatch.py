@@ -8,23 +8,25 @@ repeated command.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, ToolFault
+from kubelet.verb_results import VerbResults
 from schemas.delivery import AnswerCache, CommandStatus
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
-from schemas.kinds import KindRegistry
+from schemas.kinds import Fault, KindRegistry
 from schemas.payloads import Cmd, CmdAck
 from schemas.process.spans import Span, SpanSink, no_spans
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
 from schemas.session import ProtocolError
+from schemas.text import printable
 
 Reply = Callable[[str, CmdAck], Awaitable[None]]
 """Sends the payload of a ``cmd_ack`` in answer to a ``msg_id``, if there is a connection."""
@@ -44,6 +46,8 @@ class _Tool:
     handler: Handler
     verb: str
     arguments: Validator
+    results: VerbResults
+    faults: Mapping[str, Fault]
     slots: "_Slots"
 
 
@@ -77,7 +81,7 @@ class Dispatcher:
         self._tools = {
             name: tool
             for handler in handlers
-            for name, tool in _tools_of(node_id, handler, kinds, registry).items()
+            for name, tool in _tools_of(node_id, handler, kinds, registry, log).items()
         }
         # What the relay lets through a second, and at once: at least one of each capability.
         self.commands_per_s = sum(
@@ -205,12 +209,22 @@ class Dispatcher:
         self._deadlines.add(deadline)
         try:
             async with deadline:
-                return await tool.handler.invoke(tool.verb, arguments)
+                result = await tool.handler.invoke(tool.verb, arguments)
+            return tool.results.shown(result, tool=command["tool"], correlation_id=command["correlation_id"])
         except ToolError:
             raise
         except Exception as error:
             if deadline.expired() and isinstance(error, TimeoutError):
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+            if isinstance(error, ToolFault) and (fault := tool.faults.get(error.code)) is not None:
+                self._log.info(
+                    "tool fault",
+                    tool=command["tool"],
+                    fault=error.code,
+                    detail=printable(error.detail),
+                    correlation_id=command["correlation_id"],
+                )
+                raise ToolError.of_fault(error.code, fault) from None
             # One broken handler must cost its caller an error, not the node its daemon.
             self._log.error(
                 "handler failed",
@@ -242,7 +256,11 @@ def _refusal(error: ToolError, correlation_id: str) -> CmdAck:
 
 
 def _tools_of(
-    node_id: str, handler: Handler, kinds: KindRegistry, registry: SchemaRegistry
+    node_id: str,
+    handler: Handler,
+    kinds: KindRegistry,
+    registry: SchemaRegistry,
+    log: FilteringBoundLogger,
 ) -> dict[str, _Tool]:
     capability = handler.capability
     kind = kinds.get(capability["kind"])
@@ -251,7 +269,12 @@ def _tools_of(
     slots = _Slots(capability["constraints"].get("max_concurrency", 1))
     return {
         ToolName(kind.short, node_id, capability["cap_id"], verb).canonical: _Tool(
-            handler, verb, registry.load(kind.verbs[verb].input_ref), slots
+            handler,
+            verb,
+            registry.load(kind.verbs[verb].input_ref),
+            VerbResults(kind.verbs[verb], registry, log),
+            kind.faults,
+            slots,
         )
         for verb in capability["verbs"]
     }
