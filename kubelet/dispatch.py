@@ -16,7 +16,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler, ToolFault
-from kubelet.verb_results import VerbResults
+from kubelet.handlers.results import VerbResults
 from schemas.delivery import AnswerCache, CommandStatus
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame

@@ -14,7 +14,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
-from kubelet.verb_results import VerbResults
+from kubelet.handlers.results import VerbResults
 from schemas.errors import ToolError
 from schemas.kinds import KindRegistry
 from schemas.payloads import TelemetryLease

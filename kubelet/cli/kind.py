@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kubelet.cli.new_kind import Source, write_package
+from kubelet.cli.new_kind import KindSource, write_package
 from kubelet.cli.options import AsJson
 from kubelet.cli.output import print_facts
 from schemas.process.cli_manual import example, group
@@ -27,8 +27,8 @@ def new(
         Path, typer.Option(metavar="DIRECTORY", help="Where to make the package's directory.")
     ] = Path(),
     source: Annotated[
-        Source, typer.Option("--from", help="What it reads: a sensor, the journal, or a command.")
-    ] = Source.SENSOR,
+        KindSource, typer.Option("--from", help="What it reads: a sensor, the journal, or a command.")
+    ] = KindSource.SENSOR,
     as_json: AsJson = False,
 ) -> None:
     """Write the package of a new kind: row, documents, handler and test, which pass as they are."""

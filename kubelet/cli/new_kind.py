@@ -29,7 +29,7 @@ _FILES: Mapping[str, str] = MappingProxyType(
 """The files of a package, and the templates that they are made of."""
 
 
-class Source(StrEnum):
+class KindSource(StrEnum):
     """Where the kind has what it answers from."""
 
     SENSOR = "sensor"
@@ -46,7 +46,7 @@ class _Text(Template):
     delimiter = "%%"  # JSON Schema has members that begin with a dollar sign
 
 
-def write_package(name: str, parent: Path, source: Source = Source.SENSOR) -> Path:
+def write_package(name: str, parent: Path, source: KindSource = KindSource.SENSOR) -> Path:
     """Write the package of the kind ``name`` into a new directory of ``parent``, and return that.
 
     Its handler reads what ``source`` says.

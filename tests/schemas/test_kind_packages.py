@@ -492,7 +492,7 @@ def test_a_manifest_may_have_a_verb_of_the_kind_s_own_and_no_other(site: Path) -
     admitted = contract.registry.load("capability@1.0.0")
     admitted.check(CAPABILITY | {"verbs": ["switch"]})
     assert not admitted.is_valid(CAPABILITY | {"verbs": ["set"]})
-    assert not admitted.is_valid(ECHO | {"verbs": ["switch"]})
+    assert not admitted.is_valid({**ECHO, "verbs": ["switch"]})
     contract.registry.load_tool_io(f"mcp.tool:acmerb.{NODE_ID}.relays.switch")
     assert not SchemaRegistry().load("capability@1.0.0").is_valid(CAPABILITY | {"verbs": ["switch"]})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.cli.new_kind import Source, write_package
+from kubelet.cli.new_kind import KindSource, write_package
 from schemas.error_roots import CommandLineError
 from schemas.kind_packages import read_kind
 
@@ -28,8 +28,8 @@ FILES = {
 BOUND_S = 60
 
 
-@pytest.mark.parametrize("source", Source)
-def test_the_package_has_all_that_a_kind_is_made_of(tmp_path: Path, source: Source) -> None:
+@pytest.mark.parametrize("source", KindSource)
+def test_the_package_has_all_that_a_kind_is_made_of(tmp_path: Path, source: KindSource) -> None:
     root = write_package("acme.uptime", tmp_path, source)
     assert root == tmp_path / "acme-uptime"
     assert {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()} == FILES
@@ -37,9 +37,9 @@ def test_the_package_has_all_that_a_kind_is_made_of(tmp_path: Path, source: Sour
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("source", Source)
+@pytest.mark.parametrize("source", KindSource)
 def test_its_test_passes_by_the_line_that_the_command_prints_with_what_a_node_has(
-    tmp_path: Path, source: Source
+    tmp_path: Path, source: KindSource
 ) -> None:
     kubelet = [sys.executable, "-P", "-m", "kubelet", "kind", "new", "acme.big_oven", "--from", source]
     made = subprocess.run(
@@ -62,8 +62,8 @@ def test_its_test_passes_by_the_line_that_the_command_prints_with_what_a_node_ha
     assert re.search(r"Ran [3-9] tests", tested.stderr)
 
 
-@pytest.mark.parametrize("source", Source)
-def test_nothing_in_it_is_of_another_kind(tmp_path: Path, source: Source) -> None:
+@pytest.mark.parametrize("source", KindSource)
+def test_nothing_in_it_is_of_another_kind(tmp_path: Path, source: KindSource) -> None:
     root = write_package("acme.big_oven", tmp_path, source)
     row = json.loads((root / "acme_big_oven" / "kind.json").read_text("utf-8"))
     assert row["verbs"]["get"]["title"] == "Big oven"

@@ -158,16 +158,10 @@ def test_a_character_of_another_alphabet_does_not_cost_the_whole_answer(tools: d
 
 def test_an_image_is_a_block_of_its_own_and_not_in_the_text(tools: dict[str, Tool]) -> None:
     tool = _with(tools[ECHO_NAME], images=(ImageMember("message", "image/png"),))
-    tool = replace(tool, surface=replace(tool.surface, result=_Anything()))
     answer = checked({"ok": True, "result": ECHOED | {"message": PICTURE}}, tool, PING)
     assert answer.images == ({"type": "image", "data": PICTURE, "mimeType": "image/png"},)
     assert PICTURE not in answer.text
     refused(ECHOED | {"message": PICTURE[:20]}, tool)
-
-
-class _Anything:
-    def is_valid(self, _value: object) -> bool:
-        return True
 
 
 def test_a_nodes_fault_is_told_in_the_words_of_the_kind_s_row(tools: dict[str, Tool]) -> None:
