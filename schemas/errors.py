@@ -304,7 +304,7 @@ class ToolError(EdgeError):
         at a minute.
         """
         failure = _FROM_NODE.get(envelope["code"], Failure.INTERNAL)
-        code = envelope["message"].partition(":")[0]
+        code = envelope.get("message", "").partition(":")[0]
         if failure is Failure.INTERNAL and code in faults:
             return cls.of_fault(code, faults[code])
         retry = envelope.get("retry_after_ms")

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from schemas.meta_names import META_IDEMPOTENCY_KEY
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo, error_of, running_demo
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, handler_doing, imported
@@ -100,12 +101,22 @@ async def test_an_agent_reads_all_that_a_result_can_have(seeing: Demo, era: str,
         "lux": None,
         "log": [{"text": r"T\xfcr \x20offen"}, {"text": "x" * 32_768}],
     }
-    text, picture = result.content
-    assert json.loads(text.text) == result.structured_content
-    assert (picture.type, picture.mime_type, picture.data) == ("image", "image/png", PICTURE)
+    text, picture = (block.model_dump(by_alias=True, exclude_none=True) for block in result.content)
+    assert json.loads(text["text"]) == result.structured_content
+    assert picture == {"type": "image", "mimeType": "image/png", "data": PICTURE}
     error = error_of(failed)
     assert error["message"] == f"covered: {FAULT['message']}"
     assert error["suggested_fix"] == FAULT["suggested_fix"]
+
+
+async def test_what_is_told_again_under_a_key_has_the_image_and_the_fix_too(seeing: Demo) -> None:
+    tool = f"acmerb.{seeing.real_node}.relays.look"
+    async with seeing.client() as client:
+        seen = [await client.call_tool(tool, {"on": True}, meta={META_IDEMPOTENCY_KEY: "a"}) for _ in "12"]
+        failed = [await client.call_tool(tool, {"on": False}, meta={META_IDEMPOTENCY_KEY: "b"}) for _ in "12"]
+    assert seen[0].content == seen[1].content
+    assert len(seen[1].content) == 2
+    assert [error_of(each)["suggested_fix"] for each in failed] == [FAULT["suggested_fix"]] * 2
 
 
 @pytest.fixture(scope="module")
