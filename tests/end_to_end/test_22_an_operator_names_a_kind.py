@@ -8,6 +8,7 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -109,11 +110,15 @@ async def test_an_agent_reads_all_that_a_result_can_have(seeing: Demo, era: str,
     assert error["suggested_fix"] == FAULT["suggested_fix"]
 
 
+def key(text: str) -> Any:
+    return {META_IDEMPOTENCY_KEY: text}
+
+
 async def test_what_is_told_again_under_a_key_has_the_image_and_the_fix_too(seeing: Demo) -> None:
     tool = f"acmerb.{seeing.real_node}.relays.look"
     async with seeing.client() as client:
-        seen = [await client.call_tool(tool, {"on": True}, meta={META_IDEMPOTENCY_KEY: "a"}) for _ in "12"]
-        failed = [await client.call_tool(tool, {"on": False}, meta={META_IDEMPOTENCY_KEY: "b"}) for _ in "12"]
+        seen = [await client.call_tool(tool, {"on": True}, meta=key("a")) for _ in "12"]
+        failed = [await client.call_tool(tool, {"on": False}, meta=key("b")) for _ in "12"]
     assert seen[0].content == seen[1].content
     assert len(seen[1].content) == 2
     assert [error_of(each)["suggested_fix"] for each in failed] == [FAULT["suggested_fix"]] * 2
