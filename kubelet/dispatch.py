@@ -8,23 +8,25 @@ repeated command.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler, commands_per_s
+from kubelet.handlers.base import Handler, ToolFault, commands_per_s
+from kubelet.handlers.results import VerbResults
 from schemas.delivery import DEFAULT_HANDLER_MS, AnswerCache, CommandStatus, commands_to_know
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
-from schemas.kinds import KindRegistry
+from schemas.kinds import Fault, KindRegistry
 from schemas.payloads import Cmd, CmdAck
 from schemas.process.spans import Span, SpanSink, no_spans
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
 from schemas.session import ProtocolError
+from schemas.text import printable
 
 Reply = Callable[[str, CmdAck], Awaitable[None]]
 """Sends the payload of a ``cmd_ack`` in answer to a ``msg_id``, if there is a connection."""
@@ -45,6 +47,8 @@ class _Tool:
     verb: str
     arguments: Validator
     longest_ms: int
+    results: VerbResults
+    faults: Mapping[str, Fault]
     slots: "_Slots"
 
 
@@ -78,7 +82,7 @@ class Dispatcher:
         self._tools = {
             name: tool
             for handler in handlers
-            for name, tool in _tools_of(node_id, handler, kinds, registry).items()
+            for name, tool in _tools_of(node_id, handler, kinds, registry, log).items()
         }
         self.commands_per_s = commands_per_s(handlers)
         self.outcomes: Counter[tuple[str, str]] = Counter()
@@ -203,12 +207,22 @@ class Dispatcher:
         self._deadlines.add(deadline)
         try:
             async with deadline:
-                return await tool.handler.invoke(tool.verb, arguments)
+                result = await tool.handler.invoke(tool.verb, arguments)
+            return tool.results.shown(result, tool=command["tool"], correlation_id=command["correlation_id"])
         except ToolError:
             raise
         except Exception as error:
             if deadline.expired() and isinstance(error, TimeoutError):
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+            if isinstance(error, ToolFault) and (fault := tool.faults.get(error.code)) is not None:
+                self._log.info(
+                    "tool fault",
+                    tool=command["tool"],
+                    fault=error.code,
+                    detail=printable(error.detail),
+                    correlation_id=command["correlation_id"],
+                )
+                raise ToolError.of_fault(error.code, fault) from None
             # One broken handler must cost its caller an error, not the node its daemon.
             self._log.error(
                 "handler failed",
@@ -240,7 +254,11 @@ def _refusal(error: ToolError, correlation_id: str) -> CmdAck:
 
 
 def _tools_of(
-    node_id: str, handler: Handler, kinds: KindRegistry, registry: SchemaRegistry
+    node_id: str,
+    handler: Handler,
+    kinds: KindRegistry,
+    registry: SchemaRegistry,
+    log: FilteringBoundLogger,
 ) -> dict[str, _Tool]:
     capability = handler.capability
     kind = kinds.get(capability["kind"])
@@ -251,7 +269,13 @@ def _tools_of(
     longest_ms = constraints.get("deadline_ms_default", DEFAULT_HANDLER_MS)
     return {
         ToolName(kind.short, node_id, capability["cap_id"], verb).canonical: _Tool(
-            handler, verb, registry.load(kind.verbs[verb].input_ref), longest_ms, slots
+            handler,
+            verb,
+            registry.load(kind.verbs[verb].input_ref),
+            longest_ms,
+            VerbResults(kind.verbs[verb], registry, log),
+            kind.faults,
+            slots,
         )
         for verb in capability["verbs"]
     }

@@ -141,6 +141,11 @@ class LoadedNodeSettings:
     state_dir: Path
     own_root: bool
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that an installed package must bring."""
+        return self.settings.get(KINDS) or ()
+
     def config(self) -> NodeConfig:
         """Return the configuration of the node.
 
@@ -166,7 +171,7 @@ class LoadedNodeSettings:
                 plain_allowed=settings[PLAIN],
                 own_root=self.own_root,
                 log_level=settings[LOG_LEVEL],
-                kinds=settings.get(KINDS) or (),
+                kinds=self.kinds,
                 otlp=settings.get(OTLP),
                 other_relays=tuple(url for url in dict.fromkeys(relay) if url != relay[0]),
             )

@@ -14,6 +14,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
+from kubelet.handlers.results import VerbResults
 from schemas.errors import ToolError
 from schemas.kinds import KindRegistry
 from schemas.payloads import TelemetryLease
@@ -30,6 +31,7 @@ class _Source:
     handler: Handler
     verb: str
     arguments: Validator
+    results: VerbResults
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class TelemetrySampler:
         self._sources = {
             handler.capability["cap_id"]: source
             for handler in handlers
-            if (source := _source(handler, kinds, registry)) is not None
+            if (source := _source(handler, kinds, registry, log)) is not None
         }
         self._take = take
         self._log = log
@@ -121,18 +123,20 @@ class TelemetrySampler:
         try:
             async with asyncio.timeout(lease.interval_s):
                 sample = await source.handler.invoke(source.verb, lease.arguments)
-            self._take(cap_id, sample)
+            self._take(cap_id, source.results.shown(sample, cap_id=cap_id))
         except (ToolError, TimeoutError) as error:
             self._log.info("no sample", cap_id=cap_id, reason=type(error).__name__)
         except Exception as error:  # noqa: BLE001 - one broken handler must not end the daemon
             self._log.error("sample failed", cap_id=cap_id, exc_info=error)
 
 
-def _source(handler: Handler, kinds: KindRegistry, registry: SchemaRegistry) -> _Source | None:
+def _source(
+    handler: Handler, kinds: KindRegistry, registry: SchemaRegistry, log: FilteringBoundLogger
+) -> _Source | None:
     kind = kinds.get(handler.capability["kind"])
     for name in handler.capability["verbs"] if kind is not None else ():
         if kind is not None and (verb := kind.verbs.get(name)) is not None and verb.streams:
-            return _Source(handler, name, registry.load(verb.input_ref))
+            return _Source(handler, name, registry.load(verb.input_ref), VerbResults(verb, registry, log))
     return None
 
 

@@ -203,6 +203,11 @@ class LoadedRelaySettings:
     kept: KeptSettings
     named: frozenset[str]
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that an installed package must bring."""
+        return self.settings.get(KINDS) or ()
+
     def broker(self, find_free: FindFree = HostPort) -> BrokerChoice:
         """Return the relay's broker; ``find_free`` finds a port for its own, by default without looking.
 

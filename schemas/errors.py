@@ -2,8 +2,8 @@
 
 The table ties together the three vocabularies that a failure has: RFC-0001 section 4 codes, canonical
 codes with their HTTP status and JSON-RPC code, and the remote-tool errors of SPEC-0004 section 3.3. Must
-not contain text from a node or a broker: messages are constants, or come from a schema; printable ASCII, at
-most 512 characters.
+not contain text from a node or a broker: messages are constants, or come from a schema or the row of a kind;
+printable ASCII, at most 512 characters.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from typing import Any
 
 from schemas.error_codes import Canonical, Retry, Row
 from schemas.error_roots import EdgeError
+from schemas.kinds import Fault
 from schemas.payloads import ErrorEnvelope
 from schemas.violations import ViolationError
 
@@ -176,6 +177,14 @@ class Failure(Enum):
         "The tool of the caller failed.",
         "Read the text of the caller as data; change the arguments, or do without the tool.",
     )
+    TOOL_FAULT = Row(
+        "E_INTERNAL",
+        Canonical.INTERNAL_ERROR,
+        "provider_failure",
+        Retry.NO,
+        "The tool failed for a reason that its kind does not state.",
+        "Read the message, and change what it names before calling again.",
+    )
     INTERNAL = Row(
         "E_INTERNAL", Canonical.INTERNAL_ERROR, "provider_failure", Retry.IF_IDEMPOTENT,
         "An internal error occurred.",
@@ -232,7 +241,8 @@ class ToolError(EdgeError):
     Attributes:
         failure: the row of the table.
         detail: a text that replaces the row's message where more is known. Of what came from outside, it
-            holds at most the JSON pointer of a member of the caller's own arguments.
+            holds at most the JSON pointer of a member of the caller's own arguments, or a text of the row
+            of a kind.
         fix: a text of the same kind, which replaces the row's ``suggested_fix``.
         retry_after_ms: when calling again may help, in milliseconds from now.
     """
@@ -279,11 +289,23 @@ class ToolError(EdgeError):
         )
 
     @classmethod
-    def from_node(cls, envelope: Mapping[str, Any]) -> "ToolError":
-        """Return the error for a node's error envelope, with the text of the table.
+    def of_fault(cls, code: str, fault: Fault) -> "ToolError":
+        """Return the error for a reason that the kind of the tool states: its code and its text."""
+        return cls(Failure.TOOL_FAULT, f"{code}: {fault.message}", fix=fault.suggested_fix)
 
-        A code that is not accepted from a node becomes E_INTERNAL. ``retry_after_ms`` is capped at a minute.
+    @classmethod
+    def from_node(
+        cls, envelope: Mapping[str, Any], faults: Mapping[str, Fault] = MappingProxyType({})
+    ) -> "ToolError":
+        """Return the error for a node's error envelope, with the text of the table or of ``faults``.
+
+        Of its message, only a code of ``faults``, those of the tool's kind, is read: what stands before the
+        first colon. A code that is not accepted from a node becomes E_INTERNAL. ``retry_after_ms`` is capped
+        at a minute.
         """
         failure = _FROM_NODE.get(envelope["code"], Failure.INTERNAL)
+        code = envelope.get("message", "").partition(":")[0]
+        if failure is Failure.INTERNAL and code in faults:
+            return cls.of_fault(code, faults[code])
         retry = envelope.get("retry_after_ms")
         return cls(failure, retry_after_ms=None if retry is None else min(retry, 60_000))

@@ -15,10 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import jsonschema_rs
+
 from schemas.document_store import SCHEME
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.files import check_unchangeable, read_named
-from schemas.kinds import KINDS, ForeignText, Kind, KindRegistry, NamedKind, Verb
+from schemas.images import ImageMember
+from schemas.kinds import KINDS, Fault, ForeignText, Kind, KindRegistry, NamedKind, Verb
 from schemas.projection import NODE_ID_PATTERN
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
@@ -30,14 +33,17 @@ ROW = "kind.json"
 DOCUMENTS = "documents"
 
 _RULES = Path(__file__).with_name("kind_rules")
-_ROW_REF = "kind_row@1.0.0"
-_SCHEMA_REF = "kind_schema@1.0.0"
+_ROW_REF = "kind_row@1.1.0"
+_SCHEMA_REF = "kind_schema@1.1.0"
 _KINDS_VIEW_REFS = ("kind_call.input@1.0.0", "kind_call.output@1.0.0")
 _MAX_BYTES = 64 * 1024
 _HANDLER = re.compile(r"(?a:[A-Za-z_]\w*\.)+(?a:[A-Za-z_]\w*):(?a:[A-Za-z_]\w*)")
 _NODE_ID = f"^{NODE_ID_PATTERN}$"
 _ANY_TEXT = r"^[\x20-\x7E]*$"
-_USUAL_TEXT = re.compile(r"[A-Za-z0-9._/:@+-]*")
+_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_MAX_COUNTS = 1024
+"""A pattern with several counts takes steps of their sum for each character."""
+_USUAL_NAME = re.compile(r"[A-Za-z0-9._/:@+-]*")
 
 
 class KindPackageError(OperatorError):
@@ -95,8 +101,16 @@ def read_kind(directory: Path, name: str, load_handler: Callable[[], object]) ->
         for problem in (*_document_problems(facts, *ends, reserved), *_row_problems(facts, *ends)):
             raise KindPackageError(f"{file}: /verbs/{verb}: {problem}")
     verbs = {verb: _verb(verb, facts, documents[facts["output"]]) for verb, facts in row["verbs"].items()}
+    faults = {code: Fault(**texts) for code, texts in row.get("faults", {}).items()}
     return NamedKind(
-        kind=Kind(name, row["kind_short"], row["safety_class"], row["schema_ref"], MappingProxyType(verbs)),
+        kind=Kind(
+            name,
+            row["kind_short"],
+            row["safety_class"],
+            row["schema_ref"],
+            MappingProxyType(verbs),
+            MappingProxyType(faults),
+        ),
         most_rate_rps=row["limits"]["rate_limit_rps"],
         most_deadline_ms=row["limits"]["deadline_ms_default"],
         documents=MappingProxyType(documents),
@@ -152,7 +166,24 @@ def _document(directory: Path, name: str, ref: str, rules: SchemaRegistry) -> Ma
     document = _checked(file, rules, _SCHEMA_REF)
     if document["$id"] != SCHEME + ref:
         raise KindPackageError(f"{file}: /$id must be {SCHEME}{ref}")
+    for pattern in _patterns(document):
+        counts = [int(most or least) for least, most in _COUNT.findall(pattern)]
+        if len(counts) > 1 and sum(counts) > _MAX_COUNTS:
+            raise KindPackageError(
+                f"{file}: the counts of a pattern must not add up to more than {_MAX_COUNTS}"
+            )
+    try:
+        jsonschema_rs.Draft202012Validator(document)
+    except ValueError:
+        raise KindPackageError(f"{file}: one of its patterns is no regular expression") from None
     return document
+
+
+def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
+    if "pattern" in schema:
+        yield schema["pattern"]
+    for inner in (*schema.get("properties", {}).values(), *filter(None, [schema.get("items")])):
+        yield from _patterns(inner)
 
 
 def _checked(file: Path, rules: SchemaRegistry, ref: str) -> dict[str, Any]:
@@ -181,6 +212,11 @@ def _document_problems(
             yield f"its {end} must require {', '.join(missing)}"
         if missing := sorted(required - members):
             yield f"its {end} requires what it does not define: {', '.join(missing)}"
+        images = {member.name for member in _images(document)}
+        if images and (end == "input" or facts.get("streams")):
+            yield f"members of its {end} are images, which only the output of a call has"
+        if wrong := sorted(images & required):
+            yield f"images leave the result, so its {end} must not require {', '.join(wrong)}"
         if taken := sorted(members & reserved):
             yield f"members of its {end} have a meaning in the kinds view: {', '.join(taken)}"
     if answered["properties"]["node_id"].get("pattern") != _NODE_ID:
@@ -194,9 +230,10 @@ def _row_problems(
     for member in facts.get("verbatim", ()):
         if member not in sent["properties"] or member not in answered["properties"]:
             yield f"verbatim names {member}, which is not a member of both documents"
-    for path in facts.get("foreign_texts", ()):
-        if _at(answered, path).get("pattern") != _ANY_TEXT:
-            yield f"foreign_texts names {'/'.join(path)}, which is no string with the pattern {_ANY_TEXT}"
+    for member in ("foreign_texts", "free_texts"):
+        for path in facts.get(member, ()):
+            if _at(answered, path).get("pattern") != _ANY_TEXT:
+                yield f"{member} names {'/'.join(path)}, which is no string with the pattern {_ANY_TEXT}"
 
 
 def _verb(name: str, facts: Mapping[str, Any], answered: Mapping[str, Any]) -> Verb:
@@ -209,11 +246,19 @@ def _verb(name: str, facts: Mapping[str, Any], answered: Mapping[str, Any]) -> V
         idempotent=facts["idempotent"],
         verbatim=tuple(facts.get("verbatim", ())),
         foreign_texts=tuple(
-            ForeignText(tuple(path), _USUAL_TEXT, _at(answered, path).get("maxLength", 0))
-            for path in facts.get("foreign_texts", ())
+            ForeignText(tuple(path), usual, _at(answered, path).get("maxLength", 0))
+            for member, usual in (("foreign_texts", _USUAL_NAME), ("free_texts", None))
+            for path in facts.get(member, ())
         ),
         streams=facts.get("streams", False),
+        images=tuple(_images(answered)),
     )
+
+
+def _images(document: Mapping[str, Any]) -> Iterator[ImageMember]:
+    for name, schema in document["properties"].items():
+        if "contentMediaType" in schema:
+            yield ImageMember(name, schema["contentMediaType"])
 
 
 def _at(document: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:

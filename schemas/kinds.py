@@ -7,12 +7,13 @@ operator's own comes in a package (``schemas.kind_packages``). Must not contain 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from schemas.error_roots import CommandLineError
-from schemas.text import inert, printable
+from schemas.images import ImageMember
+from schemas.text import changed_at, free_text, inert, printable
 
 MANIFEST_REF = "manifest@1.1.0"
 
@@ -22,19 +23,24 @@ _MAX_NAME = 64
 
 @dataclass(frozen=True, slots=True)
 class ForeignText:
-    """A text of a result that a third party may have chosen, and that a model reads.
+    r"""A text of a result that a third party may have chosen, and that a model reads.
 
-    ``path`` is the path of member names to it, through every element of lists. A text that ``usual`` matches
-    completely is passed on unchanged. In any other, every character but letters, digits and ``._-/:@+`` is
+    ``path`` is the path of member names to it, through every element of lists. A name that ``usual`` matches
+    completely is passed on unchanged. In any other, every character but letters, digits and ``._-/:@+\`` is
     escaped, spaces too, and it is cut to ``limit`` characters: enough to recognise it, not a sentence.
+
+    Where ``usual`` is None it is a free text, such as a line of a log: a sentence that stays readable. Node
+    and relay both escape, and what has been escaped stays as it is.
     """
 
     path: tuple[str, ...]
-    usual: re.Pattern[str]
+    usual: re.Pattern[str] | None
     limit: int
 
     def shown(self, text: str) -> str:
         """Return ``text`` as a model may read it."""
+        if self.usual is None:
+            return free_text(text, self.limit)
         return text if self.usual.fullmatch(text) else inert(text, self.limit)
 
 
@@ -44,7 +50,9 @@ class Verb:
 
     Attributes:
         verbatim: the members of the result that must equal the argument of the same name.
-        foreign_texts: the texts of the result that are escaped unless they match their usual pattern.
+        foreign_texts: the texts of the result that are escaped: names that do not match their usual pattern,
+            and free texts.
+        images: the members of the result that are images, which leave it for content blocks of their own.
         streams: the call starts telemetry, of which its result is the first sample.
     """
 
@@ -57,6 +65,21 @@ class Verb:
     verbatim: tuple[str, ...] = ()
     foreign_texts: tuple[ForeignText, ...] = ()
     streams: bool = False
+    images: tuple[ImageMember, ...] = ()
+
+    def shown(self, result: Any) -> Any:
+        """Return ``result`` with the texts that a third party may have chosen as a model may read them."""
+        for text in self.foreign_texts:
+            result = changed_at(result, text.path, text.shown)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an agent reads when a handler fails for a reason that its kind states: as static as a title."""
+
+    message: str
+    suggested_fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +87,8 @@ class Kind:
     """One row: a kind, the token that its tool names start with, and its verbs.
 
     ``schema_ref`` is what a capability of this kind cites in the manifest. A verb that the RFC defines but
-    that has no row is not listed and cannot be called.
+    that has no row is not listed and cannot be called. ``faults`` are the reasons, by code, that its handler
+    can state for a failure.
     """
 
     name: str
@@ -72,6 +96,7 @@ class Kind:
     safety_class: str
     schema_ref: str
     verbs: Mapping[str, Verb]
+    faults: Mapping[str, Fault] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The manifest's rules with the kinds that an operator named: the local amendment of RFC-0001, section 2.
 
-An entry of the enum and a clamp for each. Must not change what is served: the document keeps its bytes, and
-its meaning for those who read it elsewhere.
+An entry of the enum of kinds, the verbs that are their own, and a clamp for each. Must not change what is
+served: the document keeps its bytes, and its meaning for those who read it elsewhere.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ def amended(manifest: dict[str, Any], named: Sequence[NamedKind]) -> dict[str, A
     rules = deepcopy(manifest)
     capability = rules["$defs"]["Capability"]
     capability["properties"]["kind"]["enum"] += [each.kind.name for each in named]
+    verbs = capability["properties"]["verbs"]["items"]["enum"]
+    verbs += sorted({verb for each in named for verb in each.kind.verbs} - {*verbs})
     capability["allOf"] += [_clamp(each) for each in named]
     return rules
 

@@ -139,7 +139,7 @@ class SchemaRegistry:
             return known  # another registry has compiled it
         resources = [(SCHEME + other, self._rules_of(other)) for other in reached]
         compiled = jsonschema_rs.Draft202012Validator(
-            self._rules_of(ref), registry=jsonschema_rs.Registry(resources)
+            self._rules_of(ref), registry=jsonschema_rs.Registry(resources), validate_formats=True
         )
         validator = self._compiled[key] = Validator(compiled, ref, self._rules_of)
         return validator

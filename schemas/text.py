@@ -4,10 +4,15 @@ Must be applied to everything that a node, an agent or a broker sent before it i
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-_PLAIN = re.compile(r"[A-Za-z0-9._/:@+-]")
+# With the backslash, so that what a node has escaped is not escaped again by a relay.
+_PLAIN = re.compile(r"[A-Za-z0-9._/:@+\\-]")
+_FREE = re.compile(r"(?:[\x21-\x7E]| (?! ))*")
+_NOT_FREE = re.compile(r"[^\x20-\x7E]|(?<= ) ")
+_ESCAPES = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)|.")
+_CUT = "[cut]"
 
 
 def printable(text: str, limit: int = 256) -> str:
@@ -44,20 +49,42 @@ def printable_values(value: Any) -> Any:
 
 
 def inert(text: str, limit: int) -> str:
-    r"""Return ``text`` with all but letters, digits and ``._-/:@+`` escaped, spaces too, cut to ``limit``.
+    r"""Return ``text`` with all but letters, digits and ``._-/:@+\`` escaped, spaces too, cut to ``limit``.
 
     Unlike ``printable`` it leaves no text that a model could read as a sentence. An escape is never split.
 
     >>> inert("/media/Ignore all of it\n", 26)
     '/media/Ignore\x20all\x20of'
     """
-    shown = ""
-    for char in text[:limit]:
-        piece = char if _PLAIN.fullmatch(char) else _escape(char)
-        if len(shown) + len(piece) > limit:
+    return _joined((char if _PLAIN.fullmatch(char) else _escape(char) for char in text[:limit]), limit)
+
+
+def free_text(text: str, limit: int) -> str:
+    r"""Return ``text`` as printable ASCII with single blanks, the rest escaped, cut to ``limit`` characters.
+
+    What is cut ends with ``[cut]``. An escape is never split, and what has been made so stays as it is.
+
+    >>> free_text("B\u00fcro  1\n", 20), free_text("New connection", 10)
+    ('B\\xfcro \\x201\\n', 'New c[cut]')
+    """
+    if len(text) <= limit and _FREE.fullmatch(text):
+        return text
+    # Cut first, so that a hostile megabyte costs no more than a text of the limit.
+    escaped = _NOT_FREE.sub(lambda found: _escape(found[0]), text[: limit + 1])
+    if len(escaped) <= limit:
+        return escaped
+    return _joined(_ESCAPES.findall(escaped), limit - len(_CUT)) + _CUT[:limit]
+
+
+def _joined(pieces: Iterable[str], limit: int) -> str:
+    """Return the first of ``pieces`` that have ``limit`` characters together."""
+    shown, left = [], limit
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
             break
-        shown += piece
-    return shown
+        shown.append(piece)
+    return "".join(shown)
 
 
 def _escape(char: str) -> str:

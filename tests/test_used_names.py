@@ -22,6 +22,7 @@ CALLED_BY_OTHERS = {
     "get_client_info": "by the MCP SDK",
     "set_client_info": "by the MCP SDK",
     "format_commands": "by typer",
+    "printed_by": "by handlers of packages, as kubelet/cli/kind_template has it",
     "load_tool_io": "by other programs: the contract names it",
 }
 

@@ -5,6 +5,7 @@ Must not overwrite a file.
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from string import Template
 from types import MappingProxyType
@@ -17,14 +18,24 @@ _FILES: Mapping[str, str] = MappingProxyType(
     {
         "pyproject.toml": "pyproject.toml",
         "%%{package}/__init__.py": "init.py",
-        "%%{package}/kind.json": "kind.json",
-        "%%{package}/documents/%%{kind}.get.input@1.0.0.json": "input.json",
-        "%%{package}/documents/%%{kind}.get.output@1.0.0.json": "output.json",
-        "%%{package}/handler.py": "handler.py",
-        "tests/test_handler.py": "test_handler.py",
+        "%%{package}/kind.json": "%%{source}/kind.json",
+        "%%{package}/documents/%%{kind}.get.input@1.0.0.json": "%%{source}/input.json",
+        "%%{package}/documents/%%{kind}.get.output@1.0.0.json": "%%{source}/output.json",
+        "%%{package}/handler.py": "%%{source}/handler.py",
+        "tests/__init__.py": "init.py",
+        "tests/test_handler.py": "%%{source}/test_handler.py",
     }
 )
 """The files of a package, and the templates that they are made of."""
+
+
+class KindSource(StrEnum):
+    """Where the kind has what it answers from."""
+
+    SENSOR = "sensor"
+    JOURNAL = "journal"
+    COMMAND = "command"
+
 
 _MAX_SHORT = 8
 _MAX_CAP_ID = 18
@@ -35,8 +46,10 @@ class _Text(Template):
     delimiter = "%%"  # JSON Schema has members that begin with a dollar sign
 
 
-def write_package(name: str, parent: Path) -> Path:
+def write_package(name: str, parent: Path, source: KindSource = KindSource.SENSOR) -> Path:
     """Write the package of the kind ``name`` into a new directory of ``parent``, and return that.
+
+    Its handler reads what ``source`` says.
 
     Raises:
         CommandLineError: no kind of an operator's own can have the name.
@@ -51,6 +64,8 @@ def write_package(name: str, parent: Path) -> Path:
     last = name.rpartition(".")[2]
     values = {
         "kind": name,
+        "source": source.value,
+        "title": " ".join(word for word in last.split("_") if word).capitalize(),
         "short": short,
         "package": name.replace(".", "_"),
         "distribution": "-".join(words),
@@ -60,7 +75,7 @@ def write_package(name: str, parent: Path) -> Path:
     root = parent / values["distribution"]
     root.mkdir()
     for path, template in _FILES.items():
-        text = (_TEMPLATES / f"{template}.template").read_text("utf-8")
+        text = (_TEMPLATES / f"{_Text(template).substitute(values)}.template").read_text("utf-8")
         file = root / _Text(path).substitute(values)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_Text(text).substitute(values), "utf-8")

@@ -9,6 +9,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+class ToolFault(Exception):  # noqa: N818 - it is what the row of a kind calls a fault
+    """Raised by a handler: it failed for the reason ``code``, one of the ``faults`` of its kind's row.
+
+    The agent reads the code, and the text that the row has for it. ``detail`` is for the node's log alone: it
+    may hold what a device said.
+    """
+
+    def __init__(self, code: str, detail: str = "") -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+
+
 class Handler(ABC):
     """One capability of this node."""
 
@@ -22,6 +35,9 @@ class Handler(ABC):
         """Run ``verb`` and return its result, which fits the output document of the kind.
 
         May be cancelled at any await: the caller has disconnected, or the deadline has passed.
+
+        Raises:
+            ToolFault: it failed for a reason that the row of the kind states.
         """
 
     async def run(self) -> None:  # noqa: B027 - most handlers have nothing to do between calls

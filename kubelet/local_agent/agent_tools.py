@@ -14,6 +14,7 @@ from kubelet.local_agent.mailbox import Mailbox
 from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
 from schemas.errors import Failure, ToolError
+from schemas.images import Images
 
 
 class Daemon(Protocol):
@@ -25,11 +26,12 @@ class Daemon(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a call ended with: a ``value``, or an ``error`` envelope and perhaps the caller's own text."""
+    """What a call ended with: a ``value`` and images, or an ``error`` and perhaps the caller's own text."""
 
     value: Any = None
     error: Mapping[str, Any] | None = None
     caller_text: str | None = None
+    images: Images = ()
 
 
 class AgentTools:
@@ -76,7 +78,10 @@ class AgentTools:
         try:
             if self._own is not None and (canonical := self._own.canonical(name)) is not None:
                 answer = await self._own.call(canonical, arguments, correlation_id)
-                return ToolAnswer(answer["result"]) if answer["ok"] else ToolAnswer(error=answer["error"])
+                if not answer["ok"]:
+                    return ToolAnswer(error=answer["error"])
+                value, images = self._own.apart(canonical, answer["result"])
+                return ToolAnswer(value, images=images)
             return ToolAnswer(await self._requested(daemon, name, arguments))
         except ResponseError as error:
             envelope = error.sent or ToolError(Failure.INTERNAL).envelope()

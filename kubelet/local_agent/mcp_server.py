@@ -101,7 +101,8 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
     value = answer.value
     text = value if isinstance(value, str) else json.dumps(value)
     structured = value if isinstance(value, dict) else None
-    return types.CallToolResult(content=[_text(text)], structured_content=structured)
+    images = map(types.ImageContent.model_validate, answer.images)
+    return types.CallToolResult(content=[_text(text), *images], structured_content=structured)
 
 
 def _text(text: str) -> types.ContentBlock:

@@ -5,21 +5,28 @@ Must not do by itself what the daemon's dispatcher does: it is the same one.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from schemas.delivery import DEFAULT_HANDLER_MS
+from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
-from schemas.kinds import KindRegistry, Verb
+from schemas.images import ImageMember, Images, NoImageError, apart
+from schemas.kinds import KindRegistry
 from schemas.listed_schemas import listed_schema
 from schemas.payloads import CmdAck
 from schemas.projection import ToolName, parse
 from schemas.registry import SchemaRegistry
-from schemas.text import changed_at, printable_values
+from schemas.text import printable_values
 from schemas.ulids import UlidSource
+
+
+class _OwnTool(NamedTuple):
+    deadline_ms: int
+    images: tuple[ImageMember, ...]
 
 
 class OwnTools:
@@ -40,7 +47,7 @@ class OwnTools:
         self._now_ms = now_ms
         self._dispatcher = Dispatcher(node_id, handlers, kinds, registry, log)
         self._tasks: list[asyncio.Task[None]] = []
-        self._tools: dict[str, tuple[Verb, int]] = {}
+        self._tools: dict[str, _OwnTool] = {}
         self.entries: dict[str, Mapping[str, Any]] = {}
         for handler in handlers:
             capability = handler.capability
@@ -52,7 +59,7 @@ class OwnTools:
                     continue  # what follows its first sample is sent by a relay
                 name = ToolName(kind.short, node_id, capability["cap_id"], verb.name)
                 deadline_ms = capability["constraints"].get("deadline_ms_default", DEFAULT_HANDLER_MS)
-                self._tools[name.canonical] = (verb, deadline_ms)
+                self._tools[name.canonical] = _OwnTool(deadline_ms, verb.images)
                 self.entries[name.alias] = {
                     "name": name.alias,
                     "title": verb.title,
@@ -91,7 +98,7 @@ class OwnTools:
             if not answer.done():
                 answer.set_result(payload)
 
-        verb, deadline_ms = self._tools[canonical]
+        deadline_ms = self._tools[canonical].deadline_ms
         payload = {
             "tool": canonical,
             "arguments": arguments,
@@ -102,17 +109,25 @@ class OwnTools:
         frame = Frame("cmd", self._ulids.new(), payload)
         try:
             await self._dispatcher.submit(frame, deadline_ms, reply)
-            return _shown(verb, await answer)
+            return _shown(await answer)
         except asyncio.CancelledError:
             self._dispatcher.cancel(frame.msg_id)
             raise
 
+    def apart(self, canonical: str, result: Mapping[str, Any]) -> tuple[Mapping[str, Any], Images]:
+        """Return the ``result`` of a tool without its images, and these as content blocks of MCP.
 
-def _shown(verb: Verb, answer: CmdAck) -> CmdAck:
-    """Return ``answer`` with the texts in it that a third party may have chosen as a relay shows them too."""
+        Raises:
+            ToolError: one is no image of its type.
+        """
+        try:
+            return apart(result, self._tools[canonical].images)
+        except NoImageError as error:
+            raise ToolError(Failure.RESULT_INVALID) from error
+
+
+def _shown(answer: CmdAck) -> CmdAck:
+    """Return ``answer`` with every text printable: the dispatcher has escaped those of third parties."""
     if not answer["ok"]:
         return answer
-    result = answer["result"]
-    for foreign in verb.foreign_texts:
-        result = changed_at(result, foreign.path, foreign.shown)
-    return {**answer, "result": printable_values(result)}
+    return {**answer, "result": printable_values(answer["result"])}

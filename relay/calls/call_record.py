@@ -19,6 +19,7 @@ from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
 from relay.routing.port import Idempotency
 from schemas.errors import ToolError
+from schemas.images import Images
 from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.text import printable
 
@@ -55,6 +56,7 @@ class CallAnswer(NamedTuple):
     Attributes:
         hop: of an error, the hop that failed.
         correlation_id: the one under which the gateway has recorded the call.
+        images: what the result has besides, as content blocks of MCP: ``text`` does not contain them.
     """
 
     text: str
@@ -62,6 +64,7 @@ class CallAnswer(NamedTuple):
     error: Mapping[str, Any] | None = None
     hop: Hop | None = None
     correlation_id: str = ""
+    images: Images = ()
 
 
 @dataclass(slots=True)

@@ -98,7 +98,9 @@ class CallGateway:
         try:
             answer = await self._answered(request, record)
             # Not by ``_replace``, which takes four times as long.
-            return CallAnswer(answer.text, answer.result, answer.error, answer.hop, record.correlation_id)
+            return CallAnswer(
+                answer.text, answer.result, answer.error, answer.hop, record.correlation_id, answer.images
+            )
         finally:
             self._account(request, record, answer)
 

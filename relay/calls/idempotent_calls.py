@@ -107,7 +107,8 @@ class IdempotentCalls:
             self._store.ended(key_of_call, error.failure, outcome)
             raise
         # The text alone: parsed, it takes about three times the memory.
-        self._store.ended(key_of_call, None, CallAnswer(answer.text), len(answer.text))
+        size = len(answer.text) + sum(len(image["data"]) for image in answer.images)
+        self._store.ended(key_of_call, None, CallAnswer(answer.text, images=answer.images), size)
         return answer
 
     async def _repeated(
@@ -121,7 +122,8 @@ class IdempotentCalls:
                 raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
             if isinstance(keyed.outcome, ToolError):
                 raise _without_traceback(keyed.outcome)
-            return CallAnswer(keyed.outcome.text, result=json.loads(keyed.outcome.text))
+            text, images = keyed.outcome.text, keyed.outcome.images
+            return CallAnswer(text, result=json.loads(text), images=images)
 
     async def _joined(
         self, running: "asyncio.Task[CallAnswer]", tool: Tool | RelayTool, record: CallRecord
@@ -146,4 +148,4 @@ async def _result_of_first(running: "asyncio.Task[CallAnswer]") -> CallAnswer:
 
 def _without_traceback(error: ToolError) -> ToolError:
     """Return the same error without its traceback, which would keep the frames alive."""
-    return ToolError(error.failure, error.detail, retry_after_ms=error.retry_after_ms)
+    return ToolError(error.failure, error.detail, fix=error.fix, retry_after_ms=error.retry_after_ms)

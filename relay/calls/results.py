@@ -1,5 +1,8 @@
 """Checks a node's answer before its caller gets it: it fits the tool, names the node, and is printable.
 
+Texts of third parties are escaped first: a node of an earlier version does not, and one character must not
+cost its caller the whole answer.
+
 The rules of a kind beyond its schemas are in its row of the registry. Must not know a kind by name.
 """
 
@@ -10,9 +13,10 @@ from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer
 from relay.fleet.tools import Tool
 from schemas.errors import Failure, ToolError
+from schemas.images import NoImageError, apart
 from schemas.payloads import CmdAck
 from schemas.registry import Validator
-from schemas.text import changed_at, printable_values
+from schemas.text import printable_values
 
 
 def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
@@ -21,19 +25,23 @@ def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
     Raises:
         ToolError: the node's own error, with our text, or its result is invalid.
     """
+    surface = tool.surface
     if not answer["ok"]:
-        raise ToolError.from_node(answer["error"])
-    result = answer["result"]
-    if not tool.surface.result.is_valid(result):
+        raise ToolError.from_node(answer["error"], surface.kind.faults)
+    verb = surface.verb
+    result = verb.shown(answer["result"])
+    if not surface.result.is_valid(result):
         raise ToolError(Failure.RESULT_INVALID)
     if result.get("node_id") != tool.node_id:
         raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
-    verb = tool.surface.verb
     if any(result.get(member) != arguments.get(member) for member in verb.verbatim):
         raise ToolError(Failure.RESULT_INVALID, "The result is not what was sent, as it must be.")
-    for text in verb.foreign_texts:
-        result = changed_at(result, text.path, text.shown)
-    return shown(result, tool.surface.result)
+    try:
+        result, images = apart(result, verb.images)
+    except NoImageError as error:
+        raise ToolError(Failure.RESULT_INVALID) from error
+    found = shown(result, surface.result)
+    return found._replace(images=images) if images else found
 
 
 def shown(result: Mapping[str, Any], validator: Validator) -> CallAnswer:

@@ -4,13 +4,21 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from relay.ascii_json import encoded
 from schemas.text import printable
 
 _GIB = 1024**3
+_MAX_OTHER = 96
+_WORDED = frozenset(
+    {"node_id", "ts_ms", "message", "received_at_ms", "uptime_s", "cpu", "mem", "load", "disk"}
+)
 
 
 def lines_of(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield ``(label, text)`` for each line of an echo or a metrics sample; every text is printable."""
+    """Yield ``(label, text)`` for each line of a result; every text is printable.
+
+    An echo and a metrics sample are worded; a member of another kind is shown as it is.
+    """
     if "message" in result:
         yield "message", printable(result["message"])
     if "received_at_ms" in result:
@@ -29,6 +37,9 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for disk in result.get("disk", ()):
         free = f"{_gib(disk['available_bytes'])} available of {_gib(disk['total_bytes'])}"
         yield "disk", f"{printable(disk['mount'], 40)} ({printable(disk['fs_type'], 12)})  {free}"
+    for name, value in result.items():
+        if name not in _WORDED:
+            yield name, printable(value if isinstance(value, str) else encoded(value), _MAX_OTHER)
 
 
 def _gib(count: int) -> str:

@@ -230,7 +230,7 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
             "_meta": {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value},
         }
     return {
-        "content": content,
+        "content": [*content, *answer.images],
         "structuredContent": answer.result,
         "isError": False,
         "_meta": {META_CORRELATION_ID: answer.correlation_id},

@@ -40,7 +40,8 @@ class KindTool:
         self._kind = kind
         self._verb = verb
         self._offer = kind.short, verb.name
-        self._takes_many = kind.safety_class == "read_only" and not verb.streams
+        # The images of a hundred nodes are more than one answer holds.
+        self._takes_many = kind.safety_class == "read_only" and not verb.streams and not verb.images
         self._schemas = kind_schemas(registry, verb, takes_many=self._takes_many)
         self._arguments = registry.load(verb.input_ref)
         self._choice = choice

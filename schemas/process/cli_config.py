@@ -17,14 +17,6 @@ from schemas.settings_sources import Program, Sources
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-class Config(Protocol):
-    """What a program runs with: of interest here are the kinds that it names."""
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds that an installed package must bring."""
-
-
 class Loaded(Protocol):
     """Settings as the program's loader has read them."""
 
@@ -32,7 +24,11 @@ class Loaded(Protocol):
     def settings(self) -> Settings:
         """Each setting, and where its value comes from."""
 
-    def config(self) -> Config:
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that an installed package must bring."""
+
+    def config(self) -> object:
         """Return what the program runs with.
 
         Raises:
@@ -50,13 +46,7 @@ def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], L
     )
     @takes_settings(program)
     def check(sources: Sources, as_json: AsJson = False) -> None:
-        from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for this command alone
-
-        problems: tuple[str, ...] = ()
-        try:
-            read_contract(load(sources).config().kinds)
-        except ConfigError as error:
-            problems = error.problems
+        problems = _problems_in(lambda: load(sources))
         file = None if sources.file is None else str(sources.file)
         if as_json:
             typer.echo(json.dumps({"valid": not problems, "file": file, "problems": problems}))
@@ -78,3 +68,20 @@ def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], L
             return
         for line in as_toml(settings):
             typer.echo(line)
+
+
+def _problems_in(load: Callable[[], Loaded]) -> tuple[str, ...]:
+    """Return why the program would not start. Kinds are read too where it is not enrolled yet."""
+    from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for this command alone
+
+    problems: tuple[str, ...] = ()
+    try:
+        loaded = load()
+    except ConfigError as error:
+        return error.problems
+    for step in (loaded.config, lambda: read_contract(loaded.kinds)):
+        try:
+            step()
+        except ConfigError as error:
+            problems += error.problems
+    return problems

@@ -95,25 +95,21 @@ def followed(page: str, tmp_path_factory: pytest.TempPathFactory) -> Followed:
 @pytest.fixture(scope="module")
 def extended(followed: Followed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """The system with the kind, and one mock node, which does not have it."""
-    options = ("--nodes", "1", "--kinds", "acme.uptime")
+    options = ("--nodes", "1", "--kinds", "acme.kernel")
     with running_demo(tmp_path_factory.mktemp("demo"), *options, sources=followed.site) as running:
         yield running
 
 
 def tool_of(demo: Demo) -> str:
-    return f"acmeupti.{demo.real_node}.uptime.get"
-
-
-def uptime_s() -> float:
-    return float(Path("/proc/uptime").read_text("ascii").split()[0])
+    return f"acmekern.{demo.real_node}.kernel.get"
 
 
 def test_the_page_has_the_commands_that_a_stranger_needs(followed: Followed) -> None:
     assert list(followed.printed) == [
-        "kubelet kind new acme.uptime",
-        "python3 -P -m pytest acme-uptime",
-        "pip install --no-deps ./acme-uptime",
-        "relay demo --once --kinds acme.uptime",
+        "kubelet kind new acme.kernel --from command",
+        "python3 -P -m unittest discover acme-kernel",
+        "pip install --no-deps ./acme-kernel",
+        "relay demo --once --kinds acme.kernel",
     ]
 
 
@@ -125,14 +121,14 @@ def test_the_files_on_the_page_are_those_that_the_command_writes(page: str, foll
 
 
 def test_the_package_passes_its_own_test_as_it_is_written(followed: Followed) -> None:
-    assert re.search(r"\b3 passed", followed.printed["python3 -P -m pytest acme-uptime"])
+    assert "python3 -P -m unittest discover acme-kernel" in followed.printed
 
 
 def test_the_package_is_in_the_house_style(followed: Followed) -> None:
     for command in (["ruff", "check", "--isolated"], ["ruff", "format", "--isolated", "--check"]):
         subprocess.run(
             [sys.executable, "-P", "-m", *command, "--no-cache", "--line-length=110", "."],
-            cwd=followed.directory / "acme-uptime",
+            cwd=followed.directory / "acme-kernel",
             check=True,
             capture_output=True,
             timeout=BOUND_S,
@@ -140,35 +136,37 @@ def test_the_package_is_in_the_house_style(followed: Followed) -> None:
 
 
 def test_the_demo_shows_what_the_new_tool_says(followed: Followed) -> None:
-    shown = followed.printed["relay demo --once --kinds acme.uptime"]
-    [part] = [part for part in shown.split("\n\n") if ".uptime.get\n" in part]
-    assert "acmeupti." in part
-    assert re.search(r"(?m)^    uptime +\S", part)
+    shown = followed.printed["relay demo --once --kinds acme.kernel"]
+    [part] = [part for part in shown.split("\n\n") if ".kernel.get\n" in part]
+    assert "acmekern." in part
+    assert re.search(r"(?m)^    text +Linux ", part)
     assert "FAILED" not in shown
 
 
 @ERAS
-async def test_an_agent_calls_the_new_tool_and_gets_this_machine_s_uptime(extended: Demo, era: str) -> None:
+async def test_an_agent_calls_the_new_tool_and_gets_what_the_command_prints(extended: Demo, era: str) -> None:
     async with extended.client(era) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         result = await client.call_tool(tool_of(extended), {})
-    assert tools[tool_of(extended)].description == "Read how long one node has been up, in whole seconds."
+    description = tools[tool_of(extended)].description
+    assert description == "Run one fixed command on a node and read what it prints, at most 4096 characters."
     assert result.is_error is False
     content = dict(result.structured_content or {})
-    assert 0 <= uptime_s() - content.pop("uptime_s") < 60
-    assert content == {"node_id": extended.real_node}
+    assert content.pop("node_id") == extended.real_node
+    assert content.pop("text").startswith(f"Linux {os.uname().nodename} {os.uname().release} ")
+    assert content == {}
 
 
 @ERAS
 async def test_in_the_kinds_view_the_new_tool_is_one_for_all_nodes(extended: Demo, era: str) -> None:
     async with extended.client(era, "?view=kinds") as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
-        result = await client.call_tool("acmeupti.get", {"node": extended.real_node})
-    assert "acmeupti.get" in names
+        result = await client.call_tool("acmekern.get", {"node": extended.real_node})
+    assert "acmekern.get" in names
     assert dict(result.structured_content or {})["node_id"] == extended.real_node
 
 
 def test_the_new_documents_are_served_to_everybody(extended: Demo) -> None:
-    for ref in ("acme.uptime.get.input@1.0.0", "acme.uptime.get.output@1.0.0"):
+    for ref in ("acme.kernel.get.input@1.0.0", "acme.kernel.get.output@1.0.0"):
         answer = httpx2.get(f"{extended.base_url}/schemas/{ref}", trust_env=False)
         assert answer.json()["$id"] == f"mcp://schemas/{ref}"

@@ -4,19 +4,25 @@ Steps: install the package · start the system with the kind named · list and c
 eras · let its handler fail · look at what is served, and at who imported the package's code.
 """
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
+from schemas.meta_names import META_IDEMPOTENCY_KEY
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo, error_of, running_demo
-from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, imported
+from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, handler_doing, imported
+from tests.fakes.pictures import png
 from tests.fakes.polling import until
 
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
+FAULT = {"message": "The lens is covered.", "suggested_fix": "Ask for it to be uncovered."}
+PICTURE = base64.b64encode(png(640, 480)).decode("ascii")
 DESCRIPTION = "Switch one relay of a relay board on or off."
 
 
@@ -25,6 +31,97 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("site")
     KindPackage().install(site)
     return site
+
+
+def camera() -> KindPackage:
+    """Return a package whose verb of its own answers with all that a result can have."""
+    node_id = KindPackage().output["properties"]["node_id"]
+    text = {"type": "string", "maxLength": 32_768, "pattern": r"^[\x20-\x7E]*$"}
+    package = KindPackage(handler=CAMERA_HANDLER)
+    package.row["verbs"] = {"look": package.row["verbs"].pop("set")}
+    package.row["verbs"]["look"] |= {"verbatim": [], "foreign_texts": [], "free_texts": [["log", "text"]]}
+    package.row["verbs"]["look"]["description"] = "Look, at 21 \u00b0C."
+    package.row["faults"] = {"covered": FAULT}
+    line = {"type": "object", "additionalProperties": False, "properties": {"text": text}}
+    package.output |= {
+        "required": ["node_id", "seen_at", "lux"],
+        "properties": {
+            "node_id": node_id,
+            "seen_at": {"type": "string", "maxLength": 32, "format": "date-time"},
+            "lux": {"type": ["number", "null"]},
+            "log": {"type": "array", "maxItems": 4, "items": line},
+            "picture": {
+                "type": "string",
+                "contentEncoding": "base64",
+                "contentMediaType": "image/png",
+                "maxLength": 245_760,
+                "pattern": "^[A-Za-z0-9+/=]+$",
+            },
+        },
+    }
+    return package
+
+
+CAMERA_HANDLER = handler_doing(f"""
+    from kubelet.handlers.base import ToolFault
+
+    if not arguments["on"]:
+        raise ToolFault("covered", "device text")
+    return {{
+        "node_id": self._node_id,
+        "seen_at": "2026-11-25T22:45:49+00:00",
+        "lux": None,
+        "log": [{{"text": "T\u00fcr  offen"}}, {{"text": "x" * 32_768}}],
+        "picture": {PICTURE!r},
+    }}
+""").replace('["set"]', '["look"]')
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    site = tmp_path_factory.mktemp("camera")
+    camera().install(site)
+    options = ("--nodes", "1", "--kinds", KIND)
+    with running_demo(tmp_path_factory.mktemp("demo"), *options, sources=site) as running:
+        yield running
+
+
+@ERAS
+@pytest.mark.parametrize("view", ["", "?view=kinds"])
+async def test_an_agent_reads_all_that_a_result_can_have(seeing: Demo, era: str, view: str) -> None:
+    name = "acmerb.look" if view else f"acmerb.{seeing.real_node}.relays.look"
+    arguments = {"on": True, "node": seeing.real_node} if view else {"on": True}
+    async with seeing.client(era, view) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        result = await client.call_tool(name, arguments)
+        failed = await client.call_tool(name, {**arguments, "on": False})
+    assert (tools[name].description or "").startswith("Look, at 21 \u00b0C.")
+    assert result.structured_content == {
+        "node_id": seeing.real_node,
+        "seen_at": "2026-11-25T22:45:49+00:00",
+        "lux": None,
+        "log": [{"text": r"T\xfcr \x20offen"}, {"text": "x" * 32_768}],
+    }
+    text, picture = (block.model_dump(by_alias=True, exclude_none=True) for block in result.content)
+    assert json.loads(text["text"]) == result.structured_content
+    assert picture == {"type": "image", "mimeType": "image/png", "data": PICTURE}
+    error = error_of(failed)
+    assert error["message"] == f"covered: {FAULT['message']}"
+    assert error["suggested_fix"] == FAULT["suggested_fix"]
+
+
+def key(text: str) -> Any:
+    return {META_IDEMPOTENCY_KEY: text}
+
+
+async def test_what_is_told_again_under_a_key_has_the_image_and_the_fix_too(seeing: Demo) -> None:
+    tool = f"acmerb.{seeing.real_node}.relays.look"
+    async with seeing.client() as client:
+        seen = [await client.call_tool(tool, {"on": True}, meta=key("a")) for _ in "12"]
+        failed = [await client.call_tool(tool, {"on": False}, meta=key("b")) for _ in "12"]
+    assert seen[0].content == seen[1].content
+    assert len(seen[1].content) == 2
+    assert [error_of(each)["suggested_fix"] for each in failed] == [FAULT["suggested_fix"]] * 2
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,24 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kubelet.dispatch import Dispatcher
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, ToolFault
 from schemas.delivery import CALL_BUDGET_MS, FEWEST_COMMANDS
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
-from schemas.kinds import KindRegistry
+from schemas.kinds import SYSTEM_ECHO, Fault, KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, message_id
 from tests.fakes.lines import LogLines
-from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
 BOUND_S = 10
 BUDGET_MS = 60_000
@@ -320,6 +321,77 @@ async def test_a_handler_may_refuse_in_the_systems_own_words(
     await dispatcher.submit(command(), BUDGET_MS, answers.reply)
     answer = await answers.next()
     assert (code_of(answer), answer["error"]["retry_after_ms"]) == ("E_RATE_LIMITED", 250)
+
+
+@pytest.fixture
+async def faulty(
+    worker: Worker, registry: SchemaRegistry, log: LogLines
+) -> AsyncIterator[Callable[[str], Dispatcher]]:
+    """What makes a dispatcher whose handler states a reason, of which its kind's row has one."""
+    kinds = KindRegistry([replace(SYSTEM_ECHO, faults={"stuck": Fault("The relay is stuck.", "Free it.")})])
+    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log))
+
+    def stating(code: str) -> Dispatcher:
+        async def failing() -> dict[str, Any]:
+            raise ToolFault(code, "the device said \x1b[31mno")
+
+        worker.work = failing
+        return dispatcher
+
+    yield stating
+    await dispatcher.close()
+
+
+async def test_a_handler_states_a_reason_of_its_row(
+    faulty: Callable[[str], Dispatcher], answers: Answers, registry: SchemaRegistry, log: LogLines
+) -> None:
+    await faulty("stuck").submit(command(), BUDGET_MS, answers.reply)
+    answer = await answers.next()
+    assert (code_of(answer), answer["error"]["message"]) == ("E_INTERNAL", "stuck: The relay is stuck.")
+    assert "device" not in json.dumps(answer)
+    assert fits_a_frame(registry, answer)
+    [line] = log.entries("tool fault")
+    assert (line["tool"], line["fault"]) == (ECHO_TOOL, "stuck")
+    assert line["detail"] == "the device said \\x1b[31mno"
+
+
+async def test_a_reason_that_its_row_does_not_have_is_a_handler_that_failed(
+    faulty: Callable[[str], Dispatcher], answers: Answers, log: LogLines
+) -> None:
+    await faulty("obey_me").submit(command(), BUDGET_MS, answers.reply)
+    answer = await answers.next()
+    assert (code_of(answer), answer["error"]["message"]) == ("E_INTERNAL", Failure.INTERNAL.value.message)
+    assert len(log.entries("handler failed")) == 1
+
+
+async def test_a_result_that_does_not_fit_is_named_in_the_log_by_its_path(
+    dispatcher: Dispatcher, metrics: Worker, answers: Answers, log: LogLines
+) -> None:
+    async def measured() -> dict[str, Any]:
+        disk = {"mount": "/secret", "fs_type": "ext4", "total_bytes": "many", "available_bytes": 1}
+        return {"ts_ms": NOW_MS, "node_id": NODE_ID, "uptime_s": 1, "disk": [disk]}
+
+    metrics.work = measured
+    await dispatcher.submit(command(tool=METRICS_TOOL, arguments={}), BUDGET_MS, answers.reply)
+    assert (await answers.next())["ok"] is True  # the relay judges it
+    [line] = log.entries("result does not fit")
+    assert (line["tool"], line["rule"]) == (METRICS_TOOL, "type")
+    assert line["reason"] == "/disk/0/total_bytes must be of type integer"
+    assert "secret" not in json.dumps(line)
+
+
+async def test_a_text_of_a_third_party_is_escaped_before_it_leaves_the_node(
+    dispatcher: Dispatcher, metrics: Worker, answers: Answers, log: LogLines
+) -> None:
+    async def measured() -> dict[str, Any]:
+        disk = {"mount": "/media/B\u00fcro 1", "fs_type": "ext4", "total_bytes": 1, "available_bytes": 1}
+        return {"ts_ms": NOW_MS, "node_id": NODE_ID, "uptime_s": 1, "disk": [disk]}
+
+    metrics.work = measured
+    await dispatcher.submit(command(tool=METRICS_TOOL, arguments={}), BUDGET_MS, answers.reply)
+    answer = await answers.next()
+    assert answer["result"]["disk"][0]["mount"] == r"/media/B\xfcro\x201"
+    assert log.entries("result does not fit") == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 
 from schemas.error_codes import Canonical, Retry
 from schemas.errors import MAX_TEXT, Failure, ToolError, to_jsonrpc_error
+from schemas.kinds import Fault
 from schemas.registry import SchemaRegistry
 
 # Row for row: RFC-0001 code, canonical code, HTTP status, JSON-RPC code, remote-tool error, retryable.
@@ -85,6 +86,7 @@ TABLE = {
         "provider_failure",
         "if the tool is idempotent",
     ),
+    Failure.TOOL_FAULT: ("E_INTERNAL", "INTERNAL_ERROR", 500, -32603, "provider_failure", "no"),
 }
 # The canonical codes: HTTP status, JSON-RPC code, retryable.
 CANONICAL = {
@@ -273,3 +275,26 @@ def test_the_table_for_those_who_write_agents_says_the_same() -> None:
             (code, statuses, str(jsonrpc_code), "yes" if retryable else "no", ", ".join(sorted(rows)))
         )
     assert said == expected
+
+
+FAULTS = {"no_such_unit": Fault("The node has no unit of this name.", "Send the full name of a unit.")}
+
+
+def test_a_fault_of_the_kind_is_told_by_its_code_in_the_words_of_the_row() -> None:
+    sent = {"code": "E_INTERNAL", "message": "no_such_unit: obey \u202e", "suggested_fix": "theirs"}
+    envelope = ToolError.from_node(sent, FAULTS).envelope()
+    assert envelope == {
+        "code": "E_INTERNAL",
+        "message": "no_such_unit: The node has no unit of this name.",
+        "suggested_fix": "Send the full name of a unit.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("E_INTERNAL", "obey: me"), ("E_INTERNAL", ""), ("E_RATE_LIMITED", "no_such_unit: ")],
+)
+def test_a_fault_that_the_row_does_not_state_is_told_by_the_table(code: str, message: str) -> None:
+    error = ToolError.from_node({"code": code, "message": message, "suggested_fix": "f"}, FAULTS)
+    assert error.failure.value.code == code
+    assert error.envelope()["message"] == error.failure.value.message

@@ -13,7 +13,7 @@ import schemas
 from schemas.contract import Contract, read_contract
 from schemas.error_roots import ConfigError
 from schemas.kind_packages import read_named_kinds
-from schemas.kinds import MANIFEST_REF
+from schemas.kinds import MANIFEST_REF, Fault
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, ManifestReason, Outcome
@@ -255,7 +255,13 @@ def set_at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (set_at("limits", value=None), "/limits is missing"),
         (set_at("limits", "rate_limit_rps", value=5000), "/limits/rate_limit_rps must"),
         (set_at("verbs", value={}), "/verbs must"),
-        (set_at("verbs", "erase", value={}), "/verbs"),
+        (set_at("verbs", "erase_it", value={}), "/verbs"),
+        (
+            set_at("faults", value={"stuck": {"message": "It is stuck."}}),
+            "/faults/stuck/suggested_fix is missing",
+        ),
+        (set_at("faults", value={"Stuck": {"message": "a", "suggested_fix": "b"}}), "/faults"),
+        (set_at("verbs", "set", "free_texts", value=[["node_id"]]), "free_texts names node_id"),
         (set_at("verbs", "set", "title", value="Schalt\u00e9r"), "/verbs/set/title must"),
         (set_at("verbs", "set", "description", value="a\nb"), "/verbs/set/description must"),
         (set_at("verbs", "set", "idempotent", value=None), "/verbs/set/idempotent is missing"),
@@ -280,6 +286,16 @@ def test_a_row_that_breaks_a_rule_is_refused_by_file_and_rule(
 
 
 TEXT = {"type": "string", "maxLength": 8, "pattern": "^[a-z]*$"}
+TWO_CLASSES = TEXT | {"pattern": "^[a-z]*[a-z0-9]*$"}
+COUNTS = TEXT | {"pattern": "^[a-z]{0,1000}[a-z0-9]{0,25}$"}
+PICTURE = {
+    "type": "string",
+    "contentEncoding": "base64",
+    "contentMediaType": "image/png",
+    "maxLength": 245_760,
+    "pattern": "^[A-Za-z0-9+/=]+$",
+}
+INNER_PICTURE = {"type": "object", "additionalProperties": False, "properties": {"picture": PICTURE}}
 
 
 @pytest.mark.parametrize(
@@ -295,10 +311,32 @@ TEXT = {"type": "string", "maxLength": 8, "pattern": "^[a-z]*$"}
         (set_at("properties", "Label", value=TEXT), "/properties"),
         (set_at("properties", "label", value={"type": "string"}), "/properties/label/maxLength is missing"),
         (set_at("properties", "label", "pattern", value=None), "/properties/label/pattern is missing"),
-        (set_at("properties", "label", "maxLength", value=5000), "/properties/label/maxLength must"),
+        (set_at("properties", "label", "maxLength", value=32_769), "/properties/label/maxLength must"),
         (set_at("properties", "label", "$ref", value="#"), "/properties/label has a member"),
         (set_at("properties", "on", value={}), "/properties/on/type is missing"),
-        (set_at("properties", "on", value={"type": ["boolean", "null"]}), "/properties/on/type must"),
+        (set_at("properties", "on", value={"type": ["boolean", "string"]}), "/properties/on/type must"),
+        (set_at("properties", "on", value={"type": "boolean", "const": "yes"}), "/properties/on/const must"),
+        (
+            set_at("properties", "at", value={"type": "string", "format": "date-time"}),
+            "/at/maxLength is missing",
+        ),
+        (
+            set_at("properties", "at", value={"type": "string", "maxLength": 9, "format": "uri"}),
+            "/at/format must",
+        ),
+        (set_at("properties", "on", "description", value="\u202eno"), "/properties/on/description must"),
+        (
+            set_at("properties", "label", value=TWO_CLASSES | {"maxLength": 4097}),
+            "/properties/label/pattern must",
+        ),
+        (set_at("properties", "label", value=COUNTS), "must not add up to more than 1024"),
+        (set_at("properties", "label", value=TEXT | {"pattern": "^[z-a]*$"}), "is no regular expression"),
+        (set_at("properties", "picture", value=PICTURE | {"maxLength": 245_761}), "/picture/maxLength must"),
+        (
+            set_at("properties", "picture", value=PICTURE | {"contentMediaType": "image/gif"}),
+            "MediaType must",
+        ),
+        (set_at("properties", "of", value=INNER_PICTURE), "/properties/of"),
         (set_at("properties", "list", value={"type": "array", "items": TEXT}), "list/maxItems is missing"),
         (set_at("properties", "list", value={"type": "array", "maxItems": 3}), "list/items is missing"),
         (
@@ -324,7 +362,7 @@ def test_a_member_that_the_kinds_view_takes_is_refused_in_an_input(site: Path) -
     assert "members of its input have a meaning in the kinds view: nodes" in problem_of(package, site)
 
 
-PATTERNS = SchemaRegistry(Path(schemas.__path__[0]) / "kind_rules").load("kind_schema@1.0.0")
+PATTERNS = SchemaRegistry(Path(schemas.__path__[0]) / "kind_rules").load("kind_schema@1.1.0")
 
 
 def document_with(pattern: str) -> dict[str, Any]:
@@ -334,7 +372,17 @@ def document_with(pattern: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"^[\x20-\x7E]*$", "^[0-9a-hjkmnp-tv-z]{26}$", r"^v[0-9]+\.[0-9]+$", "^[a-zA-Z0-9_.-]{1,32}$", "^on?$"],
+    [
+        r"^[\x20-\x7E]*$",
+        "^[0-9a-hjkmnp-tv-z]{26}$",
+        r"^v[0-9]+\.[0-9]+$",
+        "^[a-zA-Z0-9_.-]{1,32}$",
+        "^on?$",
+        "^(on|off)$",
+        "^(?:[0-9]{1,3}|all)$",
+        "^v[0-9]+(-rc[0-9]+)?$",
+        "^[a-z]+\\.(service|timer)$",
+    ],
 )
 def test_a_pattern_of_ascii_classes_is_admitted(pattern: str) -> None:
     PATTERNS.check(document_with(pattern))
@@ -344,6 +392,7 @@ def test_a_pattern_of_ascii_classes_is_admitted(pattern: str) -> None:
 @pytest.mark.parametrize(
     "pattern",
     ["", "a", "^a", "a$", "^.*$", "^[^a]*$", r"^\w*$", r"^\S+$", r"^[\s]*$", "^a|b$", "^(a)*$", r"^[\x7F]$",
+     "^(a|b)*$", "^(a|(b|c))$", "^(a|b)(c|d)$", "^(a||b)$", "^(|a)$", "^(a|b){2}$", "^(?=a)$", "^(a|.)$",
      "^[\u00e9]*$", r"^[\u0000-\uFFFF]*$", "^[a[^b]]$", r"^\p{L}$", "^(?i)k$", "^$", r"^a\$", r"^[\x00-a]$"],
 )  # fmt: skip
 def test_a_pattern_that_may_admit_more_than_ascii_is_refused(pattern: str) -> None:
@@ -354,3 +403,103 @@ def test_the_problem_does_not_repeat_what_the_package_holds(site: Path) -> None:
     package = KindPackage()
     package.row["verbs"]["set"]["title"] = "\x1b[31mRED"
     assert "RED" not in json.dumps(problem_of(package, site))
+
+
+def with_members(site: Path, **members: Any) -> Contract:
+    package = KindPackage()
+    package.output["properties"] |= members
+    package.install(site)
+    return read_contract((KIND,))
+
+
+@pytest.mark.parametrize(
+    ("member", "fitting", "unfit"),
+    [
+        ({"type": ["number", "null"], "minimum": 0}, [None, 1.5], ["1", -1]),
+        ({"type": ["string", "null"], "enum": ["a", None]}, [None, "a"], ["b"]),
+        ({"type": ["array", "null"], "items": {"type": "boolean"}, "maxItems": 1}, [None, [True]], [[1]]),
+        ({"type": "string", "const": "v1"}, ["v1"], ["v2", None]),
+        ({"type": "integer", "const": 3}, [3], [4]),
+        ({"type": "string", "maxLength": 32, "format": "date-time"}, ["2026-11-25T22:45:49+01:00"],
+         ["2026-11-25", "soon", "2026-11-25T22:45:49." + "0" * 40 + "Z", None]),
+        ({"type": "string", "maxLength": 32_768, "pattern": "^[ -~]*$"}, ["x" * 32_768], ["x" * 32_769]),
+        ({"type": "number", "description": "In \u00b0C, \u00b1 0.5."}, [21.5], ["21.5"]),
+    ],
+)  # fmt: skip
+def test_a_member_of_a_result_may_be(
+    site: Path, member: dict[str, Any], fitting: list[Any], unfit: list[Any]
+) -> None:
+    tool = with_members(site, extra=member).registry.load_tool_io(f"mcp.tool:acmerb.{NODE_ID}.relays.set")
+    result = {"node_id": NODE_ID, "on": True}
+    assert tool.output.is_valid(result)  # what is not required may be absent
+    assert all(tool.output.is_valid(result | {"extra": value}) for value in fitting)
+    assert not any(tool.output.is_valid(result | {"extra": value}) for value in unfit)
+
+
+def test_an_image_is_known_from_the_document_of_the_output(site: Path) -> None:
+    contract = with_members(site, picture=PICTURE)
+    assert contract.named[0].kind.verbs["set"].images == (("picture", "image/png"),)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda package: package.input["properties"].update(picture=PICTURE), "its input are images"),
+        (lambda package: package.output["required"].append("picture"), "must not require picture"),
+        (
+            lambda package: (
+                package.row["verbs"]["set"].update(streams=True),
+                package.input["properties"].update(interval_ms={"type": "integer"}),
+                package.input["required"].append("interval_ms"),
+                package.output["properties"].update(ts_ms={"type": "integer"}),
+                package.output["required"].append("ts_ms"),
+            ),
+            "its output are images",
+        ),
+    ],
+)
+def test_an_image_leaves_the_output_of_a_call_and_is_nowhere_else(
+    site: Path, change: Callable[[KindPackage], object], said: str
+) -> None:
+    package = KindPackage()
+    package.output["properties"]["picture"] = PICTURE
+    change(package)
+    assert said in problem_of(package, site)
+
+
+def test_a_free_text_stays_readable(site: Path) -> None:
+    package = KindPackage()
+    package.row["verbs"]["set"] |= {"free_texts": [["label"]], "foreign_texts": []}
+    package.install(site)
+    [named] = read_named_kinds([KIND])
+    shown = named.kind.verbs["set"].shown({"label": "New connection \u00fc"})
+    assert shown == {"label": "New connection \\xfc"}
+
+
+def test_the_faults_of_a_row_are_those_of_its_kind(site: Path) -> None:
+    package = KindPackage()
+    package.row["faults"] = {"stuck": {"message": "It is stuck.", "suggested_fix": "Wait."}}
+    package.install(site)
+    [named] = read_named_kinds([KIND])
+    assert dict(named.kind.faults) == {"stuck": Fault("It is stuck.", "Wait.")}
+
+
+def test_a_manifest_may_have_a_verb_of_the_kind_s_own_and_no_other(site: Path) -> None:
+    package = KindPackage()
+    package.row["verbs"] = {"switch": package.row["verbs"]["set"]}
+    package.install(site)
+    contract = read_contract((KIND,))
+    admitted = contract.registry.load("capability@1.0.0")
+    admitted.check(CAPABILITY | {"verbs": ["switch"]})
+    assert not admitted.is_valid(CAPABILITY | {"verbs": ["set"]})
+    assert not admitted.is_valid({**ECHO, "verbs": ["switch"]})
+    contract.registry.load_tool_io(f"mcp.tool:acmerb.{NODE_ID}.relays.switch")
+    assert not SchemaRegistry().load("capability@1.0.0").is_valid(CAPABILITY | {"verbs": ["switch"]})
+
+
+def test_a_pattern_with_alternatives_is_compared_in_linear_steps(site: Path) -> None:
+    worst = "^" + "[a-z]*" * 10 + "(" + "|".join(["[a-z]*" * 2 + "x"] * 9) + ")$"
+    text = {"type": "string", "maxLength": 4096, "pattern": worst}
+    tool = with_members(site, extra=text).registry.load_tool_io(f"mcp.tool:acmerb.{NODE_ID}.relays.set")
+    # An engine that backtracks would take 4096 to the power of ten steps.
+    assert not tool.output.is_valid({"node_id": NODE_ID, "on": True, "extra": "a" * 4095 + "\n"})

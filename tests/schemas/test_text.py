@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.text import changed_at, inert, printable, printable_values
+from schemas.text import changed_at, free_text, inert, printable, printable_values
 
 ANYTHING = st.text(st.characters())
 ASCII = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E))
@@ -99,7 +99,7 @@ def test_what_is_inert_has_no_blank_and_is_within_the_limit(text: str, limit: in
             "\\n\\x1b\\u202e\\U0001f600\\ud800",
             id="what is not printable",
         ),
-        pytest.param('"\\', 64, "\\x22\\\\", id="what JSON escapes"),
+        pytest.param('"\\', 64, "\\x22\\", id="what JSON escapes"),
         pytest.param("ab cd", 5, "ab", id="no half an escape"),
         pytest.param("ab cd", 6, "ab\\x20", id="a whole one"),
         pytest.param("abc", 2, "ab", id="cut"),
@@ -107,6 +107,35 @@ def test_what_is_inert_has_no_blank_and_is_within_the_limit(text: str, limit: in
 )
 def test_inert_text_is_escaped_and_cut(text: str, limit: int, shown: str) -> None:
     assert inert(text, limit) == shown
+
+
+@given(ANYTHING, st.integers(0, 80))
+def test_what_one_end_has_escaped_stays_as_it_is_at_the_other(text: str, limit: int) -> None:
+    for escaped in (inert, free_text):
+        shown = escaped(text, limit)
+        assert len(shown) <= limit
+        assert escaped(shown, limit) == shown
+
+
+@given(ANYTHING, st.integers(0, 80))
+def test_a_free_text_is_printable_ascii_with_single_blanks(text: str, limit: int) -> None:
+    assert re.fullmatch(r"(?:[\x21-\x7E]| (?! ))*", free_text(text, limit))
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [
+        pytest.param("New connection from [::1]: 'a'", 64, "New connection from [::1]: 'a'", id="prose"),
+        pytest.param("T\u00fcr offen\n", 64, "T\\xfcr offen\\n", id="other letters and a line end"),
+        pytest.param("a   b", 64, "a \\x20\\x20b", id="blanks that could hide what follows"),
+        pytest.param("\x1b[31m\u202e\u200b\ud800", 64, "\\x1b[31m\\u202e\\u200b\\ud800", id="not visible"),
+        pytest.param("abcdefghij", 9, "abcd[cut]", id="cut"),
+        pytest.param("abc\u00fcdefgh", 11, "abc[cut]", id="no half an escape"),
+        pytest.param("\u00fc" * 32_768, 32_768, "\\xfc" * 8190 + "[cut]", id="a long one"),
+    ],
+)
+def test_a_free_text_stays_readable_and_says_that_it_is_cut(text: str, limit: int, shown: str) -> None:
+    assert free_text(text, limit) == shown
 
 
 def test_only_the_strings_at_the_path_are_changed() -> None:

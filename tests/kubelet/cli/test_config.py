@@ -49,6 +49,14 @@ def test_a_node_that_is_not_enrolled_is_found_by_the_check(tmp_path: Path) -> No
 
 
 @pytest.mark.integration
+def test_kinds_are_read_before_a_node_is_enrolled(tmp_path: Path) -> None:
+    done = kubelet("config", "check", "--state-dir", tmp_path, "--kinds", "acme.absent", "--json")
+    enrol, kind = json.loads(done.stdout)["problems"]
+    assert (done.returncode, enrol[:11]) == (78, "enrol first")
+    assert kind.startswith("kinds: acme.absent: no installed package")
+
+
+@pytest.mark.integration
 def test_what_holds_is_shown_with_where_it_stands(file: Path) -> None:
     shown = kubelet("config", "show", "--config", file, "--ttl", "1h").stdout
     assert tomllib.loads(shown)["ttl"] == "1h"

@@ -1,11 +1,17 @@
 """`kubelet kind new`: the package that it writes."""
 
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from kubelet.cli.new_kind import write_package
+from kubelet.cli.new_kind import KindSource, write_package
 from schemas.error_roots import CommandLineError
 from schemas.kind_packages import read_kind
 
@@ -16,15 +22,52 @@ FILES = {
     "acme_uptime/kind.json",
     "acme_uptime/documents/acme.uptime.get.input@1.0.0.json",
     "acme_uptime/documents/acme.uptime.get.output@1.0.0.json",
+    "tests/__init__.py",
     "tests/test_handler.py",
 }
+BOUND_S = 60
 
 
-def test_the_package_has_all_that_a_kind_is_made_of(tmp_path: Path) -> None:
-    root = write_package("acme.uptime", tmp_path)
+@pytest.mark.parametrize("source", KindSource)
+def test_the_package_has_all_that_a_kind_is_made_of(tmp_path: Path, source: KindSource) -> None:
+    root = write_package("acme.uptime", tmp_path, source)
     assert root == tmp_path / "acme-uptime"
     assert {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()} == FILES
     assert not any("%%" in file.read_text("utf-8") for file in root.rglob("*") if file.is_file())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("source", KindSource)
+def test_its_test_passes_by_the_line_that_the_command_prints_with_what_a_node_has(
+    tmp_path: Path, source: KindSource
+) -> None:
+    kubelet = [sys.executable, "-P", "-m", "kubelet", "kind", "new", "acme.big_oven", "--from", source]
+    made = subprocess.run(
+        [*kubelet, "--json"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=BOUND_S
+    )
+    # As where no test runner is installed.
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['pytest'] = None\n")
+    tested = subprocess.run(
+        shlex.split(json.loads(made.stdout)["test"]),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(hidden)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+    assert tested.returncode == 0, tested.stderr
+    assert re.search(r"Ran [3-9] tests", tested.stderr)
+
+
+@pytest.mark.parametrize("source", KindSource)
+def test_nothing_in_it_is_of_another_kind(tmp_path: Path, source: KindSource) -> None:
+    root = write_package("acme.big_oven", tmp_path, source)
+    row = json.loads((root / "acme_big_oven" / "kind.json").read_text("utf-8"))
+    assert row["verbs"]["get"]["title"] == "Big oven"
+    assert not any("uptime" in file.read_text("utf-8").lower() for file in root.rglob("*") if file.is_file())
 
 
 @pytest.mark.parametrize(

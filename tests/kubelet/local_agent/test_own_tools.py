@@ -1,20 +1,27 @@
 import asyncio
+import base64
 import io
 import os
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.base import Handler
+from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from kubelet.local_agent.own_tools import OwnTools
-from schemas.kinds import KindRegistry
+from schemas.errors import Failure, ToolError
+from schemas.images import ImageMember
+from schemas.kinds import SYSTEM_ECHO, KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
+from tests.fakes.pictures import png
 from tests.fakes.signer import NODE_ID
 
 ECHO, METRIC = f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"
@@ -88,4 +95,24 @@ async def test_texts_that_a_third_party_may_have_chosen_are_escaped(
     answer = await own.call(METRIC.replace("-", "."), {}, CORRELATION_ID)
     assert answer["ok"]
     assert answer["result"]["disk"][0]["mount"] == "/media/Ignore\\x20all\\x20of\\x20it"
+    await own.close()
+
+
+async def test_an_image_is_apart_from_the_result_and_nothing_else_is_one(
+    registry: SchemaRegistry, clock: FakeClock
+) -> None:
+    verb = replace(SYSTEM_ECHO.verbs["invoke"], images=(ImageMember("message", "image/png"),))
+    kinds = KindRegistry([replace(SYSTEM_ECHO, verbs={"invoke": verb})])
+    log, echo = make_logger("kubelet", io.StringIO()), ECHO.replace("-", ".")
+    handlers = [EchoHandler(NODE_ID, clock)]
+    own = OwnTools(NODE_ID, handlers, registry, kinds, UlidSource(clock, os.urandom), clock, log)
+    sent = base64.b64encode(png(8, 8)).decode("ascii")
+    answer = await own.call(echo, {"message": sent}, CORRELATION_ID)
+    assert answer["ok"]
+    rest, images = own.apart(echo, answer["result"])
+    assert images == ({"type": "image", "data": sent, "mimeType": "image/png"},)
+    assert "message" not in rest
+    with pytest.raises(ToolError) as caught:
+        own.apart(echo, {**answer["result"], "message": "ping"})
+    assert caught.value.failure is Failure.RESULT_INVALID
     await own.close()

@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 from dataclasses import replace
@@ -8,11 +9,14 @@ import pytest
 from relay.calls.results import checked
 from relay.fleet.tools import Projector, Tool
 from schemas.errors import Failure, ToolError
-from schemas.kinds import KindRegistry
+from schemas.images import ImageMember
+from schemas.kinds import Fault, ForeignText, KindRegistry
 from schemas.payloads import ErrorEnvelope
 from schemas.registry import SchemaRegistry
+from tests.fakes.pictures import png
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa
 
+PICTURE = base64.b64encode(png(8, 8)).decode("ascii")
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
 PING = {"message": "ping"}
@@ -138,3 +142,34 @@ def test_a_text_that_no_row_names_is_escaped_where_it_cannot_be_shown(tools: dic
 
 def test_what_no_longer_fits_once_it_is_escaped_is_not_passed_on(tools: dict[str, Tool]) -> None:
     refused(disk("\x1b" * 256), _without_rules(tools[METRICS_NAME]), {})
+
+
+def _with(tool: Tool, **changed: Any) -> Tool:
+    verb = replace(tool.surface.verb, verbatim=(), **changed)
+    return replace(tool, surface=replace(tool.surface, verb=verb))
+
+
+def test_a_character_of_another_alphabet_does_not_cost_the_whole_answer(tools: dict[str, Tool]) -> None:
+    tool = _with(tools[ECHO_NAME], foreign_texts=(ForeignText(("message",), None, 40),))
+    for sent, told in (("T\u00fcr offen\n", "T\\xfcr offen\\n"), ("x " * 99, "x " * 17 + "x[cut]")):
+        answer = checked({"ok": True, "result": ECHOED | {"message": sent}}, tool, PING)
+        assert json.loads(answer.text) == answer.result == ECHOED | {"message": told}
+
+
+def test_an_image_is_a_block_of_its_own_and_not_in_the_text(tools: dict[str, Tool]) -> None:
+    tool = _with(tools[ECHO_NAME], images=(ImageMember("message", "image/png"),))
+    answer = checked({"ok": True, "result": ECHOED | {"message": PICTURE}}, tool, PING)
+    assert answer.images == ({"type": "image", "data": PICTURE, "mimeType": "image/png"},)
+    assert PICTURE not in answer.text
+    refused(ECHOED | {"message": PICTURE[:20]}, tool)
+
+
+def test_a_nodes_fault_is_told_in_the_words_of_the_kind_s_row(tools: dict[str, Tool]) -> None:
+    tool = tools[ECHO_NAME]
+    kind = replace(tool.surface.kind, faults={"stuck": Fault("It is stuck.", "Wait.")})
+    tool = replace(tool, surface=replace(tool.surface, kind=kind))
+    with pytest.raises(ToolError) as caught:
+        checked(
+            {"ok": False, "error": {**THEIRS, "code": "E_INTERNAL", "message": "stuck: theirs"}}, tool, PING
+        )
+    assert caught.value.envelope()["message"] == "stuck: It is stuck."

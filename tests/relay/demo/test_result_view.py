@@ -66,3 +66,8 @@ def test_a_long_mount_is_cut() -> None:
 
 def test_of_what_a_node_did_not_say_nothing_is_shown() -> None:
     assert list(lines_of({})) == []
+
+
+def test_members_of_another_kind_are_shown_as_they_are() -> None:
+    result = {"node_id": "n", "text": "Linux \x1b", "lux": None, "at": [1, 2]}
+    assert list(lines_of(result)) == [("text", "Linux \\x1b"), ("lux", "null"), ("at", "[1,2]")]
