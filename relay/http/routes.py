@@ -40,7 +40,6 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     metadata for them to read. ``more`` are the routes of other modules.
     """
     documents = registry.documents
-    metadata = _metadata(public_url, issuers)
 
     async def list_schemas(_request: Request) -> Response:
         return JSONResponse({"schemas": sorted(documents)})
@@ -59,8 +58,8 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     async def show_metrics(_request: Request) -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def resource_metadata(_request: Request) -> Response:
-        return JSONResponse(metadata)
+    async def resource_metadata(request: Request) -> Response:
+        return JSONResponse(_metadata(mcp_url(public_url, METADATA_PATHS[request.scope["path"]]), issuers))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -81,10 +80,10 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     return application
 
 
-def _metadata(public_url: str, issuers: Sequence[str]) -> dict[str, Any]:
+def _metadata(resource: str, issuers: Sequence[str]) -> dict[str, Any]:
     """Return the metadata of the resource (RFC 9728)."""
     return {
-        "resource": mcp_url(public_url),
+        "resource": resource,
         "resource_name": "Edge relay",
         "scopes_supported": list(SCOPES),
         "bearer_methods_supported": ["header"],

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from relay.auth.permissions import SCOPES
 from relay.http.routes import make_routes
-from schemas.addresses import HostPort
+from schemas.addresses import MCP_PATHS, HostPort
 from schemas.canonical import blake3_hex
 from schemas.health import Health
 from schemas.registry import SchemaRegistry
@@ -182,17 +182,19 @@ async def test_metrics_are_what_the_meters_say(site: Site, hub: Hub) -> None:
     assert 'edge_relay_calls_total{code="ok",hop=""} 1.0' in response.text
 
 
-METADATA_PATHS = ["/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"]
+METADATA = "/.well-known/oauth-protected-resource"
+METADATA_PATHS = [METADATA, *(f"{METADATA}{path}" for path in MCP_PATHS)]
 
 
 @pytest.mark.parametrize("path", METADATA_PATHS)
 async def test_the_metadata_names_the_resource_and_where_to_get_a_token_for_it(hub: Hub, path: str) -> None:
+    resource = path.removeprefix(METADATA) or "/mcp"  # RFC 9728 section 3.3: clients compare them
     site = Site(hub, ["https://issuer.example"])
     async with site.http:
         response = await site.get(path)
     assert response.headers["content-type"] == "application/json"
     assert response.json() == {
-        "resource": f"{PUBLIC_URL}/mcp",
+        "resource": f"{PUBLIC_URL}{resource}",
         "resource_name": "Edge relay",
         "scopes_supported": list(SCOPES),
         "bearer_methods_supported": ["header"],
