@@ -15,6 +15,7 @@ from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.environment import RelayEnvironment
 from relay.http.connections import Bounds, Connections
+from relay.http.front_page import FrontPage
 from relay.http.refusal_log import refusal_log
 from relay.http.request_guard import AllowedHosts, BeginMcp, RequestGuard
 from relay.http.routes import make_routes
@@ -53,13 +54,16 @@ class HttpPart(Part):
 def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, served: Served) -> HttpPart:
     """Return the part, which serves ``served``."""
     config = environment.config
+    issuers = [config.external_issuer.issuer] if config.external_issuer else []
+    front = FrontPage(config.public_url, issuers)
     routes = make_routes(
         public_url=config.public_url,
         registry=environment.registry,
         metrics=environment.metrics,
         health=served.health,
         running=served.running,
-        issuers=[config.external_issuer.issuer] if config.external_issuer else [],
+        front=front,
+        issuers=issuers,
         more=served.routes,
     )
     application = RequestGuard(
@@ -72,6 +76,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
         mcp_direct=served.mcp_direct,
         node_sessions=served.node_sessions,
         other=routes,
+        page=front.page,
     )
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     bounds = Bounds.below(descriptors)

@@ -18,6 +18,7 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
 from relay.http.direct_http import PendingAnswer, WholeRequest
+from relay.http.front_page import Page, accepts_page
 from relay.observability.metrics import Metrics
 from schemas.addresses import CONNECT_PATH, MCP_PATH, MCP_PATHS, HostPort, is_loopback
 from schemas.errors import Failure, ToolError
@@ -113,7 +114,7 @@ class RequestGuard:
     """An ASGI application that passes requests to ``mcp``, ``node_sessions`` or ``other``.
 
     ``metadata_of`` is the relay's URL, below which a client without a token can read which authorization
-    server to get one from; None without such a server.
+    server to get one from; None without such a server. ``page`` is what a browser gets where MCP is served.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -128,6 +129,7 @@ class RequestGuard:
         node_sessions: ASGIApp,
         other: ASGIApp,
         mcp_direct: BeginMcp | None = None,
+        page: Page | None = None,
     ) -> None:
         self._allowed = allowed
         self._authenticator = authenticator
@@ -137,6 +139,7 @@ class RequestGuard:
         self._mcp_direct = mcp_direct
         self._node_sessions = node_sessions
         self._other = other
+        self._page = page
         self._challenges = {path: _challenge(path, metadata_of) for path in MCP_PATHS}
         # A client that is sent to an authorization server that does not exist shows its user that failure.
         self._how_to_get_one = _FROM_AN_ISSUER if metadata_of else _FROM_THE_OPERATOR
@@ -228,6 +231,10 @@ class RequestGuard:
             counted_as = self._refusals.count_with_id(event, address, reason)
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: the answer to a request without credentials has no error code.
+            if self._page is not None and accepts_page(headers.get(b"accept", "")):
+                self._metrics.requests_refused.labels(RequestRefusal.NO_TOKEN).inc()
+                await _send(send, 401, self._page.body, *self._page.headers, self._challenge_to(scope))
+                return None
             denied = ToolError(Failure.TOKEN_REFUSED, _NO_TOKEN, fix=self._how_to_get_one)
             envelope = denied.envelope(counted_as)
             await self._challenged(scope, send, RequestRefusal.NO_TOKEN, envelope, "")
@@ -248,8 +255,10 @@ class RequestGuard:
     ) -> None:
         """Answer 401 with ``envelope`` (RFC-0005 section 8), and the challenge of RFC 6750 with ``error``."""
         self._metrics.requests_refused.labels(reason).inc()
-        challenge = (b"www-authenticate", f"Bearer {error}{self._challenges[scope['path']]}".encode("ascii"))
-        await _send(send, 401, json.dumps(envelope), challenge)
+        await _send_json(send, 401, envelope, self._challenge_to(scope, error))
+
+    def _challenge_to(self, scope: Scope, error: str = "") -> tuple[bytes, bytes]:
+        return b"www-authenticate", f"Bearer {error}{self._challenges[scope['path']]}".encode("ascii")
 
     async def _refuse(self, scope: Scope, send: Send, status: int, reason: RequestRefusal, text: str) -> None:
         self._metrics.requests_refused.labels(reason).inc()
@@ -258,13 +267,20 @@ class RequestGuard:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
             return
-        await _send(send, status, json.dumps({"error": reason, "message": text}))
+        await _send_json(send, status, {"error": reason, "message": text})
 
 
-async def _send(send: Send, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
-    body = text.encode("ascii")
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
+async def _send_json(
+    send: Send, status: int, value: Mapping[str, object], *headers: tuple[bytes, bytes]
+) -> None:
+    await _send(
+        send, status, json.dumps(value).encode("ascii"), (b"content-type", b"application/json"), *headers
+    )
+
+
+async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    sized = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, sized]})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from relay.auth.permissions import SCOPES
+from relay.http.front_page import FrontPage
 from relay.http.health_routes import health_routes
 from relay.http.request_guard import METADATA_PATHS, METRICS_PATH
 from relay.observability.metrics import Metrics
@@ -31,13 +32,15 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     metrics: Metrics,
     health: Callable[[], Mapping[str, Health]],
     running: Callable[[], AbstractAsyncContextManager[None]],
+    front: FrontPage,
     issuers: Sequence[str] = (),
     more: Sequence[Route] = (),
 ) -> Starlette:
     """Return the application; ``running`` is entered while it serves.
 
     ``issuers`` are the authorization servers from which agents can get tokens; without one there is no
-    metadata for them to read. ``more`` are the routes of other modules.
+    metadata for them to read. ``front`` answers what no route serves. ``more`` are the routes of other
+    modules.
     """
     documents = registry.documents
 
@@ -67,6 +70,7 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
             yield
 
     routes = [
+        Route("/", front.show),
         Route("/schemas/", list_schemas),
         Route("/schemas/{ref}", get_schema),
         *health_routes(health),
@@ -74,7 +78,8 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
         *(Route(path, resource_metadata) for path in METADATA_PATHS if issuers),
         *more,
     ]
-    application = Starlette(routes=routes, lifespan=lifespan)
+    unserved = {404: front.refuse, 405: front.refuse}
+    application = Starlette(routes=routes, lifespan=lifespan, exception_handlers=unserved)
     # An unknown path is 404. Starlette would redirect the client to another, by http.
     application.router.redirect_slashes = False
     return application

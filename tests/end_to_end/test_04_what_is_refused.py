@@ -102,7 +102,22 @@ async def test_without_a_token_there_is_no_mcp(demo: Demo, headers: dict[str, st
         assert answer.json()["code"] == "E_SAFETY_DENIED"
         assert "relay token issue" in answer.json()["suggested_fix"]
         metadata = await http.get(demo.base_url + "/.well-known/oauth-protected-resource/mcp")
-    assert metadata.status_code == 404
+        registered = await http.post(demo.base_url + "/register", json={"redirect_uris": []})
+    assert metadata.status_code == registered.status_code == 404
+    assert metadata.json() == registered.json()
+    assert "relay token issue" in registered.json()["error_description"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/", 200), ("/mcp", 401), ("/mcp/kinds", 401), ("/authorize", 404)]
+)
+async def test_a_person_who_opens_the_url_in_a_browser_reads_how_to_connect(
+    demo: Demo, path: str, status: int
+) -> None:
+    async with httpx2.AsyncClient() as http:
+        page = await http.get(demo.base_url + path, headers={"accept": "text/html,*/*;q=0.8"})
+    assert page.status_code == status
+    assert f"{demo.base_url}/mcp/kinds" in page.text
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/devices/connect", "/healthz", "/schemas/"])

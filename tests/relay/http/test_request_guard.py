@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.connections import AcceptedConnection
 from relay.http.direct_http import PendingAnswer, WholeRequest
+from relay.http.front_page import FrontPage
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from schemas.addresses import MCP_PATHS, HostPort
 from schemas.registry import SchemaRegistry
@@ -19,6 +20,7 @@ from tests.fakes.issuer import BOUND_S, TwoIssuers, outside_token
 PUBLIC_URL = "https://relay.example"
 LISTEN = HostPort("127.0.0.1", 8700)
 METADATA = f"{PUBLIC_URL}/.well-known/oauth-protected-resource/mcp"
+PAGE = FrontPage(PUBLIC_URL).page
 Headers = Sequence[tuple[str, str]]
 
 
@@ -50,6 +52,7 @@ class Bench:
             mcp=self.mcp,
             node_sessions=self.node_sessions,
             other=self.other,
+            page=PAGE,
         )
 
     async def ask(self, path: str, headers: Headers, type_: str = "http", query: str = "") -> list[Message]:
@@ -232,6 +235,17 @@ async def test_without_a_token_the_challenge_says_where_to_learn_more_and_names_
         assert status == 401
         assert text == f'Bearer resource_metadata="{metadata}", scope="tools:call:read_only"'
     assert bench.mcp.scopes == []
+
+
+@pytest.mark.parametrize("path", MCP_PATHS)
+async def test_a_browser_without_a_token_gets_the_page_and_the_challenge(bench: Bench, path: str) -> None:
+    start, body = await bench.ask(path, [PUBLIC, ("Accept", "text/html,*/*;q=0.8")])
+    headers = dict(start["headers"])
+    assert (start["status"], body["body"]) == (401, PAGE.body)
+    assert headers[b"content-type"] == b"text/html; charset=utf-8"
+    assert headers[b"www-authenticate"].startswith(b"Bearer resource_metadata=")
+    assert int(headers[b"content-length"]) == len(PAGE.body)
+    assert bench.hub.counted("requests_refused_total", reason="no_token") == 1
 
 
 @pytest.mark.parametrize("path", ["/mcp/", "/mcp/nodes", "/mcp/kinds/", "/MCP/kinds", "//mcp/kinds"])
