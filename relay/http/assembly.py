@@ -55,14 +55,12 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
     """Return the part, which serves ``served``."""
     config = environment.config
     issuers = [config.external_issuer.issuer] if config.external_issuer else []
-    front = FrontPage(config.public_url, issuers)
     routes = make_routes(
         public_url=config.public_url,
         registry=environment.registry,
         metrics=environment.metrics,
         health=served.health,
         running=served.running,
-        front=front,
         issuers=issuers,
         more=served.routes,
     )
@@ -76,7 +74,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
         mcp_direct=served.mcp_direct,
         node_sessions=served.node_sessions,
         other=routes,
-        page=front.page,
+        page=FrontPage(config.public_url, issuers).page,
     )
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     bounds = Bounds.below(descriptors)

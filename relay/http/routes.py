@@ -32,17 +32,16 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     metrics: Metrics,
     health: Callable[[], Mapping[str, Health]],
     running: Callable[[], AbstractAsyncContextManager[None]],
-    front: FrontPage,
     issuers: Sequence[str] = (),
     more: Sequence[Route] = (),
 ) -> Starlette:
     """Return the application; ``running`` is entered while it serves.
 
     ``issuers`` are the authorization servers from which agents can get tokens; without one there is no
-    metadata for them to read. ``front`` answers what no route serves. ``more`` are the routes of other
-    modules.
+    metadata for them to read. ``more`` are the routes of other modules.
     """
     documents = registry.documents
+    front = FrontPage(public_url, issuers)
 
     async def list_schemas(_request: Request) -> Response:
         return JSONResponse({"schemas": sorted(documents)})

@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 
 from relay.auth.permissions import SCOPES
-from relay.http.front_page import FrontPage
 from relay.http.routes import make_routes
 from schemas.addresses import MCP_PATHS, HostPort
 from schemas.canonical import blake3_hex
@@ -39,7 +38,6 @@ class Site:
                 **self.health,
             },
             running=nullcontext,
-            front=FrontPage(PUBLIC_URL, issuers),
             issuers=issuers,
         )
         self.http = httpx2.AsyncClient(
