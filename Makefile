@@ -52,12 +52,11 @@ CHECKS ?= lint types
 check: $(READY) ## style, layering, types, and the tests of single parts: the daily loop
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target PROFILE=$(PROFILE) $(CHECKS) $(HALVES)
 
-test: check ## all that check does, and all tests but the long ones
-	@$(INTEGRATION) -m "integration and not long" $(TEST_ARGS)
+test: check ## all that check does, and all tests but the long ones, which LONG=yes adds
+	@$(INTEGRATION) --hypothesis-profile=$(PROFILE) -m "integration$(if $(LONG),, and not long)" $(TEST_ARGS)
 
-test-all: PROFILE := thorough
-test-all: check ## everything CI checks: also storms, the official suite, other clients, more examples
-	@$(INTEGRATION) --hypothesis-profile=$(PROFILE) -m integration $(TEST_ARGS)
+test-all: ## everything CI checks: also storms, the official suite, other clients, more examples
+	@$(MAKE) --no-print-directory test LONG=yes PROFILE=thorough
 
 lint: $(READY) ## style and layering
 	@$(BIN)/ruff check .

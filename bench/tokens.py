@@ -9,7 +9,7 @@ from nacl.signing import SigningKey
 from bench.results import Figure
 from relay.auth.agent_tokens import Authenticator, TokenIssuer
 from relay.state.token_keys import key_id
-from schemas.addresses import mcp_url
+from schemas.addresses import mcp_url, mcp_urls
 from schemas.keys import verifies
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
@@ -43,7 +43,7 @@ def measure_tokens() -> list[Figure]:
             TokenVerifier(registry, AGENT_REF),
             {key_id(public_key): public_key},
             issuer=_URL,
-            audience=mcp_url(_URL),
+            audiences=mcp_urls(_URL),
             now_ms=lambda: _NOW_MS,
         )
         new.append(_us_each(tokens, authenticator.identify))

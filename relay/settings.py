@@ -119,7 +119,7 @@ ENVELOPE = Setting(
 DEFAULT_VIEW = Setting(
     "default_view",
     one_of(View),
-    "What clients see without ?view=: each node's tools, or one of a kind.",
+    "What clients see at /mcp without ?view=: each node's tools, or one of a kind.",
     "tools|kinds",
     View.TOOLS.value,
     reloads=True,

@@ -14,6 +14,9 @@ from schemas.error_roots import CommandLineError
 
 CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
+TOOLS_PATH, KINDS_PATH = f"{MCP_PATH}/tools", f"{MCP_PATH}/kinds"
+MCP_PATHS = (MCP_PATH, TOOLS_PATH, KINDS_PATH)
+"""Where agents speak MCP: views of one fleet, with one set of rights."""
 PLAIN_OPTION = "--insecure-plain-transports"
 """The option that allows connections that others on the network can read and change."""
 MOST_RELAYS = 64
@@ -156,19 +159,21 @@ def normal_url(text: str) -> str:
     return f"{scheme}://{host}" if usual else f"{scheme}://{host}:{port}"
 
 
-def normal_mcp_url(text: str) -> str:
-    """Return the relay's URL in its normal form; ``text`` may be that of its MCP endpoint as well.
+def parse_mcp_url(text: str) -> tuple[str, str]:
+    """Return the relay's URL in its normal form, and the path of MCP in ``text``, ``/mcp`` if it has none.
 
-    >>> normal_mcp_url("https://relay.example/mcp")
-    'https://relay.example'
+    >>> parse_mcp_url("https://relay.example/mcp/kinds")
+    ('https://relay.example', '/mcp/kinds')
 
     Raises:
         AddressError: as ``normal_url``.
     """
     base, question, query = text.partition("?")
-    if question and base.rstrip("/").endswith(MCP_PATH):
+    base = base.rstrip("/")
+    path = next((path for path in MCP_PATHS if base.endswith(path)), None)
+    if question and path is not None:
         raise AddressError(f"leave out ?{query} of the relay's URL, and give --names and --view instead")
-    return normal_url(text.rstrip("/").removesuffix(MCP_PATH))
+    return normal_url(base.removesuffix(path) if path is not None else text), path or MCP_PATH
 
 
 def is_host(text: str) -> bool:
@@ -249,6 +254,11 @@ def connect_url(relay_url: str) -> str:
     return "ws" + relay_url.removeprefix("http") + CONNECT_PATH
 
 
-def mcp_url(relay_url: str) -> str:
-    """Return the URL that agents speak MCP to; it is also the audience of their tokens."""
-    return relay_url + MCP_PATH
+def mcp_url(relay_url: str, path: str = MCP_PATH) -> str:
+    """Return the URL at which agents speak MCP; that of ``/mcp`` is the audience of tokens issued here."""
+    return relay_url + path
+
+
+def mcp_urls(relay_url: str) -> frozenset[str]:
+    """Return the URL of each path of MCP: a token for any of them is good at all."""
+    return frozenset(mcp_url(relay_url, path) for path in MCP_PATHS)

@@ -71,14 +71,14 @@ class TokenVerifier:
         token: str,
         key_of: Callable[[str], bytes | None],
         *,
-        audience: str,
+        audiences: frozenset[str],
         now_s: int,
         early_s: int = CLOCK_LEEWAY_S,
     ) -> dict[str, Any]:
         """Return the claims of ``token``.
 
         ``key_of`` gives the 32-byte public key of a ``kid``, or None. ``now_s`` is in seconds, as claims are;
-        ``early_s`` is how long before it begins a token is accepted.
+        ``early_s`` is how long before it begins a token is accepted. It must be for one of ``audiences``.
 
         Raises:
             TokenError: with reason ``malformed``, ``unknown_key``, ``signature``, ``claims``, ``audience``,
@@ -97,7 +97,7 @@ class TokenVerifier:
         claims = _object(signing_input.partition(".")[2])
         if not self._claims.is_valid(claims):
             raise TokenError(TokenReason.CLAIMS)
-        _check_claims(claims, audience, now_s, early_s)
+        _check_claims(claims, audiences, now_s, early_s)
         return claims
 
     def kid_of(self, token: str) -> str:
@@ -116,9 +116,9 @@ class TokenVerifier:
         return kid
 
 
-def _check_claims(claims: Mapping[str, Any], audience: str, now_s: int, early_s: int) -> None:
+def _check_claims(claims: Mapping[str, Any], audiences: frozenset[str], now_s: int, early_s: int) -> None:
     named = claims["aud"]
-    if audience not in (named if isinstance(named, list) else [named]):
+    if audiences.isdisjoint(named if isinstance(named, list) else [named]):
         raise TokenError(TokenReason.AUDIENCE)
     if claims["exp"] + CLOCK_LEEWAY_S <= now_s:
         raise TokenError(TokenReason.EXPIRED)

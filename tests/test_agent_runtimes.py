@@ -16,7 +16,7 @@ from tests.fakes.signer import DAY_MS, SimulatedCa
 
 TEXT = (Path(__file__).parent.parent / "docs" / "agent-runtimes.md").read_text("utf-8")
 SNIPPETS = dict(re.findall(r"<!-- snippet: ([\w-]+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
-URL = "https://relay.example/mcp?names=dashed"
+URL = "https://relay.example/mcp/tools"
 
 
 @pytest.fixture

@@ -99,7 +99,8 @@ def test_what_no_program_knows_is_found(line: str, unknown: list[str]) -> None:
 
 
 def test_commands_are_found_where_documents_have_them() -> None:
-    assert {"relay ca init", "kubelet verify -"} <= set(named_commands(ROOT / "README.md"))
+    assert "relay ca init" in named_commands(ROOT / "README.md")
+    assert "kubelet verify -" in named_commands(ROOT / "docs" / "operations.md")
     assert "relay ca rotate-root" in named_commands(ROOT / "docs" / "monitoring" / "alerts.yml")
     unit = named_commands(ROOT / "systemd" / "kubelet" / "edge-kubelet.service")
     assert [line for line in unit if line.startswith("kubelet run --state-dir")]

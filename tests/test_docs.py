@@ -19,6 +19,7 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 DECISION = re.compile(r"\A# ([0-9]{4}) (.+)\n")
 PICTURED = {"relay": slice(0, 48), "kubelet": slice(48, None)}
 """Where in a line of the architecture's picture each program is."""
+MOST_LINES_OF_THE_README = 120
 INDEX_ROW = re.compile(r"^\| \[([0-9]{4})\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
 
 documents = pytest.mark.parametrize(
@@ -53,6 +54,13 @@ def sections_of(text: str) -> set[str]:
     """Return the anchors of the headings of ``text``, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_and_names_the_commands_of_a_clone_which_ci_runs_by_their_names() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.splitlines()) <= MOST_LINES_OF_THE_README
+    assert {"`make demo`", "`make test`"} <= set(re.findall(r"`make [a-z]+`", readme))
+    assert re.search(r"^make test ", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
 
 
 @documents

@@ -22,6 +22,8 @@ from schemas.files import PRIVATE, is_shown_to_group, open_state
 MAX_FILE_BYTES = 64 * 1024 * 1024
 RESERVED_BYTES = 64 * 1024 * 1024
 """This much of the disk is reserved for the lines of calls: about 200 000 of them."""
+CANARIES_EVENT = "canaries"
+"""The ``event`` of a line that sums up the relay's own echoes of a minute."""
 _CHECK_INTERVAL_MS = 1000
 
 

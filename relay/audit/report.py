@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from relay.audit.log import CANARIES_EVENT
 from relay.audit.verify import ChainReport, LineFinding
 from schemas.text import printable
 
@@ -55,6 +56,15 @@ def _cells(facts: Mapping[str, Any]) -> list[str]:
         if (other := facts.get("caller_correlation_id") or facts.get("remote_correlation_id"))
         else "",
     ]
+
+
+def is_of_canaries(facts: Mapping[str, Any] | None) -> bool:
+    """Return whether a line is of the relay's own echoes; earlier versions wrote calls without token."""
+    if facts is None:
+        return False
+    is_call = "event" not in facts and "iss" in facts
+    own = is_call and facts.get("sub") == "relay" and facts["iss"] is None
+    return own or facts.get("event") == CANARIES_EVENT
 
 
 def _text(value: Any) -> str:

@@ -17,7 +17,18 @@ HASH_FORM = re.compile("[0-9a-f]{64}")
 FIELDS = (
     *("ts_ms", "correlation_id", "tenant", "iss", "sub", "jti", "tool", "node_id"),
     *("decision", "outcome", "code", "duration_ms"),
-    *("event", "source", "reason", "count", "kid", "join_id", "parent", "first", "caller_correlation_id"),
+    *(
+        "event",
+        "source",
+        "reason",
+        "count",
+        "failed",
+        "kid",
+        "join_id",
+        "parent",
+        "first",
+        "caller_correlation_id",
+    ),
     *("request_id", "session_id", "caller_id"),
 )
 """The members that a line of a relay can have, besides its link."""

@@ -168,8 +168,8 @@ class ExternalIssuer:
 class Authenticator:
     """Verifies agents' tokens, and caches what it has verified.
 
-    A key is valid for one issuer: ``keys``, which may change, for the relay; those of ``external`` for that
-    issuer.
+    A token must be for one of ``audiences``. A key is valid for one issuer: ``keys``, which may change, for
+    the relay; those of ``external`` for that issuer.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
@@ -177,14 +177,14 @@ class Authenticator:
         verifier: TokenVerifier,
         keys: Mapping[str, bytes],
         issuer: str,
-        audience: str,
+        audiences: frozenset[str],
         now_ms: Callable[[], int],
         external: ExternalIssuer | None = None,
     ) -> None:
         self._verifier = verifier
         self._keys = keys
         self._issuer = issuer
-        self._audience = audience
+        self._audiences = audiences
         self._now_ms = now_ms
         self._external = external
         self._revoked: frozenset[str] = frozenset()
@@ -289,7 +289,7 @@ class Authenticator:
             issuer, verifier = external.issuer, external.verifier
         key = self._key_of(kid)
         claims = verifier.verify(
-            token, {kid: key}.get, audience=self._audience, now_s=now_s, early_s=_EARLY_S
+            token, {kid: key}.get, audiences=self._audiences, now_s=now_s, early_s=_EARLY_S
         )
         if key is None or claims["iss"] != issuer:
             raise TokenError(TokenReason.ISSUER)

@@ -16,7 +16,7 @@ from relay.key_files import load_or_create_key
 from relay.part import Part
 from relay.state.token_keys import KeyEndorser, TokenKeys
 from relay.state.tokens import RevokedTokens
-from schemas.addresses import mcp_url
+from schemas.addresses import mcp_urls
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 
 
@@ -60,7 +60,7 @@ def assemble(environment: RelayEnvironment, ca: KeyEndorser) -> AuthPart:
         TokenVerifier(environment.registry, AGENT_REF),
         own_keys,
         issuer=config.public_url,
-        audience=mcp_url(config.public_url),
+        audiences=mcp_urls(config.public_url),
         now_ms=environment.clock,
         external=external,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from relay.auth.agent_tokens import Principal
+from schemas.addresses import MCP_PATH
 
 CALLER_IN_SCOPE = "edge.caller"
 """Where the guard puts the ``Caller`` of an HTTP request."""
@@ -21,6 +22,7 @@ class Caller(NamedTuple):
         headers: the request's headers that are read behind the guard, by lower-case name.
         query: the URL's query, unparsed.
         size: bytes of the request's body; 0 until it was read.
+        path: the URL's path, one of MCP.
     """
 
     principal: Principal
@@ -28,6 +30,7 @@ class Caller(NamedTuple):
     headers: Mapping[bytes, str]
     query: str = ""
     size: int = 0
+    path: str = MCP_PATH
 
     def with_size(self, size: int) -> "Caller":
         """Return the caller of the same request, whose body has been read."""

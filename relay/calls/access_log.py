@@ -119,7 +119,7 @@ def _line(
         f'{{"ts":"{_moment(now_ms // 1000)}.{now_ms % 1000:03d}Z","level":"info","component":"relay",'
         f'"event":"call ended","correlation_id":"{record.correlation_id}","agentId":{agent},'
         f'"taskId":{_shown(call.label(META_TASK_ID))},"stepId":{_shown(call.label(META_STEP_ID))},'
-        f'"transport":"{request.caller.transport}","route":"/mcp","method":"tools/call",'
+        f'"transport":"{request.caller.transport}","route":"{request.caller.path}","method":"tools/call",'
         f'"status":{status},"durationMs":{int(duration_s * 1e6 + 0.5) / 1000},"attempt":{record.attempt},'
         f'"inputBytes":{request.caller.size},"outputBytes":{output_bytes},'
         f'"requestId":{_request_id(call.message.get("id"))},'

@@ -109,6 +109,7 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
     canaries = Canaries(
         fleet=fleet.fleet,
         executor=executor,
+        audit=audit.log,
         ulids=environment.ulids,
         metrics=environment.metrics,
         monotonic=monotonic,

@@ -82,7 +82,8 @@ class CallRecord:
         streamed: whether it stays open after its first sample: then it is no measure of latency.
         answered: whether the node has answered, so that the outcome is known.
         hop: where the call is; of one that failed, the hop that failed.
-        is_canary: whether the relay makes it by itself: it uses up nothing of the capability's rate.
+        is_canary: whether the relay makes it by itself: it uses up nothing of the capability's rate, and
+            has no lines of its own in the audit.
         counted: whether its agent's limits refused it, so that the audit counts it with others.
         error: what it failed with.
     """

@@ -2,19 +2,22 @@
 
 One after each welcome, when the node's manifest is accepted, and ten a minute to connected nodes in turn, the
 tenants alternating. Half of those go to nodes that are known as silent, if there are any: a further failure
-of one says nothing of the relay, while another node answers. Each passes the executor as an agent's call does
-and is recorded in the audit; the principal is the relay. They use up nothing of the rate that a capability
-announces. Must not end a session: a node that does not answer is counted and logged.
+of one says nothing of the relay, while another node answers. Each passes the executor as an agent's call
+does; the principal is the relay. The audit has one line a minute for all of them, which is written before the
+first that it allows, and sums up those since the line before. They use up nothing of the rate that a
+capability announces. Must not end a session: a node that does not answer is counted and logged.
 """
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditUnavailableError
+from relay.audit.log import CANARIES_EVENT, AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallRecord
 from relay.calls.envelope import Call
@@ -35,6 +38,7 @@ _FEWEST = 3
 _AT_ONCE = 32
 """Of those after a welcome, when thousands of nodes reconnect."""
 _ROUND_S = 60.0
+_LINE_S = 60.0
 _ECHO_KIND = "system.echo"
 _MESSAGE = "canary"
 _NOT_A_FAILURE = frozenset({Failure.RATE_LIMITED})
@@ -91,6 +95,7 @@ class Canaries:
         *,
         fleet: Fleet,
         executor: CallExecutor,
+        audit: AuditLog,
         ulids: UlidSource,
         metrics: Metrics,
         monotonic: Callable[[], float],
@@ -99,6 +104,7 @@ class Canaries:
     ) -> None:
         self._fleet = fleet
         self._executor = executor
+        self._audit = audit
         self._ulids = ulids
         self._metrics = metrics
         self._monotonic = monotonic
@@ -110,6 +116,10 @@ class Canaries:
         self._silent_next = False
         self._outcomes: deque[_Outcome] = deque()
         self._relay_failed = False
+        self._allowed_until_s = -math.inf
+        self._ended = self._failed = 0
+        """Those that have ended since the last line, and how many of these have failed."""
+        self._failed_with: str | None = None
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self.silent: dict[str, Hop] = {}
@@ -155,6 +165,9 @@ class Canaries:
         finally:
             for task in self._tasks:
                 task.cancel()
+            if self._ended:
+                with suppress(AuditUnavailableError):  # the log has said so
+                    self._record()
 
     def health(self) -> Health:
         """Return whether calls flow, as far as the canaries of the last minute show."""
@@ -199,6 +212,8 @@ class Canaries:
         record.principal, record.tool, record.is_canary = Principal.of_relay(tenant), tool, True
         failed: str | None = None
         try:
+            if self._allowed_until_s <= self._monotonic():
+                self._record()
             await self._executor.run(tool, record)
         except ToolError as error:
             failed = error.failure.value.code
@@ -212,8 +227,27 @@ class Canaries:
             self._log.error("canary failed", correlation_id=record.correlation_id, exc_info=error)
         self._judge(node_id, record.hop, failed)
 
+    def _record(self) -> None:
+        """Record that canaries are sent for a minute, and what became of those since the last line.
+
+        Raises:
+            AuditUnavailableError: it cannot be recorded, so none may be sent.
+        """
+        self._audit.write(
+            event=CANARIES_EVENT,
+            sub="relay",
+            code=self._failed_with or "ok",
+            count=self._ended,
+            failed=self._failed,
+        )
+        self._allowed_until_s = self._monotonic() + _LINE_S
+        self._ended, self._failed, self._failed_with = 0, 0, None
+
     def _judge(self, node_id: str, hop: Hop, failed: str | None) -> None:
         self._metrics.canaries.labels(failed or "ok", hop if failed else "").inc()
+        self._ended += 1
+        if failed is not None:
+            self._failed, self._failed_with = self._failed + 1, failed
         if node_id not in self._nodes:
             return  # its connection was lost meanwhile: that is no failure of a node that is connected
         self._relay_failed = failed is not None and hop is Hop.RELAY

@@ -5,6 +5,7 @@ Must not decide who may call.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -159,8 +160,13 @@ class CallExecutor:
             return CallAnswer(encoded(result), result=result)
         return shown(result, tool.schemas.result)
 
-    def recorded(self, record: CallRecord) -> "RecordedCall":
-        """Return the context of a call that is made, which records the decision and the outcome."""
+    def recorded(self, record: CallRecord) -> AbstractContextManager[None]:
+        """Return the context of a call that is made, which records the decision and the outcome.
+
+        A canary has no lines of its own: what sends them records them by the minute.
+        """
+        if record.is_canary:
+            return nullcontext()
         return RecordedCall(record, self._audit, self._monotonic, self._log)
 
     def _command(self, tool: Tool, record: CallRecord) -> Command:

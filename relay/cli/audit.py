@@ -8,10 +8,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ import typer
 
 from relay.audit.chain import numbered
 from relay.audit.line_reader import AuditLines, Line
-from relay.audit.report import report_rows, row
+from relay.audit.report import is_of_canaries, report_rows, row
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import FIELDS, HASH_FORM, parsed, verify
 from relay.cli.audits import audits_at, ids_of_call, matching_in, verify_several
@@ -37,6 +39,8 @@ app = group("What was decided, and whether it was changed since.")
 
 _POLL_S = 0.25
 _QUIET_S = 1.0
+_FURTHER = 8
+"""How many times further back is read where too few of the last lines are shown."""
 
 
 @app.command("verify", epilog=example("relay audit verify", "relay audit verify relay-1/ relay-2/"))
@@ -105,18 +109,22 @@ def _verify_own(files: StateFiles, expect: str | None, *, accept_loss: bool, as_
 def audit_tail(
     count: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 20,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until Ctrl-C.")] = False,
+    canaries: Annotated[
+        bool, typer.Option("--canaries", help="Show those of the relay's own echoes too.")
+    ] = False,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Show the newest lines."""
-    with closing(AuditLines(state_files(state_dir).audit)) as lines:
-        lines.skip_to_last(count)
-        show = _shower(as_json=as_json)
-        try:
-            for line in _followed(lines) if follow else lines.read():
-                show(line, parsed(line.data))
-        except KeyboardInterrupt:
-            return
+    """Show the newest lines, without those of the relay's own echoes (canaries)."""
+
+    def shown(line: Line) -> bool:
+        return canaries or not is_of_canaries(parsed(line.data))
+
+    lines, newest = _newest(state_files(state_dir).audit, count, shown)
+    show = _shower(as_json=as_json)
+    with closing(lines), suppress(KeyboardInterrupt):
+        for line in chain(newest, filter(shown, _followed(lines)) if follow else ()):
+            show(line, parsed(line.data))
 
 
 @app.command(
@@ -181,6 +189,23 @@ def audit_grep(
         if unknown := [name for name in wanted if name not in FIELDS]:
             fail(f"no line has a field {printable(unknown[0])}; there are {', '.join(FIELDS)}", EXIT_NO)
         raise SystemExit(EXIT_NO)
+
+
+def _newest(path: Path, count: int, shown: Callable[[Line], bool]) -> tuple[AuditLines, Iterable[Line]]:
+    """Return what yields the lines that are written later, and the last ``count`` that are ``shown``."""
+    reach = count
+    while True:
+        lines = AuditLines(path)
+        lines.skip_to_last(reach)
+        newest, read = deque[Line](maxlen=count), 0
+        for line in lines.read():
+            read += 1
+            if shown(line):
+                newest.append(line)
+        if len(newest) == count or read < reach:
+            return lines, newest
+        lines.close()
+        reach *= _FURTHER
 
 
 def _pair(text: str) -> tuple[str, str]:

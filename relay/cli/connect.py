@@ -32,7 +32,7 @@ from relay.connect.config_file import FileChange, planned
 from relay.connect.errors import ConnectError
 from relay.connect.token_files import check_token_file
 from relay.stdio_bridge.bearer_token import RenewableToken
-from schemas.addresses import PLAIN_OPTION, check_private_url, normal_mcp_url
+from schemas.addresses import KINDS_PATH, MCP_PATH, PLAIN_OPTION, TOOLS_PATH, check_private_url, parse_mcp_url
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_USAGE
@@ -42,18 +42,19 @@ from schemas.tls import client_context, read_root
 
 _PROGRAM = "relay"
 _MAX_LINE = 4096
+_PATHS = {View.TOOLS: TOOLS_PATH, View.KINDS: KINDS_PATH}
 
 
 app = group("Put the relay into the configuration of an MCP client.")
 headers_app = group("What Claude Code runs.")
 
 
-@app.command(epilog=example("relay connect claude-code --url https://relay.example --view kinds"))
+@app.command(epilog=example("relay connect claude-code --url https://relay.example"))
 def connect(
     client: Annotated[ClientName, typer.Argument(metavar="CLIENT", help="The client.", show_default=False)],
     url: Annotated[str | None, typer.Option(metavar="URL", help="The relay. Not needed by --remove.")] = None,
     view: Annotated[
-        View | None, typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's.")
+        View | None, typer.Option(help="List each node's tools, or one tool of a kind. Default: kinds.")
     ] = None,
     name: Annotated[str, typer.Option(help="What the client calls the server.")] = "edge",
     token_file: Annotated[
@@ -91,7 +92,9 @@ def connect(
         return
     if url is None:
         fail("--url is missing: the relay, for example https://relay.example", EXIT_USAGE)
-    relay = normal_mcp_url(url)
+    relay, path = parse_mcp_url(url)
+    if view is not None and path not in {MCP_PATH, _PATHS[view]}:
+        fail(f"--view {view} and {path} in --url are not the same view: leave out one of them", EXIT_USAGE)
     check_private_url(relay, plain_allowed=plain)
     kept = token_file is None
     lies_in = plan.token_file if token_file is None else check_token_file(token_file)
@@ -101,7 +104,7 @@ def connect(
         url=relay,
         program=_own_program(),
         token_file=lies_in,
-        view=view,
+        path=_PATHS[view or View.KINDS] if path == MCP_PATH else path,
         root=root.absolute() if root is not None else None,
         plain=plain,
     )

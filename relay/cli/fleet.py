@@ -27,7 +27,7 @@ from relay.clock import now_ms
 from relay.config import StateFiles
 from relay.key_files import read_key
 from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
-from schemas.addresses import check_private_url, mcp_url, normal_mcp_url
+from schemas.addresses import check_private_url, mcp_url, parse_mcp_url
 from schemas.error_roots import PeerError
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
@@ -128,7 +128,7 @@ def _relay(
 ) -> _Relay:
     state = state_files(state_dir)
     public = options.public_url(public_url, state)
-    reached = normal_mcp_url(url) if url is not None else public
+    reached = parse_mcp_url(url)[0] if url is not None else public
     check_private_url(reached, plain_allowed=False)
     endpoint = f"{mcp_url(reached)}?view=tools"
     tls = client_context(_roots(root, state_dir), system_too=root is None)

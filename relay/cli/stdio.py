@@ -8,13 +8,22 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlencode
 
 import typer
 
 from relay.cli.exits import fail
 from relay.config import View
 from relay.stdio_bridge.bearer_token import RenewableToken, TokenMissingError
-from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_mcp_url
+from schemas.addresses import (
+    KINDS_PATH,
+    MCP_PATH,
+    PLAIN_OPTION,
+    TOOLS_PATH,
+    check_private_url,
+    mcp_url,
+    parse_mcp_url,
+)
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.tls import client_context, read_root
@@ -30,12 +39,19 @@ class NameForm(StrEnum):
 app = group("MCP on standard input and output.")
 
 
-@app.command(epilog=example("relay stdio --url https://relay.example --token-file token --view kinds"))
+@app.command(epilog=example("relay stdio --url https://relay.example/mcp/kinds --token-file token"))
 def stdio(
-    url: Annotated[str, typer.Option(metavar="URL", help="The relay.")],
+    url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help=f"The relay; behind it {KINDS_PATH} or {TOOLS_PATH} chooses a view with dashed names.",
+        ),
+    ],
     names: Annotated[
-        NameForm, typer.Option(help="The form of tools' names; some clients reject dots.")
-    ] = NameForm.DOTTED,
+        NameForm | None,
+        typer.Option(help="The form of tools' names; some clients reject dots. Default: dotted."),
+    ] = None,
     view: Annotated[
         View | None,
         typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's."),
@@ -54,12 +70,14 @@ def stdio(
     """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
     from relay.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone
 
-    relay = normal_mcp_url(url)
+    relay, path = parse_mcp_url(url)
+    if path != MCP_PATH and (names or view):
+        fail(f"{path} in --url chooses names and view: leave out --names and --view", EXIT_USAGE)
     check_private_url(relay, plain_allowed=plain)
     try:
         token = RenewableToken.find(token_file, os.environ)
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
     tls = client_context(read_root(root) if root is not None else None)
-    chosen = f"&view={view}" if view is not None else ""
-    run_stdio(f"{mcp_url(relay)}?names={names}{chosen}", token, tls, root, sys.stderr)
+    query = urlencode({name: value for name, value in (("names", names), ("view", view)) if value})
+    run_stdio(f"{mcp_url(relay, path)}{query and '?'}{query}", token, tls, root, sys.stderr)

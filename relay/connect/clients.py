@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from relay.connect import json_servers, toml_servers
+from schemas.addresses import KINDS_PATH, mcp_url
 from schemas.error_roots import CommandLineError
 
 _MAX_NAME = 16
@@ -52,7 +53,7 @@ class ClientTarget:
     """What the client is to reach, and by which program of ours.
 
     Attributes:
-        url: the relay, without path.
+        url: the relay, without path; ``path`` is one of MCP, whose names every client accepts.
         program: the absolute path of ``relay``.
         root: the root of the relay's certificate, if this machine does not trust it.
     """
@@ -60,21 +61,19 @@ class ClientTarget:
     url: str
     program: Path
     token_file: Path
-    view: str | None = None
+    path: str = KINDS_PATH
     root: Path | None = None
     plain: bool = False
 
     @property
     def mcp_url(self) -> str:
-        """The URL of MCP, with names that every client accepts."""
-        return f"{self.url}/mcp?names=dashed" + (f"&view={self.view}" if self.view else "")
+        """The URL of MCP."""
+        return mcp_url(self.url, self.path)
 
     @property
     def bridge(self) -> list[str]:
         """The command line of the bridge."""
-        command = [str(self.program), "stdio", "--url", self.url, "--names", "dashed"]
-        command += ["--view", self.view] if self.view else []
-        command += ["--token-file", str(self.token_file)]
+        command = [str(self.program), "stdio", "--url", self.mcp_url, "--token-file", str(self.token_file)]
         command += ["--root", str(self.root)] if self.root else []
         return command + (["--insecure-plain-transports"] if self.plain else [])
 

@@ -21,7 +21,7 @@ from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
 from relay.http.connections import Bounds
 from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteToolError, RemoteTools
-from schemas.addresses import mcp_url
+from schemas.addresses import KINDS_PATH, mcp_url
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, write_atomic
 from schemas.process.resources import raise_open_files_limit
@@ -170,11 +170,11 @@ def _guarded(system: LocalSystem) -> RemoteTools:
 
 
 def _show_how_to_connect(system: LocalSystem) -> None:
-    url = mcp_url(system.plan.url)
+    url = mcp_url(system.plan.url, KINDS_PATH)
     header = f"Authorization: Bearer {system.token}"
     _print(f"\nServing until Ctrl-C.\n\n  MCP URL  {url}\n  token    {system.token}\n")
     _print("Paste this to give Claude Code these tools:\n")
-    _print(f'  claude mcp add --transport http edge "{url}?names=dashed" --header "{header}"\n')
+    _print(f'  claude mcp add --transport http edge {url} --header "{header}"\n')
     _print(f"The node's own status: curl http://127.0.0.1:{system.plan.loopback_port}/readyz")
 
 

@@ -260,9 +260,9 @@ class Fleet:
         """Return the nodes of ``tenant`` that are not retired: ``limit`` of those behind the id ``after``."""
         return self._nodes.behind(tenant, after, limit)
 
-    def labels(self, tenant: str) -> Iterator[str]:
-        """Yield the labels of the nodes of ``tenant`` that are not retired, sorted without case."""
-        return (label for label, node in self.names.labels(tenant) if node not in self._nodes.retired)
+    def labels(self, tenant: str) -> Iterator[tuple[str, str]]:
+        """Yield label and id of the nodes of ``tenant`` that are not retired, sorted without case."""
+        return (named for named in self.names.labels(tenant) if named[1] not in self._nodes.retired)
 
     def node_of(self, tenant: str, node_id: str) -> NodeRecord | None:
         """Return a node of ``tenant``; None if it has none of that id."""

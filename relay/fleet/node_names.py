@@ -150,6 +150,14 @@ class NodeNames:
             return labelled[1]
         return self._by_prefix(tenant, reference)
 
+    def beginning_of(self, tenant: str, node_id: str) -> str:
+        """Return the shortest prefix of ``node_id`` that ``resolve`` takes, which no other node's id has."""
+        ids = self._nodes.ids_of(tenant)
+        place = bisect_left(ids, node_id)
+        near = [other for other in ids[max(0, place - 1) : place + 2] if other != node_id]
+        prefixes = (node_id[:length] for length in range(MIN_PREFIX, len(node_id) + 1))
+        return next(prefix for prefix in prefixes if not any(other.startswith(prefix) for other in near))
+
     def members(self, tenant: str, selector: str) -> list[str]:
         """Return the nodes of ``tenant`` that ``selector`` means, by id: `*`, a tag, or one reference.
 

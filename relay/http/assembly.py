@@ -15,8 +15,9 @@ from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.environment import RelayEnvironment
 from relay.http.connections import Bounds, Connections
+from relay.http.front_page import FrontPage
 from relay.http.refusal_log import refusal_log
-from relay.http.request_guard import METADATA_PATH, AllowedHosts, BeginMcp, RequestGuard
+from relay.http.request_guard import AllowedHosts, BeginMcp, RequestGuard
 from relay.http.routes import make_routes
 from relay.part import Part
 from schemas.health import Health
@@ -27,7 +28,7 @@ class Served:
     """What other packages serve.
 
     Attributes:
-        mcp: the application behind ``/mcp``, and ``running`` the context in which it can serve.
+        mcp: the application behind the paths of MCP, and ``running`` the context in which it can serve.
         mcp_direct: what answers some of its requests without ASGI.
         node_sessions: the application behind ``/devices/connect``.
         routes: further routes.
@@ -53,25 +54,27 @@ class HttpPart(Part):
 def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, served: Served) -> HttpPart:
     """Return the part, which serves ``served``."""
     config = environment.config
+    issuers = [config.external_issuer.issuer] if config.external_issuer else []
     routes = make_routes(
         public_url=config.public_url,
         registry=environment.registry,
         metrics=environment.metrics,
         health=served.health,
         running=served.running,
-        issuers=[config.external_issuer.issuer] if config.external_issuer else [],
+        issuers=issuers,
         more=served.routes,
     )
     application = RequestGuard(
         allowed=AllowedHosts.of(config.public_url, config.listen, tls=config.tls is not None),
         authenticator=auth.authenticator,
-        metadata_url=config.public_url + METADATA_PATH if config.external_issuer else None,
+        metadata_of=config.public_url if config.external_issuer else None,
         metrics=environment.metrics,
         refusals=audit.refusals,
         mcp=served.mcp,
         mcp_direct=served.mcp_direct,
         node_sessions=served.node_sessions,
         other=routes,
+        page=FrontPage(config.public_url, issuers).page,
     )
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     bounds = Bounds.below(descriptors)

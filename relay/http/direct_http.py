@@ -1,4 +1,4 @@
-"""Answers a request to ``/mcp`` that was received in one piece without ASGI.
+"""Answers a request of MCP that was received in one piece without ASGI.
 
 For such a request ASGI's scope, events and tasks cost more than its answer. ``begin`` decides by the head and
 the body whether it answers one; ASGI serves every other request, and all that would be rejected. A
@@ -13,17 +13,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from relay.http.connections import AcceptedConnection
 from relay.http.http_protocol import BoundedHttp
 from relay.http.turn_end import LARGE_BYTES, turn_end_in
-from schemas.addresses import MCP_PATH
+from schemas.addresses import MCP_PATHS
 
 if TYPE_CHECKING:
     import asyncio
 
-_PATH = MCP_PATH.encode("ascii")
+_PATHS = frozenset(path.encode("ascii") for path in MCP_PATHS)
 _FAILED = 500
 
 
 class WholeRequest(NamedTuple):
-    """A POST to ``/mcp``, complete.
+    """A POST to a path of MCP, complete.
 
     Attributes:
         headers: as received, with lower-case names; they contain the bearer token and must not be kept.
@@ -34,6 +34,7 @@ class WholeRequest(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
     address: str
     connection: AcceptedConnection
+    path: bytes
     query: bytes
     body: bytes
 
@@ -156,7 +157,7 @@ class DirectHttp(BoundedHttp):
         """Return whether the request may be answered here, by its head and by what else is served."""
         return (
             self._begin is not None
-            and (self.url == _PATH or self.url.startswith(_PATH + b"?"))
+            and self.url.partition(b"?")[0] in _PATHS
             and self._connection.holder is not None
             and (self._served is None or self._served.response_complete)
             and self.parser.get_method() == b"POST"
@@ -165,10 +166,10 @@ class DirectHttp(BoundedHttp):
         )
 
     def _begin_work(self, body: bytes) -> PendingAnswer | None:
-        _, _, query = self.url.partition(b"?")
+        path, _, query = self.url.partition(b"?")
         if self._begin is None or self.client is None or b"#" in query:
             return None
-        return self._begin(WholeRequest(self.headers, self.client[0], self._connection, query, body))
+        return self._begin(WholeRequest(self.headers, self.client[0], self._connection, path, query, body))
 
     def _pass_on(self, body: bytes) -> None:
         super().on_headers_complete()

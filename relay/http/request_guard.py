@@ -1,4 +1,4 @@
-"""Guards every route: checks Host and Origin, and on ``/mcp`` the bearer token.
+"""Guards every route: checks Host and Origin, and where MCP is served the bearer token.
 
 A web page can make its browser send requests to a loopback address under a name of the page's choice (DNS
 rebinding); Host and Origin reveal that, on the WebSocket too. Must not know MCP or the nodes' protocol.
@@ -18,16 +18,16 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
 from relay.http.direct_http import PendingAnswer, WholeRequest
+from relay.http.front_page import Page, accepts_page
 from relay.observability.metrics import Metrics
-from schemas.addresses import CONNECT_PATH, MCP_PATH, HostPort, is_loopback
+from schemas.addresses import CONNECT_PATH, MCP_PATH, MCP_PATHS, HostPort, is_loopback
 from schemas.errors import Failure, ToolError
 from schemas.payloads import ErrorEnvelope
 from schemas.tokens import TokenError
 
 _METADATA_ROOT = "/.well-known/oauth-protected-resource"
-METADATA_PATH = _METADATA_ROOT + MCP_PATH
-METADATA_PATHS = (METADATA_PATH, _METADATA_ROOT)
-"""Where RFC 9728 puts the metadata of ``/mcp``, and where clients without a hint request it."""
+METADATA_PATHS = {_METADATA_ROOT: MCP_PATH, **{_METADATA_ROOT + path: path for path in MCP_PATHS}}
+"""Where RFC 9728 puts the metadata of each path of MCP, and where clients without a hint request it."""
 
 METRICS_PATH = "/metrics"
 
@@ -113,8 +113,8 @@ class AllowedHosts:
 class RequestGuard:
     """An ASGI application that passes requests to ``mcp``, ``node_sessions`` or ``other``.
 
-    ``metadata_url`` is where a client without a token can read which authorization server to get one from;
-    None without such a server.
+    ``metadata_of`` is the relay's URL, below which a client without a token can read which authorization
+    server to get one from; None without such a server. ``page`` is what a browser gets where MCP is served.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -122,13 +122,14 @@ class RequestGuard:
         *,
         allowed: AllowedHosts,
         authenticator: Authenticator,
-        metadata_url: str | None,
+        metadata_of: str | None,
         metrics: Metrics,
         refusals: RefusalCounter,
         mcp: ASGIApp,
         node_sessions: ASGIApp,
         other: ASGIApp,
         mcp_direct: BeginMcp | None = None,
+        page: Page | None = None,
     ) -> None:
         self._allowed = allowed
         self._authenticator = authenticator
@@ -138,10 +139,10 @@ class RequestGuard:
         self._mcp_direct = mcp_direct
         self._node_sessions = node_sessions
         self._other = other
-        scope = f'scope="{_CHALLENGED}"'
-        self._challenge = f'resource_metadata="{metadata_url}", {scope}' if metadata_url else scope
+        self._page = page
+        self._challenges = {path: _challenge(path, metadata_of) for path in MCP_PATHS}
         # A client that is sent to an authorization server that does not exist shows its user that failure.
-        self._how_to_get_one = _FROM_AN_ISSUER if metadata_url else _FROM_THE_OPERATOR
+        self._how_to_get_one = _FROM_AN_ISSUER if metadata_of else _FROM_THE_OPERATOR
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, connection or lifespan."""
@@ -163,7 +164,7 @@ class RequestGuard:
         elif scope["type"] == "websocket":
             headers.clear()  # not needed any more, and the session lasts
             await self._to_node_sessions(scope, receive, send)
-        elif scope["path"] == MCP_PATH:
+        elif scope["path"] in self._challenges:
             await self._to_mcp(headers, scope, receive, send)
         else:
             await self._other(scope, receive, send)
@@ -188,7 +189,8 @@ class RequestGuard:
         if not request.connection.may_admit(principal.name):
             return None  # ASGI rejects it, and counts that
         request.connection.admit(principal.name)
-        return self._mcp_direct(_caller(principal, headers, request.query, len(request.body)), request.body)
+        path, size = request.path.decode("ascii"), len(request.body)
+        return self._mcp_direct(_caller(principal, headers, path, request.query, size), request.body)
 
     def _has_allowed_host(self, headers: Mapping[bytes, str], address: str) -> bool:
         # Only requests from this machine may use a loopback name.
@@ -216,7 +218,7 @@ class RequestGuard:
                 scope, send, 429, RequestRefusal.CONNECTIONS, "This agent holds too many connections."
             )
             return
-        scope[CALLER_IN_SCOPE] = _caller(principal, headers, scope["query_string"])
+        scope[CALLER_IN_SCOPE] = _caller(principal, headers, scope["path"], scope["query_string"])
         await self._mcp(scope, receive, send)
 
     async def _identified(self, headers: dict[bytes, str], scope: Scope, send: Send) -> Principal | None:
@@ -229,9 +231,13 @@ class RequestGuard:
             counted_as = self._refusals.count_with_id(event, address, reason)
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: the answer to a request without credentials has no error code.
+            if self._page is not None and accepts_page(headers.get(b"accept", "")):
+                self._metrics.requests_refused.labels(RequestRefusal.NO_TOKEN).inc()
+                await _send(send, 401, self._page.body, *self._page.headers, self._challenge_to(scope))
+                return None
             denied = ToolError(Failure.TOKEN_REFUSED, _NO_TOKEN, fix=self._how_to_get_one)
             envelope = denied.envelope(counted_as)
-            await self._challenged(send, RequestRefusal.NO_TOKEN, envelope, "")
+            await self._challenged(scope, send, RequestRefusal.NO_TOKEN, envelope, "")
             return None
         try:
             return await self._authenticator.recognise(authorization[len(_BEARER) :].strip())
@@ -241,16 +247,18 @@ class RequestGuard:
             text = _REFUSALS.get(error.reason, Failure.TOKEN_REFUSED.value.message)
             envelope = ToolError(Failure.TOKEN_REFUSED, text, fix=self._how_to_get_one).envelope(counted_as)
             error_of_challenge = f'error="invalid_token", error_description="{text}", '
-            await self._challenged(send, RequestRefusal.TOKEN, envelope, error_of_challenge)
+            await self._challenged(scope, send, RequestRefusal.TOKEN, envelope, error_of_challenge)
             return None
 
     async def _challenged(
-        self, send: Send, reason: RequestRefusal, envelope: ErrorEnvelope, error: str
+        self, scope: Scope, send: Send, reason: RequestRefusal, envelope: ErrorEnvelope, error: str
     ) -> None:
         """Answer 401 with ``envelope`` (RFC-0005 section 8), and the challenge of RFC 6750 with ``error``."""
         self._metrics.requests_refused.labels(reason).inc()
-        challenge = (b"www-authenticate", f"Bearer {error}{self._challenge}".encode("ascii"))
-        await _send(send, 401, json.dumps(envelope), challenge)
+        await _send_json(send, 401, envelope, self._challenge_to(scope, error))
+
+    def _challenge_to(self, scope: Scope, error: str = "") -> tuple[bytes, bytes]:
+        return b"www-authenticate", f"Bearer {error}{self._challenges[scope['path']]}".encode("ascii")
 
     async def _refuse(self, scope: Scope, send: Send, status: int, reason: RequestRefusal, text: str) -> None:
         self._metrics.requests_refused.labels(reason).inc()
@@ -259,13 +267,20 @@ class RequestGuard:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
             return
-        await _send(send, status, json.dumps({"error": reason, "message": text}))
+        await _send_json(send, status, {"error": reason, "message": text})
 
 
-async def _send(send: Send, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
-    body = text.encode("ascii")
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
+async def _send_json(
+    send: Send, status: int, value: Mapping[str, object], *headers: tuple[bytes, bytes]
+) -> None:
+    await _send(
+        send, status, json.dumps(value).encode("ascii"), (b"content-type", b"application/json"), *headers
+    )
+
+
+async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    sized = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, sized]})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -280,9 +295,16 @@ def _address(scope: Scope) -> str:
     return client[0] if client else "unknown"
 
 
-def _caller(principal: Principal, headers: Mapping[bytes, str], query: bytes, size: int = 0) -> Caller:
+def _challenge(path: str, metadata_of: str | None) -> str:
+    scope = f'scope="{_CHALLENGED}"'
+    return f'resource_metadata="{metadata_of}{_METADATA_ROOT}{path}", {scope}' if metadata_of else scope
+
+
+def _caller(
+    principal: Principal, headers: Mapping[bytes, str], path: str, query: bytes, size: int = 0
+) -> Caller:
     transport = "stdio" if headers.get(_TRANSPORT) == "stdio" else "http"
-    return Caller(principal, transport, headers, query.decode("latin-1"), size)
+    return Caller(principal, transport, headers, query.decode("latin-1"), size, path)
 
 
 def _headers(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:

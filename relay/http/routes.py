@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from relay.auth.permissions import SCOPES
+from relay.http.front_page import FrontPage
 from relay.http.health_routes import health_routes
 from relay.http.request_guard import METADATA_PATHS, METRICS_PATH
 from relay.observability.metrics import Metrics
@@ -40,7 +41,7 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     metadata for them to read. ``more`` are the routes of other modules.
     """
     documents = registry.documents
-    metadata = _metadata(public_url, issuers)
+    front = FrontPage(public_url, issuers)
 
     async def list_schemas(_request: Request) -> Response:
         return JSONResponse({"schemas": sorted(documents)})
@@ -59,8 +60,8 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     async def show_metrics(_request: Request) -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def resource_metadata(_request: Request) -> Response:
-        return JSONResponse(metadata)
+    async def resource_metadata(request: Request) -> Response:
+        return JSONResponse(_metadata(mcp_url(public_url, METADATA_PATHS[request.scope["path"]]), issuers))
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -68,6 +69,7 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
             yield
 
     routes = [
+        Route("/", front.show),
         Route("/schemas/", list_schemas),
         Route("/schemas/{ref}", get_schema),
         *health_routes(health),
@@ -75,16 +77,17 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
         *(Route(path, resource_metadata) for path in METADATA_PATHS if issuers),
         *more,
     ]
-    application = Starlette(routes=routes, lifespan=lifespan)
+    unserved = {404: front.refuse, 405: front.refuse}
+    application = Starlette(routes=routes, lifespan=lifespan, exception_handlers=unserved)
     # An unknown path is 404. Starlette would redirect the client to another, by http.
     application.router.redirect_slashes = False
     return application
 
 
-def _metadata(public_url: str, issuers: Sequence[str]) -> dict[str, Any]:
+def _metadata(resource: str, issuers: Sequence[str]) -> dict[str, Any]:
     """Return the metadata of the resource (RFC 9728)."""
     return {
-        "resource": mcp_url(public_url),
+        "resource": resource,
         "resource_name": "Edge relay",
         "scopes_supported": list(SCOPES),
         "bearer_methods_supported": ["header"],

@@ -169,7 +169,7 @@ class ChangeStreams:
 
     def _selection_of(self, context: Context) -> Selection:
         try:
-            return self._options.read(caller_of(context).query).selection
+            return self._options.of(caller_of(context)).selection
         except UrlOptionError:
             return WHOLE_FLEET  # what is listed by this URL is an error, which says what is wrong
 

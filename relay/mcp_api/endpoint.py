@@ -1,4 +1,4 @@
-"""``/mcp``: Streamable HTTP in both protocol eras, over one table of methods.
+"""``/mcp`` and the paths below it: Streamable HTTP in both protocol eras, over one table of methods.
 
 A request of the new era whose method is in the table is answered from there (``direct``). Streams, the old
 era and every request that the SDK would reject go to the SDK, whose middleware reads the same table: the
@@ -48,7 +48,7 @@ SESSION_IDLE_S = 300
 
 
 class McpEndpoint:
-    """The MCP side of one relay: an ASGI application for ``/mcp``."""
+    """The MCP side of one relay: an ASGI application for the paths of MCP."""
 
     def __init__(self, server: SdkServer, methods: Methods, changes: ChangeStreams, logs: LogStreams) -> None:
         self.methods = methods
@@ -142,11 +142,12 @@ class McpEndpoint:
         result = await self.methods.table[message["method"]](caller, message, None)
         return self._eras.shaped(result, modern=True)
 
-    def _check_url(self, caller: Caller) -> None:
+    def _instructions_for(self, caller: Caller) -> str:
         try:
-            self.methods.check_url(caller)
+            view = self.methods.options_of(caller).selection.view
         except MethodError as error:
             raise MCPError(error.code, error.message, error.data) from None
+        return self._server.instructions_for(caller.principal.rights, view)
 
     def _charge(self, caller: Caller) -> None:
         try:
@@ -177,14 +178,13 @@ class McpEndpoint:
             self._changes.subscribe(ctx)
             return {}
         if ctx.method == "initialize":
-            self._check_url(caller_of(ctx))
+            instructions = self._instructions_for(caller_of(ctx))
             self._changes.count_session(ctx)
             # Not at ``initialized``, which is handled after its response: the event stream may be open then.
             self._logs.follow_session(ctx)
+            result = await call_next(ctx)
+            return result | {"instructions": instructions} if isinstance(result, dict) else result
         result = await call_next(ctx)
-        if ctx.method == "initialize" and isinstance(result, dict):
-            rights = caller_of(ctx).principal.rights
-            return result | {"instructions": self._server.instructions_for(rights)}
         if ctx.method == "notifications/initialized":
             self._changes.follow_session(ctx)
         return result

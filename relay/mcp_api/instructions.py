@@ -4,9 +4,10 @@ Clients that defer tools search names, titles and these instructions. The labels
 tenant reads its own alone. Must not contain anything that a node sent.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from relay.auth.permissions import Rights
+from relay.config import View
 from relay.fleet.fleet import Fleet
 
 MAX_BYTES = 1500
@@ -20,6 +21,7 @@ _STATIC = (
     "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
 )
 _BEFORE = " The operator calls the nodes: "
+_BEFORE_WITH_IDS = " The operator calls the nodes, whose ids in names of tools begin as said: "
 _MORE = ", and more, which fleet://nodes lists"
 
 
@@ -29,21 +31,32 @@ class Instructions:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    def text(self, rights: Rights) -> str:
-        """Return the instructions for callers with ``rights``, in ASCII: at most ``MAX_BYTES``."""
-        labels = self._fleet.labels(rights.tenant) if rights.may_read else ()
-        return _STATIC + _named(labels, MAX_BYTES - len(_STATIC))
+    def text(self, rights: Rights, view: View) -> str:
+        """Return the instructions for callers with ``rights``, in ASCII: at most ``MAX_BYTES``.
+
+        A tool of ``View.TOOLS`` has its node's id in its name and not the label: there both are named.
+        """
+        if not rights.may_read:
+            return _STATIC
+        with_ids = view is View.TOOLS
+        # No label contains a quotation mark.
+        nodes = (
+            f'"{label}" ({self._fleet.names.beginning_of(rights.tenant, node_id)})'
+            if with_ids
+            else f'"{label}"'
+            for label, node_id in self._fleet.labels(rights.tenant)
+        )
+        return _STATIC + _sentence(_BEFORE_WITH_IDS if with_ids else _BEFORE, nodes, MAX_BYTES - len(_STATIC))
 
 
-def _named(labels: Iterable[str], limit: int) -> str:
-    """Return the sentence with ``labels``, as many as fit into ``limit``; empty if there are none."""
-    # No label contains a quotation mark.
-    quoted: Iterator[str] = (f'"{label}"' for label in labels)
-    text = _BEFORE + next(quoted, "")
-    if text == _BEFORE:
+def _sentence(before: str, nodes: Iterator[str], limit: int) -> str:
+    """Return the sentence with as many of ``nodes`` as fit into ``limit``; empty if there are none."""
+    first = next(nodes, None)
+    if first is None:
         return ""
-    for label in quoted:
-        if len(text) + len(f", {label}") + len(_MORE) + 1 > limit:
+    text = before + first
+    for node in nodes:
+        if len(text) + len(f", {node}") + len(_MORE) + 1 > limit:
             return f"{text}{_MORE}."
-        text += f", {label}"
+        text += f", {node}"
     return f"{text}."

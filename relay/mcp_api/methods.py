@@ -18,6 +18,7 @@ from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
 from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit
+from relay.config import View
 from relay.fleet.node_names import UnknownNodeError
 from relay.mcp_api.fleet_resources import ResourceQueryError
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
@@ -62,7 +63,7 @@ class Methods:
         tools: ToolList,
         authenticator: Authenticator,
         resources: ResourceCatalog,
-        discover: Callable[[Rights], dict[str, Any]],
+        discover: Callable[[Rights, View], dict[str, Any]],
     ) -> None:
         self._gateway = gateway
         self._tools = tools
@@ -115,7 +116,7 @@ class Methods:
     async def _call_tool(
         self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
     ) -> dict[str, Any]:
-        selection = self._options_of(caller).selection
+        selection = self.options_of(caller).selection
         call = Call(message, caller.traceparent, caller.correlation_id)
         answer = await self._gateway.call(CallRequest(caller, call, emit, selection))
         return _tool_result(answer)
@@ -123,7 +124,7 @@ class Methods:
     async def _list_tools(
         self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
     ) -> dict[str, Any]:
-        options = self._options_of(caller)
+        options = self.options_of(caller)
         self.charge(caller.principal, 1)
         listed = partial(self._tools.listed, caller.principal.rights, options.selection)
         try:
@@ -136,17 +137,14 @@ class Methods:
             result["nextCursor"] = following
         return result | _cached(LIST_TTL_MS)
 
-    def check_url(self, caller: Caller) -> None:
-        """Return if the query of the caller's URL is one: a client must learn at its first request if not.
+    def options_of(self, caller: Caller) -> UrlOptions:
+        """Return what the caller's URL chooses.
 
         Raises:
-            MethodError: it is none.
+            MethodError: its query is none; a client must learn that at its first request.
         """
-        self._options_of(caller)
-
-    def _options_of(self, caller: Caller) -> UrlOptions:
         try:
-            return self._tools.options.read(caller.query)
+            return self._tools.options.of(caller)
         except UrlOptionError as error:
             raise MethodError(_INVALID_PARAMS, str(error)) from None
 
@@ -201,8 +199,7 @@ class Methods:
     async def _discover_server(
         self, caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
     ) -> dict[str, Any]:
-        self.check_url(caller)
-        return self._discover(caller.principal.rights)
+        return self._discover(caller.principal.rights, self.options_of(caller).selection.view)
 
 
 def _cached(ttl_ms: int) -> dict[str, Any]:

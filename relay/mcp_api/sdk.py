@@ -32,6 +32,7 @@ from starlette.types import Message
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import Emit, StreamClosedError
+from relay.config import View
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import TWICE
 from relay.mcp_api.methods import CALL_TOOL
@@ -88,10 +89,10 @@ class SdkServer(Server[Any]):
     from handlers; it has none.
 
     Attributes:
-        instructions_for: returns the instructions for callers with some rights.
+        instructions_for: returns the instructions for callers with some rights, in a view.
     """
 
-    def __init__(self, version: str, instructions: Callable[[Rights], str]) -> None:
+    def __init__(self, version: str, instructions: Callable[[Rights, View], str]) -> None:
         super().__init__(
             "edge-kubelet",
             version=version,
@@ -116,7 +117,7 @@ class SdkServer(Server[Any]):
         self.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
         self.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, listen)
 
-    def discovered(self, rights: Rights) -> dict[str, Any]:
+    def discovered(self, rights: Rights, view: View) -> dict[str, Any]:
         """Return the result of ``server/discover``, without what is added to every result of the new era.
 
         The SDK marks it as private to its caller, as it must be: the instructions hold the tenant's labels.
@@ -125,7 +126,7 @@ class SdkServer(Server[Any]):
         result = types.DiscoverResult(
             supported_versions=[version],
             capabilities=self.get_capabilities(protocol_version=version),
-            instructions=self.instructions_for(rights),
+            instructions=self.instructions_for(rights, view),
         )
         dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return serialize_server_result("server/discover", version, dumped)

@@ -1,4 +1,7 @@
-"""What a client chooses by the query of its URL: the form of names, the view, and what it is narrowed to.
+"""What a client chooses by its URL: the form of names, the view, and what it is narrowed to.
+
+The paths `/mcp/tools` and `/mcp/kinds` choose a view, with dashed names: some clients drop a query, or refuse
+a token for a URL without it. Whatever a path leaves open is a parameter of the query:
 
 | parameter | values |
 |---|---|
@@ -13,15 +16,17 @@ written `%2C`. A parameter or value that is not allowed is an error and never ig
 wider than its URL says. Must not read which nodes there are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
+from relay.auth.caller import Caller
 from relay.config import View
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.state.name_rules import NameRuleError, check_tags
+from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry
 
@@ -29,6 +34,11 @@ MAX_VALUES = 64
 _MAX_VALUE = 64
 _NAMES = ("dotted", "dashed")
 _PARAMETERS = ("names", "view", "nodes", "kinds", "tags")
+_BY_PATH: Mapping[str, Sequence[tuple[str, str]]] = {
+    MCP_PATH: (),
+    TOOLS_PATH: (("names", "dashed"), ("view", View.TOOLS)),
+    KINDS_PATH: (("names", "dashed"), ("view", View.KINDS)),
+}
 _KEPT = 256  # a client sends the same query each time
 
 
@@ -45,7 +55,7 @@ class UrlOptions:
 
 
 class UrlOptionReader:
-    """Reads queries. ``kinds`` are those that there are; ``default_view`` is that of a URL without one."""
+    """Reads URLs. ``kinds`` are those that there are; ``default_view`` is that of a URL without one."""
 
     def __init__(self, kinds: KindRegistry, default_view: View = View.TOOLS) -> None:
         self._kinds = kinds
@@ -57,14 +67,22 @@ class UrlOptionReader:
         self._default_view = view
         self.read.cache_clear()
 
-    def _read(self, query: str) -> UrlOptions:
-        """Return what ``query`` chooses.
+    def of(self, caller: Caller) -> UrlOptions:
+        """Return what the URL of ``caller`` chooses.
+
+        Raises:
+            UrlOptionError: as ``read``.
+        """
+        return self.read(caller.query, caller.path)
+
+    def _read(self, query: str, path: str = MCP_PATH) -> UrlOptions:
+        """Return what ``query`` and ``path`` choose.
 
         Raises:
             UrlOptionError: a value is not allowed.
         """
         pairs = [pair.partition("=") for pair in query.split("&")] if query else []
-        given = [(unquote_plus(name), value) for name, _, value in pairs if name]
+        given = [*_BY_PATH[path], *((unquote_plus(name), value) for name, _, value in pairs if name)]
         _check_names({name for name, _ in given})
         return UrlOptions(
             dashed=_choice(given, "names", _NAMES, "dotted") == "dashed",
@@ -98,7 +116,7 @@ def _check_names(names: Iterable[str]) -> None:
 def _choice(given: Sequence[tuple[str, str]], name: str, allowed: Sequence[str], default: str) -> str:
     values = [unquote_plus(value) for key, value in given if key == name] or [default]
     if len(values) > 1 or values[0] not in allowed:
-        raise UrlOptionError(f"{name} must be {' or '.join(allowed)}, and be given once")
+        raise UrlOptionError(f"{name} must be {' or '.join(allowed)}, and be given once, by path or query")
     return values[0]
 
 

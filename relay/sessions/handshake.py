@@ -112,7 +112,7 @@ class Handshake:
             claims = self.verifier.verify(
                 proof["token"],
                 {identity.kid: identity.public_key}.get,
-                audience=self.audience,
+                audiences=frozenset({self.audience}),
                 now_s=now_ms // 1000,
             )
         except TokenError as error:

@@ -86,7 +86,7 @@ def judge(machine: Machine, registry: SchemaRegistry) -> Authenticator:
     keys = AcceptedKeys(FakeClock(NOW_MS))
     keys.accept(machine.keys.accepted())
     verifier = TokenVerifier(registry, AGENT_REF)
-    return Authenticator(verifier, keys, PUBLIC_URL, AUDIENCE, FakeClock(NOW_MS))
+    return Authenticator(verifier, keys, PUBLIC_URL, frozenset({AUDIENCE}), FakeClock(NOW_MS))
 
 
 def token(key: Any, registry: SchemaRegistry) -> str:

@@ -30,7 +30,7 @@ def signed(header: bytes, claims: bytes) -> str:
 def refused(registry: SchemaRegistry, ref: str, token: str) -> str:
     verifier = TokenVerifier(registry, ref)
     with pytest.raises(TokenError) as caught:
-        verifier.verify(token, lambda _kid: PUBLIC, audience="b", now_s=NOW_MS // 1000)
+        verifier.verify(token, lambda _kid: PUBLIC, audiences=frozenset({"b"}), now_s=NOW_MS // 1000)
     assert str(caught.value) == caught.value.reason
     return caught.value.reason
 

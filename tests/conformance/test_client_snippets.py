@@ -7,12 +7,10 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE
-from schemas.addresses import MCP_PATH, mcp_url, normal_url
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text("utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"(?m)^## ", TEXT)[1:]}
@@ -69,14 +67,11 @@ def test_every_client_has_a_section_with_a_snippet(client: str) -> None:
 
 
 @EVERY_SNIPPET
-def test_a_snippet_has_the_relay_s_one_url_with_dashed_names(language: str, body: str) -> None:
+def test_a_snippet_has_the_one_url_of_the_kinds_view_by_path(language: str, body: str) -> None:
     strings = strings_of(language, body)
-    [url] = [urlsplit(text) for text in strings if "://" in text]
+    assert [text for text in strings if "://" in text] == ["https://relay.example/mcp/kinds"]
     if "stdio" in strings:
-        assert strings[:6] == ["relay", "stdio", "--url", url.geturl(), "--names", "dashed"]
-        url = urlsplit(mcp_url(normal_url(url.geturl())) + "?names=dashed")
-    assert (url.scheme, url.netloc, url.path) == ("https", "relay.example", MCP_PATH)
-    assert parse_qs(url.query, strict_parsing=True) == {"names": ["dashed"]}
+        assert strings[:4] == ["relay", "stdio", "--url", "https://relay.example/mcp/kinds"]
 
 
 @EVERY_SNIPPET

@@ -43,7 +43,9 @@ TYPESCRIPT = pytest.mark.parametrize(
     ],
 )
 FORMS = pytest.mark.parametrize(
-    ("query", "mark"), [("", "."), ("?names=dashed", "-")], ids=["dotted", "dashed"]
+    ("query", "mark"),
+    [("", "."), ("?names=dashed", "-"), ("/tools", "-")],
+    ids=["dotted", "dashed", "by-path"],
 )
 ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
 OLD_VERSIONS = pytest.mark.parametrize("version", ["2025-06-18", "2025-03-26"])

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from relay.demo.processes import Processes
-from schemas.addresses import mcp_url
+from schemas.addresses import TOOLS_PATH, mcp_url
 from tests.compatibility.site import Programs, Site
 from tests.fakes.broker import Broker
 from tests.fakes.npm import NpmPrograms
@@ -65,7 +65,7 @@ async def tls_relay(tmp_path_factory: pytest.TempPathFactory, broker: Broker) ->
         async with site.agent(programs) as agent:
             await agent.until_listed(node_id)
         yield TlsRelay(
-            url=mcp_url(site.url) + "?names=dashed",
+            url=mcp_url(site.url, TOOLS_PATH),
             root=site.relay_state / "ca" / "server-root.pem",
             token=await site.token(programs),
             echo=f"sysecho-{node_id}-echo-invoke",

@@ -46,7 +46,7 @@ async def test_arguments_that_fail_their_schema_never_reach_the_node(
     assert error["code"] == "E_MANIFEST_INVALID"
     assert error["suggested_fix"]
     # The decision is the last word of the audit: nothing was allowed, so nothing was sent.
-    lines = [line for line in demo.audit() if line["correlation_id"] == error["correlation_id"]]
+    lines = [line for line in demo.audit() if line.get("correlation_id") == error["correlation_id"]]
     assert [line.get("decision") for line in lines] == ["deny"]
 
 
@@ -80,7 +80,7 @@ async def test_control_characters_in_a_name_reach_no_error_and_no_audit(
     error = await failed_call(demo, "legacy", name, {})
     assert error["code"] == code
     assert "red" not in error["message"]
-    [line] = [line for line in demo.audit() if line["correlation_id"] == error["correlation_id"]]
+    [line] = [line for line in demo.audit() if line.get("correlation_id") == error["correlation_id"]]
     assert line["tool"] == shown
 
 
@@ -102,7 +102,22 @@ async def test_without_a_token_there_is_no_mcp(demo: Demo, headers: dict[str, st
         assert answer.json()["code"] == "E_SAFETY_DENIED"
         assert "relay token issue" in answer.json()["suggested_fix"]
         metadata = await http.get(demo.base_url + "/.well-known/oauth-protected-resource/mcp")
-    assert metadata.status_code == 404
+        registered = await http.post(demo.base_url + "/register", json={"redirect_uris": []})
+    assert metadata.status_code == registered.status_code == 404
+    assert metadata.json() == registered.json()
+    assert "relay token issue" in registered.json()["error_description"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/", 200), ("/mcp", 401), ("/mcp/kinds", 401), ("/authorize", 404)]
+)
+async def test_a_person_who_opens_the_url_in_a_browser_reads_how_to_connect(
+    demo: Demo, path: str, status: int
+) -> None:
+    async with httpx2.AsyncClient() as http:
+        page = await http.get(demo.base_url + path, headers={"accept": "text/html,*/*;q=0.8"})
+    assert page.status_code == status
+    assert f"{demo.base_url}/mcp/kinds" in page.text
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/devices/connect", "/healthz", "/schemas/"])

@@ -82,9 +82,14 @@ async def test_the_tools_and_the_errors_are_those_of_http(demo: Demo, tmp_path: 
 
 
 @ERAS
-async def test_the_view_is_an_option_of_the_program(demo: Demo, tmp_path: Path, era: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "options"), [("", ("--names", "dashed", "--view", "kinds")), ("/mcp/kinds", ())]
+)
+async def test_the_view_is_an_option_of_the_program_or_a_path_of_its_url(
+    demo: Demo, tmp_path: Path, era: str, path: str, options: tuple[str, ...]
+) -> None:
     token = private(tmp_path, demo.facts["token"])
-    async with agent(demo.base_url, token, era, "--names", "dashed", "--view", "kinds") as client:
+    async with agent(demo.base_url + path, token, era, *options) as client:
         assert {"find_nodes", "sysecho-invoke"} <= {tool.name for tool in (await client.list_tools()).tools}
         result = await client.call_tool("sysecho-invoke", {"message": "by kind", "node": demo.real_node})
     assert (result.structured_content or {})["node_id"] == demo.real_node

@@ -1,8 +1,8 @@
 """14. An agent sees one tool for each kind, finds a node by its label, and asks many at once.
 
-Steps: the operator labels and tags the nodes · the agent lists the kinds view in each era · it finds the
-node, reads it by its label, asks all nodes · a narrowed URL shows and admits no other node · the tools of the
-other view still work.
+Steps: the operator labels and tags the nodes · the agent lists the kinds view in each era, by query
+and by path · it finds the node, reads it by its label, asks all nodes · a narrowed URL shows and admits
+no other node · the tools of the other view still work.
 """
 
 import asyncio
@@ -82,6 +82,9 @@ async def test_an_agent_uses_a_fleet_by_kinds_and_names(named: Demo, era: str) -
             assert "greenhouse pi" in misspelt["suggested_fix"]
             by_tool = await content(client, f"sysecho.{real}.echo.invoke", {"message": "still here"})
             assert by_tool["message"] == "still here"
+
+        async with named.client(era, "/kinds") as client:
+            assert {"find_nodes", "sys-snapshot", "sysecho-invoke"} <= set(await names(client))
 
         narrowed = "?view=tools&tags=site%3Dnorth&kinds=sysecho"
         async with named.client(era, narrowed) as client:

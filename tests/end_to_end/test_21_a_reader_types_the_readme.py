@@ -1,25 +1,31 @@
-"""21. A reader of the README types its story: a hub, a board and an agent, from the installation on.
+"""21. A reader of the README types its stories: one machine, and a hub, a board and an agent.
 
-Steps: the hub installs the wheel, and runs the relay · it makes the tokens · the board enrols and runs · the
-agent calls a tool of it, and gets the answer that the README shows · Claude Code is connected.
+Steps: the hub installs the wheel, and runs the relay · it makes the tokens · the board enrols and runs · on
+one machine an agent calls a tool of it, and gets the answer that the README shows · Claude Code is connected.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.story import NamespacesError, blocks_of, machines, missing_programs
+from tests.fakes.story import Block, Machines, NamespacesError, blocks_of, machines, missing_programs
 
 pytestmark = pytest.mark.long
 
 BOUND_S = 60
 ROOT = Path(__file__).parents[2]
-SECTION = (
-    (ROOT / "README.md").read_text("utf-8").split("\n## One hub, one board, one agent\n")[1].split("\n## ")[0]
-)
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks_below(heading: str) -> list[Block]:
+    return blocks_of(README.split(f"\n## {heading}\n")[1].split("\n## ")[0])
 
 
 @pytest.fixture(scope="module")
@@ -33,26 +39,82 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-# Three environments are made, and each begins with an installation of pip.
-@pytest.mark.timeout(300)
-def test_the_lines_of_the_readme_end_in_the_answer_that_it_shows(tmp_path: Path, wheels: Path) -> None:
+@contextmanager
+def typing_on(directory: Path, wheels: Path) -> Iterator[Machines]:
     if missing := missing_programs():
         pytest.skip(f"not installed: {', '.join(missing)}")
-    on_hub, tokens, on_board, call, connect = blocks_of(SECTION)
     try:
-        with machines(tmp_path, wheels) as typing:
-            for block in (on_hub, tokens, on_board):
-                typing.type(block)
-            answer = typing.type(call).splitlines()[-1]
-            connected = typing.type(connect)
+        with machines(directory, wheels) as typing:
+            yield typing
     except NamespacesError as error:
         pytest.skip(f"no namespaces: {error}")
-    shown = json.loads(SECTION.split("```json\n")[1].split("```")[0])
-    assert [*json.loads(answer)] == [*shown]
-    assert all(isinstance(value, float) for value in json.loads(answer).values())
+
+
+@pytest.mark.timeout(300)  # each environment begins with an installation of pip
+def test_the_lines_for_one_machine_end_in_the_answer_that_is_shown(tmp_path: Path, wheels: Path) -> None:
+    relay, node, agent = blocks_below("One machine")
+    with typing_on(tmp_path, wheels) as typing:
+        for block in (relay, node):
+            typing.type(block)
+        printed = typing.type(agent)
+    shown = json.loads(README.split("The answer is `")[1].split("`")[0])
+    [answer] = [json.loads(line) for line in printed.splitlines() if line.startswith('{"one"')]
+    assert [*answer] == [*shown]
+    assert all(isinstance(value, float) for value in answer.values())
+    entry = json.loads((tmp_path / "here" / ".claude.json").read_text("utf-8"))["mcpServers"]["edge"]
+    assert entry["url"] == "http://127.0.0.1:8700/mcp/kinds"
+
+
+@pytest.mark.timeout(300)
+def test_the_lines_for_three_machines_connect_the_agent(tmp_path: Path, wheels: Path) -> None:
+    *services, connect = blocks_below("One hub, one board, one agent")
+    with typing_on(tmp_path, wheels) as typing:
+        for block in services:
+            typing.type(block)
+        connected = typing.type(connect)
     assert "4 tools are listed." in connected
     entry = json.loads((tmp_path / "agent" / ".claude.json").read_text("utf-8"))["mcpServers"]["edge"]
-    assert "https://hub.example:8700" in entry["args"]
+    assert "https://hub.example:8700/mcp/kinds" in entry["args"]
+
+
+def pip(find_links: str, *before: str) -> "subprocess.CompletedProcess[str]":
+    """Have pip resolve this project from ``find_links`` alone."""
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "edge-kubelet",
+    ]
+    environment = {
+        **os.environ,
+        "PIP_FIND_LINKS": find_links,
+        "PIP_NO_INDEX": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    return subprocess.run(
+        [*before, *command], env=environment, check=False, capture_output=True, text=True, timeout=BOUND_S
+    )
+
+
+def test_pip_finds_the_wheel_of_a_clone_below_a_directory_with_a_space(tmp_path: Path, wheels: Path) -> None:
+    clone = tmp_path / "my clone"
+    shutil.copytree(wheels, clone / "dist")
+    [line] = [line for line in README.splitlines() if line.startswith("export PIP_FIND_LINKS=")]
+    shell = ["bash", "-ec", f'cd "{clone}" && {line} && printf %s "$PIP_FIND_LINKS"']
+    links = subprocess.run(shell, check=True, capture_output=True, text=True, timeout=BOUND_S).stdout
+    assert "Processing " in pip(links).stdout
+
+
+def test_pip_says_in_one_line_why_not_on_a_machine_of_32_bits(wheels: Path) -> None:
+    reason = "edge.kubelet.needs.a.64.bit.machine"
+    refused = pip(str(wheels), "setarch", "linux32")
+    assert refused.returncode == 1
+    assert reason in refused.stderr.splitlines()[-1]
+    assert reason not in pip(str(wheels)).stderr
 
 
 def test_a_block_without_a_machine_is_not_passed_over() -> None:

@@ -75,7 +75,9 @@ async def test_three_relays_are_one_fleet_and_leave_nothing(
         assert {log.stem for log in demo.directory.glob("*.log")} == PROGRAMS
         holding = [path for path in demo.directory.rglob("*") if path.is_file() and holds(path, seed)]
         assert holding == [seed_file]
-    assert seed not in "".join(demo.printed)
+    printed = "".join(demo.printed)
+    assert seed not in printed
+    assert f"claude mcp add --transport http edge {first}/mcp/kinds --header " in printed
     _, alive = psutil.wait_procs(running, timeout=20)
     assert alive == []
     assert list(temporary.iterdir()) == []

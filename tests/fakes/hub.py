@@ -71,7 +71,7 @@ from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
 from relay.views.assembly import view_tools
 from relay.views.measurements import Measurements
-from schemas.addresses import mcp_url
+from schemas.addresses import mcp_url, mcp_urls
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
@@ -180,7 +180,7 @@ class Hub:
             TokenVerifier(registry, AGENT_REF),
             {key_id(public_key): public_key},
             issuer=public_url,
-            audience=mcp_url(public_url),
+            audiences=mcp_urls(public_url),
             now_ms=self.judged_by,
         )
         self.frames, self.peers = self.reached()

@@ -16,6 +16,7 @@ from relay.auth.agent_tokens import Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.observability.metrics import Metrics
 from relay.state.token_keys import key_id
+from schemas.addresses import mcp_urls
 from schemas.keys import base64url
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
@@ -169,7 +170,7 @@ class TwoIssuers:
             TokenVerifier(registry, AGENT_REF),
             ours,
             PUBLIC_URL,
-            AUDIENCE,
+            mcp_urls(PUBLIC_URL),
             self.clock,
             ExternalIssuer(
                 ISSUER, TokenVerifier(registry, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF), self.keys

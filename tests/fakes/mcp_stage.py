@@ -67,7 +67,7 @@ class Stage:
         self._server.app = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, self.address),
             authenticator=self.hub.authenticator,
-            metadata_url=None,
+            metadata_of=None,
             metrics=self.hub.metrics,
             refusals=self.hub.refusals,
             mcp=self.mcp,

@@ -156,4 +156,4 @@ class World:
 def claims_of(rig: Rig, token: str, *, now_s: int = NOW_MS // 1000) -> dict[str, Any]:
     verifier = TokenVerifier(SchemaRegistry(), DEVICE_REF)
     keys = {rig.node.kid: rig.node.public_key}
-    return verifier.verify(token, keys.get, audience=rig.relay.url, now_s=now_s)
+    return verifier.verify(token, keys.get, audiences=frozenset({rig.relay.url}), now_s=now_s)

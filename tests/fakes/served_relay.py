@@ -75,7 +75,7 @@ class ServedRelay:
         self._guard = RequestGuard(
             allowed=AllowedHosts.of(hub.public_url, self.address),
             authenticator=hub.authenticator,
-            metadata_url=None,
+            metadata_of=None,
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self._mcp,

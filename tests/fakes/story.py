@@ -129,8 +129,8 @@ class Machines:
             "PATH": f"{self._directory / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG": "C.UTF-8",
             # A user's directories would be below HOME; root's are the machine's.
-            "RELAY_STATE_DIR": str(home / "state"),
-            "KUBELET_STATE_DIR": str(home / "state"),
+            "RELAY_STATE_DIR": str(home / "relay-state"),
+            "KUBELET_STATE_DIR": str(home / "kubelet-state"),
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(self._wheels),

@@ -57,7 +57,7 @@ def token_claims(data: bytes) -> None:
 
 def _verify(text: str) -> dict[str, object]:
     keys = {samples.NODE.kid: samples.NODE.public_key}
-    return _TOKENS.verify(text, keys.get, audience=samples.AUDIENCE, now_s=NOW_MS // 1000)
+    return _TOKENS.verify(text, keys.get, audiences=frozenset({samples.AUDIENCE}), now_s=NOW_MS // 1000)
 
 
 def _signed(claims: bytes, kid: str) -> str:
@@ -90,7 +90,7 @@ def _authenticator() -> Authenticator:
         TokenVerifier(_REGISTRY, AGENT_REF),
         {key_id(public_key): public_key},
         issuer=samples.AUDIENCE,
-        audience=samples.AUDIENCE,
+        audiences=frozenset({samples.AUDIENCE}),
         now_ms=lambda: NOW_MS,
     )
 

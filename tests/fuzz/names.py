@@ -27,10 +27,11 @@ from schemas.addresses import (
     BrokerAddress,
     collector_url,
     is_loopback,
-    normal_mcp_url,
+    mcp_url,
     normal_url,
     parse_broker,
     parse_host_port,
+    parse_mcp_url,
 )
 from schemas.durations import DurationError, duration_text, parse_duration_ms, parse_duration_s
 from schemas.keys import base64url
@@ -78,7 +79,7 @@ def topic(data: bytes) -> None:
 def address(data: bytes) -> None:
     """What an address is read as is read as the same again."""
     text = text_of(data)
-    for parse in (parse_broker, parse_host_port, normal_url, normal_mcp_url, collector_url):
+    for parse in (parse_broker, parse_host_port, normal_url, collector_url):
         parsed = tried(partial(parse, text), AddressError)
         if parsed is REFUSED:
             continue
@@ -87,6 +88,8 @@ def address(data: bytes) -> None:
             assert parse(str(parsed)) == parsed
         if isinstance(parsed, BrokerAddress):
             assert is_loopback(parsed.host) in {True, False}
+    found = tried(partial(parse_mcp_url, text), AddressError)
+    assert found is REFUSED or parse_mcp_url(mcp_url(*found)) == found
 
 
 def duration(data: bytes) -> None:

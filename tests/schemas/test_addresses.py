@@ -7,9 +7,9 @@ from schemas.addresses import (
     connect_url,
     is_loopback,
     mcp_url,
-    normal_mcp_url,
     normal_url,
     parse_host_port,
+    parse_mcp_url,
 )
 
 
@@ -70,15 +70,30 @@ def test_a_zone_belongs_to_link_local_addresses_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["https://relay.example", "wss://Relay.example/mcp", "https://relay.example/mcp/"]
+    ("text", "path"),
+    [
+        ("https://relay.example", "/mcp"),
+        ("wss://Relay.example/mcp", "/mcp"),
+        ("https://relay.example/mcp/", "/mcp"),
+        ("https://relay.example/mcp/tools", "/mcp/tools"),
+        ("https://relay.example/mcp/kinds/", "/mcp/kinds"),
+    ],
 )
-def test_the_url_of_the_mcp_endpoint_is_taken_for_the_relays(text: str) -> None:
-    assert normal_mcp_url(text) == "https://relay.example"
+def test_the_url_of_an_mcp_endpoint_is_taken_for_the_relay_s_and_its_path(text: str, path: str) -> None:
+    assert parse_mcp_url(text) == ("https://relay.example", path)
+
+
+@pytest.mark.parametrize("path", ["/mcp/nodes", "/mcp/mcp", "/kinds"])
+def test_a_path_that_is_none_of_mcp_is_refused(path: str) -> None:
+    with pytest.raises(AddressError, match="is not the URL of a relay"):
+        parse_mcp_url(f"https://relay.example{path}")
 
 
 def test_options_in_the_url_of_the_mcp_endpoint_are_options_of_the_command() -> None:
     with pytest.raises(AddressError, match=r"leave out \?names=dashed .* --names and --view"):
-        normal_mcp_url("https://relay.example/mcp?names=dashed")
+        parse_mcp_url("https://relay.example/mcp?names=dashed")
+    with pytest.raises(AddressError, match=r"leave out \?tags=a"):
+        parse_mcp_url("https://relay.example/mcp/kinds?tags=a")
 
 
 @pytest.mark.parametrize(

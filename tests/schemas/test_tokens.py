@@ -85,7 +85,7 @@ def verify(
     audience: str = AUDIENCE,
     now_s: int = NOW_S,
 ) -> dict[str, Any]:
-    return verifier.verify(text, keys, audience=audience, now_s=now_s)
+    return verifier.verify(text, keys, audiences=frozenset({audience}), now_s=now_s)
 
 
 def test_a_good_token_gives_its_claims(agents: TokenVerifier) -> None:

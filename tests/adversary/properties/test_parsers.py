@@ -178,7 +178,9 @@ def claims(**members: Any) -> dict[str, Any]:
 
 def verify(verifier: TokenVerifier, token: str) -> dict[str, Any]:
     keys = {KID: bytes(KEY.verify_key)}
-    return verifier.verify(token, keys.get, audience="https://relay.example/mcp", now_s=NOW_MS // 1000)
+    return verifier.verify(
+        token, keys.get, audiences=frozenset({"https://relay.example/mcp"}), now_s=NOW_MS // 1000
+    )
 
 
 @given(st.sampled_from([*claims(), "nbf", "x"]), VALUES)

@@ -35,7 +35,7 @@ def test_the_token_is_for_this_challenge_and_lives_a_minute_by_the_relays_clock(
     challenge = {**CHALLENGE, "server_time_ms": now_s * 1000 + 999}
     token = answer_to(challenge, identity, RELAY, JTI, BOOT_ID)["token"]
     claims = TokenVerifier(registry, DEVICE_REF).verify(
-        token, {node.kid: node.public_key}.get, audience=RELAY, now_s=now_s
+        token, {node.kid: node.public_key}.get, audiences=frozenset({RELAY}), now_s=now_s
     )
     assert claims == {
         "iss": NODE_ID,
@@ -69,4 +69,4 @@ def test_after_a_renewal_the_new_leaf_is_shown_first_and_names_the_key(
     assert shown == certificates_in(fresh.leaf_pem + node.leaf_pem + node.root_pem)
     verifier = TokenVerifier(registry, DEVICE_REF)
     keys = {fresh.kid: node.public_key}
-    verifier.verify(answer["token"], keys.get, audience=RELAY, now_s=NOW_MS // 1000)
+    verifier.verify(answer["token"], keys.get, audiences=frozenset({RELAY}), now_s=NOW_MS // 1000)

@@ -169,4 +169,6 @@ async def test_after_a_renewal_the_next_session_is_opened_with_the_new_leaf(
     kid = kid_of(first_certificate_in(answer["certificate"]))
     verifier = TokenVerifier(SchemaRegistry(), DEVICE_REF)
     keys = {kid: rig.node.public_key}
-    verifier.verify(auth.payload["token"], keys.get, audience=rig.relay.url, now_s=NOW_MS // 1000)
+    verifier.verify(
+        auth.payload["token"], keys.get, audiences=frozenset({rig.relay.url}), now_s=NOW_MS // 1000
+    )

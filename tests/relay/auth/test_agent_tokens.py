@@ -11,6 +11,7 @@ from nacl.signing import SigningKey
 from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, TokenOptionError
 from relay.state.token_keys import AcceptedKey, key_id
+from schemas.addresses import mcp_urls
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
@@ -62,7 +63,7 @@ def verifier(registry: SchemaRegistry) -> CountingVerifier:
 @pytest.fixture
 def authenticator(verifier: CountingVerifier, clock: FakeClock) -> Authenticator:
     public_key = bytes(KEY.verify_key)
-    return Authenticator(verifier, {key_id(public_key): public_key}, ISSUER, AUDIENCE, clock)
+    return Authenticator(verifier, {key_id(public_key): public_key}, ISSUER, mcp_urls(ISSUER), clock)
 
 
 def token(key: SigningKey = KEY, kid: str | None = None, **claims: Any) -> str:
@@ -107,6 +108,11 @@ def test_scopes_reach_the_safety_classes_that_they_name(
 OTHER_KEY = key_named("another")
 
 
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/tools", "/mcp/kinds"])
+def test_a_token_for_any_path_of_mcp_is_good(authenticator: Authenticator, path: str) -> None:
+    assert authenticator.identify(token(aud=f"{ISSUER}{path}")).sub == CLAIMS["sub"]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -121,6 +127,7 @@ OTHER_KEY = key_named("another")
         pytest.param(token(iss="https://other.example"), "issuer", id="another issuer"),
         pytest.param(token(aud=ISSUER), "audience", id="the audience of nodes"),
         pytest.param(token(aud="https://other.example/mcp"), "audience", id="another relay"),
+        pytest.param(token(aud=f"{ISSUER}/mcp/nodes"), "audience", id="a path that is none of MCP"),
         pytest.param(token(token_class="device_runtime"), "claims", id="a node's class"),
         pytest.param(token(exp=NOW_S), "not_yet", id="no life at all"),
         pytest.param(token(iat=NOW_S - 60, exp=NOW_S), "expired", id="expires now"),
@@ -417,7 +424,7 @@ def test_a_token_is_accepted_until_its_key_ends(verifier: CountingVerifier, cloc
     public_key, kid = bytes(KEY.verify_key), key_id(bytes(KEY.verify_key))
     keys = AcceptedKeys(clock)
     keys.accept({kid: AcceptedKey(public_key, None)})
-    authenticator = Authenticator(verifier, keys, ISSUER, AUDIENCE, clock)
+    authenticator = Authenticator(verifier, keys, ISSUER, mcp_urls(ISSUER), clock)
     principal = authenticator.identify(token())
     keys.accept({kid: AcceptedKey(public_key, NOW_MS + 1)})
     authenticator.check(principal)

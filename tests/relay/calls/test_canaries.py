@@ -55,6 +55,7 @@ class Stage:
         self.canaries = Canaries(
             fleet=hub.fleet,
             executor=self.executor,
+            audit=hub.audit,
             ulids=hub.ulids,
             metrics=hub.metrics,
             monotonic=self.seconds,
@@ -116,15 +117,40 @@ async def test_a_node_is_sent_one_echo_for_each_welcome_once_its_manifest_was_ac
     assert stage.counted(code="ok", hop="") == 2
 
 
-async def test_a_canary_is_recorded_as_the_relays_own_call(stage: Stage) -> None:
+async def test_a_line_allows_the_canaries_of_a_minute_and_sums_up_those_before(stage: Stage) -> None:
+    stage.connect(NODE, OTHER)
+    await stage.sample(10)
+    stage.nodes.failing[NODE_ID] = Failure.DEADLINE_EXCEEDED
+    await stage.sample(11)
+    failed = stage.counted(code="E_DEADLINE_EXCEEDED") - (stage.asked()[-1] == NODE_ID)
+    lines = stage.hub.audited()
+    assert {(line["event"], line["sub"]) for line in lines} == {("canaries", "relay")}
+    assert [(line["code"], line["count"], line["failed"]) for line in lines] == [
+        ("ok", 0, 0),
+        ("ok", 10, 0),
+        ("E_DEADLINE_EXCEEDED", 10, failed),
+    ]
+    assert failed > 0
+
+
+async def test_none_is_sent_in_a_minute_whose_line_cannot_be_written(stage: Stage) -> None:
     stage.connect(NODE)
-    stage.canaries.announced(NODE)
-    await stage.until_counted(1)
-    decision, outcome = stage.hub.audited()
-    for line in (decision, outcome):
-        assert (line["sub"], line["tenant"], line["node_id"]) == ("relay", TENANT, NODE_ID)
-        assert (line["iss"], line["jti"]) == (None, None)  # no token can have these
-    assert (decision["decision"], outcome["outcome"]) == ("allow", "ok")
+    with full_disk():
+        await stage.sample(2)
+    assert stage.asked() == []
+    await stage.sample(1)
+    assert stage.asked() == [NODE_ID]
+    assert [line["failed"] for line in stage.hub.audited()] == [2]
+
+
+async def test_what_the_last_line_does_not_sum_up_has_a_line_at_the_end(hub: Hub) -> None:
+    stage = Stage(hub)
+    running = asyncio.create_task(stage.canaries.run())
+    stage.connect(NODE)
+    await stage.sample(3)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [line["count"] for line in hub.audited()] == [0, 3]
 
 
 async def test_a_sample_of_ten_a_minute_goes_round_the_tenants_and_the_nodes_of_each(stage: Stage) -> None:
@@ -262,6 +288,7 @@ async def test_a_node_that_has_gone_meanwhile_has_not_failed(stage: Stage) -> No
 async def test_the_relay_is_red_at_once_when_its_own_hop_fails(stage: Stage) -> None:
     stage.connect(NODE)
     await stage.sample(3)
+    stage.seconds.now += 60  # the line of the next minute is due
     with full_disk():
         await stage.sample(1)
         health = stage.canaries.health()

@@ -135,6 +135,22 @@ def test_audit_tail_shows_the_newest_lines(relay: Relay, audit: WrittenAudit) ->
     assert outcome.out.splitlines() == lines[-31:]
 
 
+def test_audit_tail_leaves_out_canaries_however_many_there_are(
+    relay: Relay, audit: WrittenAudit, state: Path
+) -> None:
+    by_call = {"tenant": "acme", "iss": None, "sub": "relay", "jti": None, "tool": "echo", "outcome": "ok"}
+    agent = {**by_call, "iss": "https://relay.example", "jti": "j"}  # an agent may have the same name
+    summed = {"event": "canaries", "sub": "relay", "count": 10, "failed": 0}
+    of_canaries = [json.dumps(each).encode() for each in (by_call, summed)] * 300
+    audit.change(lambda lines: lines.extend([json.dumps(agent).encode(), *of_canaries]))
+    shown = relay("audit", "tail", "-n", "2", "--json").out.splitlines()
+    assert [json.loads(line).get("iss") for line in shown] == [None, "https://relay.example"]
+    assert json.loads(shown[0])["number"] == 3
+    assert len(relay("audit", "tail").out.splitlines()) == 4
+    assert json.loads(relay("audit", "tail", "-n", "1", "--canaries", "--json").out) == summed
+    assert state.is_dir()
+
+
 def test_audit_tail_json_prints_no_byte_that_a_terminal_obeys(relay: Relay, audit: WrittenAudit) -> None:
     raw = json.dumps({"tool": HOSTILE}, ensure_ascii=False).encode()
     audit.change(lambda lines: lines.extend([raw, b'{"tool":"\xc2\x9b31m"}', b"\x1b[2J"]))

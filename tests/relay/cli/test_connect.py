@@ -68,6 +68,28 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(connect: Connect, home: P
     assert files_below(home) == set()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (("--url", URL), "/mcp/kinds"),
+        (("--url", f"{URL}/mcp"), "/mcp/kinds"),
+        (("--url", f"{URL}/mcp/tools"), "/mcp/tools"),
+        (("--url", f"{URL}/mcp/tools", "--view", "tools"), "/mcp/tools"),
+        (("--url", URL, "--view", "tools"), "/mcp/tools"),
+    ],
+)
+def test_the_client_gets_the_kinds_view_unless_another_is_asked_for(
+    connect: Connect, arguments: tuple[str, ...], path: str
+) -> None:
+    assert f'"url": "{URL}{path}"' in connect("claude-code", *arguments, "--dry-run").out
+
+
+def test_a_view_and_another_in_the_url_are_a_contradiction(connect: Connect) -> None:
+    refused = connect("codex", "--url", f"{URL}/mcp/tools", "--view", "kinds", "--dry-run")
+    assert (refused.code, refused.out) == (2, "")
+    assert "are not the same view: leave out one of them" in refused.err
+
+
 SECRET = "sk-of-a-neighbour"
 NEIGHBOURS = {
     "claude-code": (

@@ -43,7 +43,7 @@ def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_r
     claims = TokenVerifier(registry, AGENT_REF).verify(
         token,
         {key_id(public_key): public_key}.get,
-        audience="https://relay.example/mcp",
+        audiences=frozenset({"https://relay.example/mcp"}),
         now_s=written_ms(state / "token.key") // 1000,
     )
     assert (claims["iss"], claims["sub"], claims["tenant"]) == ("https://relay.example", "agent-1", "acme")

@@ -58,11 +58,10 @@ def test_an_entry_names_the_relay_the_token_s_file_and_the_root(
     client: ClientName, root: Path | None
 ) -> None:
     entry = CLIENTS[client].entry(
-        ClientTarget(CONNECTION.url, CONNECTION.program, CONNECTION.token_file, view="kinds", root=root)
+        ClientTarget(CONNECTION.url, CONNECTION.program, CONNECTION.token_file, root=root)
     )
     text = json.dumps(entry)
-    assert "https://relay.example" in text
-    assert "kinds" in text
+    assert '"https://relay.example/mcp/kinds"' in text
     assert str(CONNECTION.token_file) in text
     assert ("/etc/root.pem" in text) == (root is not None)
 
@@ -75,7 +74,7 @@ def test_claude_code_reads_the_headers_by_a_command_that_a_shell_splits_rightly(
         "--token-file",
         "/home/ada/.config/edge-kubelet/a.token",
     ]
-    assert entry["url"] == "https://relay.example/mcp?names=dashed"
+    assert entry["url"] == "https://relay.example/mcp/kinds"
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin", "win32"])

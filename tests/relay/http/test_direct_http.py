@@ -108,9 +108,10 @@ async def test_the_first_request_of_a_connection_is_served_by_asgi_and_the_other
 ) -> None:
     served = Served(server)
     async with Client.admitted(server) as client:
-        for _ in range(3):
-            assert await client.ask(request(b'{"a":1}', b"POST /mcp?names=dashed HTTP/1.1")) == DIRECTLY
+        for target in (b"/mcp?names=dashed", b"/mcp/kinds", b"/mcp/tools?tags=a"):
+            assert await client.ask(request(b'{"a":1}', b"POST %b HTTP/1.1" % target)) == DIRECTLY
     assert served.bodies == [b"{}"]
+    assert [seen.path for seen in served.requests] == [b"/mcp", b"/mcp/kinds", b"/mcp/tools"]
     seen = served.requests[0]
     assert (seen.address, seen.connection.holder) == ("127.0.0.1", "agent")
     assert (seen.query, seen.body) == (b"names=dashed", b'{"a":1}')

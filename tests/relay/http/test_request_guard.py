@@ -9,8 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.connections import AcceptedConnection
 from relay.http.direct_http import PendingAnswer, WholeRequest
+from relay.http.front_page import FrontPage
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from schemas.addresses import HostPort
+from schemas.addresses import MCP_PATHS, HostPort
 from schemas.registry import SchemaRegistry
 from tests.fakes.held_connections import HeldConnections
 from tests.fakes.hub import Hub
@@ -19,6 +20,7 @@ from tests.fakes.issuer import BOUND_S, TwoIssuers, outside_token
 PUBLIC_URL = "https://relay.example"
 LISTEN = HostPort("127.0.0.1", 8700)
 METADATA = f"{PUBLIC_URL}/.well-known/oauth-protected-resource/mcp"
+PAGE = FrontPage(PUBLIC_URL).page
 Headers = Sequence[tuple[str, str]]
 
 
@@ -44,12 +46,13 @@ class Bench:
         self.guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
             authenticator=hub.authenticator,
-            metadata_url=METADATA,
+            metadata_of=PUBLIC_URL,
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self.mcp,
             node_sessions=self.node_sessions,
             other=self.other,
+            page=PAGE,
         )
 
     async def ask(self, path: str, headers: Headers, type_: str = "http", query: str = "") -> list[Message]:
@@ -86,7 +89,7 @@ class Bench:
         guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
             authenticator=self.hub.authenticator,
-            metadata_url=METADATA,
+            metadata_of=PUBLIC_URL,
             metrics=self.hub.metrics,
             refusals=self.hub.refusals,
             mcp=self.mcp,
@@ -96,7 +99,7 @@ class Bench:
         )
         lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         connection = over or HeldConnections().hold("another agent")
-        guard.begin(WholeRequest(lines, address, connection, b"names=dashed", b"{}"))
+        guard.begin(WholeRequest(lines, address, connection, b"/mcp", b"names=dashed", b"{}"))
         return callers
 
     async def status(self, path: str, headers: Headers) -> int:
@@ -226,10 +229,35 @@ async def test_the_servers_own_list_of_headers_keeps_no_token(bench: Bench, toke
 async def test_without_a_token_the_challenge_says_where_to_learn_more_and_names_no_error(
     bench: Bench, headers: Headers
 ) -> None:
-    status, text = challenge(await bench.ask("/mcp", [PUBLIC, *headers]))
-    assert status == 401
-    assert text == f'Bearer resource_metadata="{METADATA}", scope="tools:call:read_only"'
+    for path in MCP_PATHS:
+        status, text = challenge(await bench.ask(path, [PUBLIC, *headers]))
+        metadata = METADATA.removesuffix("/mcp") + path
+        assert status == 401
+        assert text == f'Bearer resource_metadata="{metadata}", scope="tools:call:read_only"'
     assert bench.mcp.scopes == []
+
+
+@pytest.mark.parametrize("path", MCP_PATHS)
+async def test_a_browser_without_a_token_gets_the_page_and_the_challenge(bench: Bench, path: str) -> None:
+    start, body = await bench.ask(path, [PUBLIC, ("Accept", "text/html,*/*;q=0.8")])
+    headers = dict(start["headers"])
+    assert (start["status"], body["body"]) == (401, PAGE.body)
+    assert headers[b"content-type"] == b"text/html; charset=utf-8"
+    assert headers[b"www-authenticate"].startswith(b"Bearer resource_metadata=")
+    assert int(headers[b"content-length"]) == len(PAGE.body)
+    assert bench.hub.counted("requests_refused_total", reason="no_token") == 1
+
+
+@pytest.mark.parametrize("path", ["/mcp/", "/mcp/nodes", "/mcp/kinds/", "/MCP/kinds", "//mcp/kinds"])
+async def test_other_paths_are_none_of_mcp(bench: Bench, path: str) -> None:
+    await bench.ask(path, [PUBLIC, ("Authorization", f"Bearer {bench.hub.token()}")])
+    assert (bench.mcp.scopes, len(bench.other.scopes)) == ([], 1)
+
+
+@pytest.mark.parametrize("path", MCP_PATHS)
+async def test_the_caller_has_the_path_that_it_has_requested(bench: Bench, path: str) -> None:
+    await bench.ask(path, [PUBLIC, ("Authorization", f"Bearer {bench.hub.token()}")])
+    assert bench.mcp.scopes[0][CALLER_IN_SCOPE].path == path
 
 
 async def test_a_whole_request_with_a_good_token_is_begun(bench: Bench) -> None:

@@ -1,6 +1,8 @@
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
+from hashlib import sha256
 
 import httpx2
 import pytest
@@ -8,7 +10,7 @@ import pytest_asyncio
 
 from relay.auth.permissions import SCOPES
 from relay.http.routes import make_routes
-from schemas.addresses import HostPort
+from schemas.addresses import MCP_PATHS, HostPort
 from schemas.canonical import blake3_hex
 from schemas.health import Health
 from schemas.registry import SchemaRegistry
@@ -182,17 +184,19 @@ async def test_metrics_are_what_the_meters_say(site: Site, hub: Hub) -> None:
     assert 'edge_relay_calls_total{code="ok",hop=""} 1.0' in response.text
 
 
-METADATA_PATHS = ["/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"]
+METADATA = "/.well-known/oauth-protected-resource"
+METADATA_PATHS = [METADATA, *(f"{METADATA}{path}" for path in MCP_PATHS)]
 
 
 @pytest.mark.parametrize("path", METADATA_PATHS)
 async def test_the_metadata_names_the_resource_and_where_to_get_a_token_for_it(hub: Hub, path: str) -> None:
+    resource = path.removeprefix(METADATA) or "/mcp"  # RFC 9728 section 3.3: clients compare them
     site = Site(hub, ["https://issuer.example"])
     async with site.http:
         response = await site.get(path)
     assert response.headers["content-type"] == "application/json"
     assert response.json() == {
-        "resource": f"{PUBLIC_URL}/mcp",
+        "resource": f"{PUBLIC_URL}{resource}",
         "resource_name": "Edge relay",
         "scopes_supported": list(SCOPES),
         "bearer_methods_supported": ["header"],
@@ -211,9 +215,70 @@ async def test_the_nodes_path_is_for_websockets_only(site: Site) -> None:
     assert (await site.get("/devices/connect")).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/devices", "/docs", "/openapi.json", "/mcp"])
+@pytest.mark.parametrize("path", ["/devices", "/docs", "/openapi.json", "/mcp"])
 async def test_there_is_nothing_else(site: Site, path: str) -> None:
     assert (await site.get(path)).status_code == 404
+
+
+SIGN_IN = [
+    ("GET", "/.well-known/oauth-protected-resource"),
+    ("GET", "/.well-known/oauth-authorization-server/mcp/kinds"),
+    ("GET", "/.well-known/openid-configuration"),
+    ("GET", "/authorize"),
+    ("POST", "/register"),
+    ("POST", "/token"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), SIGN_IN)
+async def test_a_client_that_looks_for_a_sign_in_gets_the_reason_as_an_error_of_oauth(
+    site: Site, method: str, path: str
+) -> None:
+    answer = await site.http.request(method, path, headers={"accept": "*/*"})
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
+    assert answer.json()["error"] == "no_sign_in"
+    assert "relay token issue --sub NAME" in answer.json()["error_description"]
+
+
+async def test_with_an_authorization_server_the_reason_names_it(hub: Hub) -> None:
+    site = Site(hub, ["https://issuer.example"])
+    async with site.http:
+        answer = await site.http.post("/register")
+    assert "https://issuer.example" in answer.json()["error_description"]
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/authorize", 404), ("/anything", 404)])
+async def test_a_browser_gets_a_page_that_says_how_to_connect_and_loads_and_runs_nothing(
+    site: Site, path: str, status: int
+) -> None:
+    page = await site.get(path, accept=BROWSER)
+    assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert f"<code>{PUBLIC_URL}/mcp/kinds</code>" in page.text
+    assert f"relay connect claude-code --url {PUBLIC_URL} " in page.text
+    policy = page.headers["content-security-policy"]
+    style = page.text.split("<style>")[1].split("</style>")[0]
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'; ")
+    assert "<script" not in page.text
+    assert " style=" not in page.text
+    assert "src=" not in page.text
+
+
+@pytest.mark.parametrize("path", ["/?<b>", "/%3Cb%3E", "/.well-known/%3Cb%3E"])
+@pytest.mark.parametrize("accept", [BROWSER, "*/*"])
+async def test_nothing_of_a_request_is_in_what_it_gets(site: Site, path: str, accept: str) -> None:
+    answer = await site.get(path, accept=accept, referer="<b>", **{"user-agent": "<b>"})
+    assert "<b>" not in answer.text
+
+
+async def test_a_program_gets_json_at_the_root_and_for_a_method_that_is_not_served(site: Site) -> None:
+    assert (await site.get("/")).json()["mcp"] == f"{PUBLIC_URL}/mcp/kinds"
+    refused = await site.http.post("/schemas/")
+    assert (refused.status_code, refused.json()["error"]) == (405, "method")
+    assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 async def test_the_relay_does_not_say_what_it_runs_on(address: HostPort) -> None:

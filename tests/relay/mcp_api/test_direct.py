@@ -80,7 +80,7 @@ class Stage:
         self._guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, HostPort("127.0.0.1", 8700)),
             authenticator=hub.authenticator,
-            metadata_url=None,
+            metadata_of=None,
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self._mcp,
@@ -152,7 +152,7 @@ class Stage:
         lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
         connection = HeldConnections().hold(self.hub.authenticator.identify(self._token).name)
         body = json.dumps(message).encode()
-        work = self._guard.begin(WholeRequest(lines, "127.0.0.1", connection, b"", body))
+        work = self._guard.begin(WholeRequest(lines, "127.0.0.1", connection, b"/mcp", b"", body))
         return None if work is None else await work
 
 

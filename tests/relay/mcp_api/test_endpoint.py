@@ -47,9 +47,10 @@ async def test_only_the_new_era_is_told_how_long_a_list_is_good(stage: Stage) ->
     assert old.keys() == {"tools"}
 
 
+@pytest.mark.parametrize("url", ["?names=dashed", "/tools"])
 @pytest.mark.parametrize("era", ERAS)
-async def test_dashed_names_are_listed_to_who_asks_for_them(stage: Stage, era: Era) -> None:
-    async with stage.wire(era, query="?names=dashed") as wire:
+async def test_dashed_names_are_listed_to_who_asks_for_them(stage: Stage, era: Era, url: str) -> None:
+    async with stage.wire(era, query=url) as wire:
         dashed = (await wire.result("tools/list"))["tools"]
     assert [tool["name"] for tool in dashed] == [
         METRICS_NAME.replace(".", "-"),

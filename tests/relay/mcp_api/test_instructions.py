@@ -1,8 +1,11 @@
 """What agents read when they connect: the labels of their own tenant, as many as fit."""
 
+import re
+
 import pytest
 
 from relay.auth.permissions import Rights
+from relay.config import View
 from relay.mcp_api.instructions import MAX_BYTES, Instructions
 from relay.state.names import NodeName
 from tests.fakes.hub import Hub
@@ -17,46 +20,63 @@ def instructions(hub: Hub) -> Instructions:
 
 
 def test_without_labels_there_is_the_static_text_alone(hub: Hub, instructions: Instructions) -> None:
-    static = instructions.text(READERS)
+    static = instructions.text(READERS, View.KINDS)
     assert static.startswith("Each tool is one capability of one Linux node")
     assert static.endswith(".")
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "", ("gateway",))})
-    assert instructions.text(READERS) == static
+    assert instructions.text(READERS, View.KINDS) == static
 
 
 def test_the_labels_of_the_tenant_are_named_in_order(hub: Hub, instructions: Instructions) -> None:
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi"), OTHER_NODE_ID: NodeName(TENANT, "Barn")})
-    assert instructions.text(READERS).endswith(' The operator calls the nodes: "Barn", "greenhouse pi".')
+    assert instructions.text(READERS, View.KINDS).endswith(
+        ' The operator calls the nodes: "Barn", "greenhouse pi".'
+    )
 
 
 def test_another_tenant_and_callers_who_may_not_read_see_no_label(
     hub: Hub, instructions: Instructions
 ) -> None:
-    static = instructions.text(READERS)
+    static = instructions.text(READERS, View.KINDS)
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
-    assert instructions.text(Rights("globex", READERS.safety_classes)) == static
-    assert instructions.text(Rights(TENANT, frozenset({"reversible"}))) == static
+    assert instructions.text(Rights("globex", READERS.safety_classes), View.TOOLS) == static
+    assert instructions.text(Rights(TENANT, frozenset({"reversible"})), View.TOOLS) == static
 
 
 def test_a_retired_node_is_not_named(hub: Hub, instructions: Instructions) -> None:
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi"), OTHER_NODE_ID: NodeName(TENANT, "barn")})
     hub.fleet.retire(frozenset({NODE_ID}), ())
-    assert instructions.text(READERS).endswith('"barn".')
+    assert instructions.text(READERS, View.KINDS).endswith('"barn".')
 
 
 def node_id(number: int) -> str:
     return f"01hzx9k3m4p7q8r9s0t1v2{number:04}"
 
 
+def test_where_tools_have_ids_in_their_names_each_label_has_the_beginning_of_its_own(
+    hub: Hub, instructions: Instructions
+) -> None:
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi"), OTHER_NODE_ID: NodeName(TENANT, "Barn")})
+    for node in (hub.ca.issue(), hub.ca.issue(OTHER_NODE_ID)):
+        hub.connect(node)
+    text = instructions.text(READERS, View.TOOLS)
+    beginnings = dict(re.findall(r'"([^"]+)" \((\w+)\)', text))
+    assert [*beginnings] == ["Barn", "greenhouse pi"]
+    for label, node_id in (("Barn", OTHER_NODE_ID), ("greenhouse pi", NODE_ID)):
+        assert node_id.startswith(beginnings[label])
+        assert hub.fleet.names.resolve(TENANT, beginnings[label]) == node_id
+
+
+@pytest.mark.parametrize("view", View)
 @pytest.mark.parametrize("length", [1, 17, 48])
 def test_as_many_labels_as_fit_are_named_and_that_there_are_more(
-    hub: Hub, instructions: Instructions, length: int
+    hub: Hub, instructions: Instructions, length: int, view: View
 ) -> None:
     labels = [f"{number:04}".rjust(length, "n")[-length:] for number in range(10 if length == 1 else 400)]
     hub.fleet.rename({node_id(number): NodeName(TENANT, label) for number, label in enumerate(labels)})
-    text = instructions.text(READERS)
+    text = instructions.text(READERS, view)
     assert text.isascii()
     assert len(text) <= MAX_BYTES
     if length > 1:
         assert text.endswith(", and more, which fleet://nodes lists.")
-        assert len(text) > MAX_BYTES - length - 10
+        assert len(text) > MAX_BYTES - length - (10 if view is View.KINDS else 10 + len(f" ({NODE_ID})"))

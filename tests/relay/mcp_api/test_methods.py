@@ -49,7 +49,7 @@ class Stage:
         resources = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
         tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
         self.methods = Methods(
-            gateway, tools, hub.authenticator, resources, lambda _rights: {"of": "the SDK"}
+            gateway, tools, hub.authenticator, resources, lambda _rights, _view: {"of": "the SDK"}
         )
         self.principal = hub.authenticator.identify(self.token)
         hub.connect(hub.ca.issue())
@@ -124,7 +124,7 @@ async def test_another_form_of_names_is_refused_and_not_repeated(stage: Stage, q
     error = await stage.failure("tools/list", stage.caller(query))
     assert (error.code, error.message) == (
         INVALID_PARAMS,
-        "names must be dotted or dashed, and be given once",
+        "names must be dotted or dashed, and be given once, by path or query",
     )
 
 

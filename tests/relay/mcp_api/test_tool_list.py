@@ -33,7 +33,7 @@ class Stage:
             ToolList(hub.fleet, hub.relay_tools, hub.options),
             hub.authenticator,
             resources,
-            lambda _rights: {},
+            lambda _rights, _view: {},
         )
 
     async def page(

@@ -41,6 +41,20 @@ def test_a_query_selects_what_it_says(reader: UrlOptionReader, query: str, selec
     assert reader.read(f"{query}&names=dashed") == UrlOptions(dashed=True, selection=selection)
 
 
+@pytest.mark.parametrize(("path", "view"), [("/mcp/tools", View.TOOLS), ("/mcp/kinds", View.KINDS)])
+def test_a_path_chooses_a_view_and_dashed_names_and_a_query_may_narrow_it(path: str, view: View) -> None:
+    for default in View:
+        reader = UrlOptionReader(KindRegistry(), default)
+        assert reader.read("", path) == UrlOptions(dashed=True, selection=Selection(view))
+        assert reader.read("tags=a", path).selection == Selection(view, tags=("a",))
+
+
+@pytest.mark.parametrize("query", ["view=tools", "view=kinds", "names=dashed", "names=dotted"])
+def test_what_the_path_has_chosen_the_query_may_not(reader: UrlOptionReader, query: str) -> None:
+    with pytest.raises(UrlOptionError, match="be given once, by path or query"):
+        reader.read(query, "/mcp/kinds")
+
+
 def test_the_view_of_a_query_without_one_can_be_changed() -> None:
     reader = UrlOptionReader(KindRegistry())
     assert reader.read("").selection.view is View.TOOLS
@@ -51,11 +65,11 @@ def test_the_view_of_a_query_without_one_can_be_changed() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("names=", "names must be dotted or dashed, and be given once"),
-        ("names=DASHED", "names must be dotted or dashed, and be given once"),
-        ("view=", "view must be tools or kinds, and be given once"),
-        ("view=nodes", "view must be tools or kinds, and be given once"),
-        ("view=kinds&view=kinds", "view must be tools or kinds, and be given once"),
+        ("names=", "names must be dotted or dashed, and be given once, by path or query"),
+        ("names=DASHED", "names must be dotted or dashed, and be given once, by path or query"),
+        ("view=", "view must be tools or kinds, and be given once, by path or query"),
+        ("view=nodes", "view must be tools or kinds, and be given once, by path or query"),
+        ("view=kinds&view=kinds", "view must be tools or kinds, and be given once, by path or query"),
         ("veiw=kinds", f"{PARAMETERS}; did you mean view?"),
         ("node=a", f"{PARAMETERS}; did you mean nodes?"),
         ("View=kinds", f"{PARAMETERS}; did you mean view?"),

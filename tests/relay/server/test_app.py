@@ -74,7 +74,7 @@ async def test_the_parts_together_are_ready_when_the_broker_is_there_and_stop_wh
     assert all(health["ready"] for health in ready.json()["subsystems"].values())
     assert foreign.status_code == 421
     assert refused.status_code == 401
-    assert "relay token issue" in refused.json()["message"]
+    assert "relay token issue" in refused.json()["suggested_fix"]
     assert lines.entries("relay started")[0]["url"] == f"http://{address}"
     # The anchors outside the audit: what it ended with, then and now.
     assert lines.entries("relay started")[0]["audit_head"] == "0" * 64
