@@ -123,7 +123,9 @@ def wants_logs(meta: object) -> bool:
 def follow_s(meta: Mapping[str, Any]) -> float | None:
     """Return for how long a call with this ``_meta`` is to be followed; None if it does not say."""
     value = meta.get(META_FOLLOW_S)
-    return value if type(value) in {int, float} and 0 <= value <= MAX_FOLLOW_S else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MAX_FOLLOW_S else None
 
 
 def _object(value: object) -> Mapping[str, Any]:

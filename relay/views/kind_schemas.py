@@ -60,8 +60,8 @@ def kind_schemas(registry: SchemaRegistry, verb: Verb, *, takes_many: bool) -> T
     )
 
 
-def _members(schema: Mapping[str, Any]) -> Collection[str]:
-    return schema.get("properties", {}).keys()
+def _members(schema: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(schema.get("properties", {}))
 
 
 def _dated(output: Mapping[str, Any]) -> dict[str, Any]:

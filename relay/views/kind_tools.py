@@ -27,7 +27,7 @@ from schemas.violations import ViolationError
 _ONE = " Name the node with `node`: its label, its id, or the first 6 or more characters of its id."
 _MANY = (
     " Or ask many at once with `nodes`, a list of labels, ids, tags such as `site=north` or `tag:gateway`, "
-    "or `*` for all; the answer has an entry for each, or what `sort`, `where`, `top` and `fields` leave of it. "
+    "or `*` for all; the answer has an entry for each, or what `sort`, `where`, `top` and `fields` leave. "
     "`find_nodes` finds nodes."
 )
 _FOR_S = " With `for_s`, the answer comes after so many seconds, with statistics."

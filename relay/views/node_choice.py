@@ -203,5 +203,6 @@ def _is_reached(tool: Tool, rights: Rights, offer: Offer) -> bool:
 
 
 def _unknown(member: str, error: UnknownNodeError) -> ToolError:
-    # The reference and the close labels are in the fix: the message is logged, and no text of a caller is.
-    return ToolError(Failure.SAFETY_DENIED, f"{member}: there is no such node.", fix=f"{error}. {_FIND}")
+    # The detail is logged, and no text of a caller is.
+    text = f"{member}: there is no such node."
+    return ToolError(Failure.SAFETY_DENIED, text, told=error.headline, fix=f"{error}. {_FIND}")

@@ -135,7 +135,13 @@ def measuring(hub: Hub, count: int = 201) -> tuple[ViewStage, list[int]]:
 
 async def test_which_of_201_boards_is_hot_is_one_short_answer(hub: Hub) -> None:
     stage, numbers = measuring(hub)
-    asked = {"nodes": "*", "include": ["cpu"], "sort": "cpu.usage_pct", "top": 5, "fields": ["cpu.usage_pct"]}
+    asked: dict[str, Any] = {
+        "nodes": "*",
+        "include": ["cpu"],
+        "sort": "cpu.usage_pct",
+        "top": 5,
+        "fields": ["cpu.usage_pct"],
+    }
     answer = await stage.call("sys.snapshot", **asked)
     assert answer.result is not None
     shown = answer.result["results"]
