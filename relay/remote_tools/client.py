@@ -5,6 +5,7 @@ sends nothing of a call before every check has passed. Must not keep arguments o
 """
 
 import asyncio
+import logging
 import os
 import random
 import re
@@ -19,7 +20,7 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from relay.remote_tools.admission import Admission
+from relay.remote_tools.admission import Admission, unverified
 from relay.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
 from relay.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
@@ -51,6 +52,7 @@ FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
 
 ResultT = TypeVar("ResultT")
 
+_log = logging.getLogger(__name__)
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -150,6 +152,7 @@ class RemoteTools:
             failures=self._failures,
             retries=retries or RetryPolicy(),
             is_unchanged=self._catalogue.is_unchanged,
+            check_answered=self._catalogue.check_answered,
             new_id=self._ulids.new,
             monotonic=environment.monotonic,
             chance=environment.chance,
@@ -177,9 +180,18 @@ class RemoteTools:
             RemoteToolError: the server did not list them.
         """
         entries = await self._within(deadline_s, lambda: self._catalogue.entries(self._admission.admits_name))
-        usable = [entry for entry in entries if self._admission.refusal(entry) is None]
+        refusals = [(entry, self._admission.refusal(entry)) for entry in entries]
+        usable = [entry for entry, refusal in refusals if refusal is None]
+        if not usable:
+            self._say_why(next((refusal for _, refusal in refusals if refusal is not None), None))
         self._catalogue.remember(*usable)
         return [entry.contract for entry in usable]
+
+    def _say_why(self, refusal: RemoteToolError | None) -> None:
+        """Log why no tool is listed; ``refusal`` is of the first that the allowlist admits."""
+        listed = len(self._catalogue.names)
+        why = "the server lists none" if not listed else f"no name of the {listed} is in Permissions.allow"
+        _log.warning("no tool may be called: %s", why if refusal is None else refusal)
 
     async def survey(self, *, deadline_s: float = LISTING_DEADLINE_S) -> list[Surveyed]:
         """List every tool, and why it would be refused. For an operator: nothing is pinned.
@@ -232,6 +244,11 @@ class RemoteTools:
             self._admission.check_name(name)
             entry = await self._entry(name, deadline_s)
             self._admission.check_call(entry, arguments)
+            fault = await self._within(
+                deadline_s or LISTING_DEADLINE_S, lambda: self._catalogue.check_named(entry, arguments)
+            )
+            if fault is not None:
+                raise unverified(fault)
         except RemoteToolError as error:
             error.correlation_id = correlation_id
             recorded = Recorded(correlation_id, name, traceparent=traceparent)
