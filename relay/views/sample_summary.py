@@ -6,7 +6,7 @@ Must not know a kind by name, nor gather the samples.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from schemas.times import iso
+from schemas.times import with_iso
 
 MAX_NUMBERS = 128
 """Of so many numbers, the first of a sample, an answer has statistics: a sample may have thousands."""
@@ -15,13 +15,14 @@ MAX_NUMBERS = 128
 def summed_up(samples: Sequence[Mapping[str, Any]], moments: Mapping[str, str]) -> dict[str, Any]:
     """Return the summary of ``samples``, whose ``moments`` are times and no measurements."""
     series: dict[str, list[float]] = {}
-    moment = next(iter(moments), "")
+    moment = next(iter(moments.values()), "")
+    dated = [with_iso(sample, moments) for sample in samples]
     for sample in samples:
         for path, number in _numbers({key: value for key, value in sample.items() if key not in moments}):
             if path in series or len(series) < MAX_NUMBERS:
                 series.setdefault(path, []).append(number)
     return {
-        "times": [iso(sample[moment]) for sample in samples if moment in sample],
+        "times": [sample[moment] for sample in dated if moment in sample],
         "numbers": [{"name": path, **_statistics(numbers)} for path, numbers in series.items()],
     }
 
