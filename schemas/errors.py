@@ -6,6 +6,7 @@ not contain text from a node or a broker: messages are constants, or come from a
 printable ASCII, at most 512 characters.
 """
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
@@ -18,6 +19,10 @@ from schemas.payloads import ErrorEnvelope
 from schemas.violations import ViolationError
 
 MAX_TEXT = 512
+
+_WHOLE = re.compile(r"^the (whole )?value")
+_TEXT = re.compile("^a text in it")
+_POINTER = re.compile(r"^/(\S+)")
 
 
 class Failure(Enum):
@@ -243,6 +248,7 @@ class ToolError(EdgeError):
         detail: a text that replaces the row's message where more is known. Of what came from outside, it
             holds at most the JSON pointer of a member of the caller's own arguments, or a text of the row
             of a kind.
+        told: what the caller reads in its place, which may repeat what it has sent: it is not logged.
         fix: a text of the same kind, which replaces the row's ``suggested_fix``.
         retry_after_ms: when calling again may help, in milliseconds from now.
     """
@@ -252,12 +258,14 @@ class ToolError(EdgeError):
         failure: Failure,
         detail: str | None = None,
         *,
+        told: str | None = None,
         fix: str | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
         super().__init__(failure, detail)
         self.failure = failure
         self.detail = detail
+        self.told = told
         self.fix = fix
         self.retry_after_ms = retry_after_ms
 
@@ -267,10 +275,11 @@ class ToolError(EdgeError):
     def envelope(self, correlation_id: str | None = None) -> ErrorEnvelope:
         """Return the error envelope of RFC-0001 section 4 (``error@1.0.0``)."""
         row = self.failure.value
+        # The message first: a model reads the text from its beginning, and one code has several meanings.
         envelope: ErrorEnvelope = {
-            "code": row.code,
-            "message": (self.detail or row.message)[:MAX_TEXT],
+            "message": (self.told or self.detail or row.message)[:MAX_TEXT],
             "suggested_fix": (self.fix or row.suggested_fix)[:MAX_TEXT],
+            "code": row.code,
         }
         if self.retry_after_ms is not None:
             envelope["retry_after_ms"] = self.retry_after_ms
@@ -282,11 +291,9 @@ class ToolError(EdgeError):
     def from_violation(cls, violation: ViolationError) -> "ToolError":
         """Return the error for arguments that do not fit: what violates which rule, and what is allowed."""
         row = Failure.ARGUMENTS_INVALID.value
-        return cls(
-            Failure.ARGUMENTS_INVALID,
-            f"{row.message.removesuffix('.')}: {violation.sentence}.",
-            fix=f"{violation.fix} {row.suggested_fix}",
-        )
+        sentence = _POINTER.sub(r"Argument `\1`", violation.sentence)
+        sentence = _TEXT.sub("A text in the arguments", _WHOLE.sub("The whole of the arguments", sentence))
+        return cls(Failure.ARGUMENTS_INVALID, f"{sentence}.", fix=f"{violation.fix} {row.suggested_fix}")
 
     @classmethod
     def of_fault(cls, code: str, fault: Fault) -> "ToolError":

@@ -163,7 +163,7 @@ SYSTEM_METRICS = Kind(
             output_ref="system.metrics.sample@1.0.0",
             title="CPU, memory, disks, followed",
             description=(
-                "Sample a Linux node every interval_ms. Returns the first; read more at node://{node_id}/telemetry."
+                "Sample a Linux node every interval_ms. Returns a sample; read more at node://{node_id}/telemetry."
             ),
             idempotent=True,
             streams=True,

@@ -11,6 +11,8 @@ META_STEP_ID = "edge-kubelet/step-id"
 META_TRACEPARENT = "traceparent"
 META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 META_PROGRESS_TOKEN = "progressToken"  # noqa: S105 - a name of MCP
+META_FOLLOW_S = "edge-kubelet/follow-s"
+"""For how many seconds a call that streams stays open, where its caller follows it."""
 
 # Of a listed tool.
 META_SAFETY_CLASS = "edge-kubelet/safety-class"

@@ -39,7 +39,8 @@ class Nodes:
         try:
             node_id = self._fleet.names.resolve(tenant, reference)
         except UnknownNodeError as error:
-            raise ToolError(Failure.SAFETY_DENIED, f"There is no such node: {error}.") from None
+            text = "There is no such node."
+            raise ToolError(Failure.SAFETY_DENIED, text, told=error.headline, fix=f"{error}.") from None
         if not selection.admits_node(self._fleet.names, tenant, node_id):
             raise ToolError(Failure.SAFETY_DENIED, _NOT_SELECTED)
         record = self._fleet.node_of(tenant, node_id)

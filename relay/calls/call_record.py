@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from relay.ascii_json import members_of
+from relay.ascii_json import encoded, members_of
 from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
-from relay.calls.envelope import Call
+from relay.calls.envelope import Call, follow_s
 from relay.calls.hops import Hop
-from relay.calls.relay_tools import Emit, ParentCall, RelayTool
+from relay.calls.relay_tools import DirectedCall, Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
@@ -42,12 +42,24 @@ class CallRequest(NamedTuple):
     parent: ParentCall | None = None
 
 
+MOST_SAMPLES = 10
+FOLLOWED_S = 15.0
+"""Clients send a progress token with every call, and wait for its result: so it comes soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How the caller of a call follows it: by notifications with its progress token."""
+    """How the caller of a call follows it: by notifications with its progress token.
+
+    Attributes:
+        most: after how many samples the call ends; None if it lasts ``for_s`` in any case.
+        for_s: after how many seconds it ends.
+    """
 
     emit: Emit
     progress_token: str | int
+    most: int | None = MOST_SAMPLES
+    for_s: float = FOLLOWED_S
 
 
 class CallAnswer(NamedTuple):
@@ -86,6 +98,7 @@ class CallRecord:
             has no lines of its own in the audit.
         counted: whether its agent's limits refused it, so that the audit counts it with others.
         error: what it failed with.
+        directed: what a tool of the relay's own has directed the call to, if one has.
     """
 
     correlation_id: str
@@ -105,6 +118,7 @@ class CallRecord:
     is_canary: bool = False
     counted: bool = False
     error: ToolError | None = None
+    directed: DirectedCall | None = None
 
     def release_share(self) -> None:
         """Give back what the call takes of its agent's concurrency."""
@@ -113,13 +127,36 @@ class CallRecord:
             share.release()
 
     def following(self) -> Following | None:
-        """Return how the caller follows what the call streams; None if it does not."""
+        """Return how what the call streams is followed; None if it is not."""
+        by_caller = self._followed_by_caller()
+        if self.directed is None or self.directed.for_s is None:
+            return by_caller
+        samples = self.directed.samples
+
+        async def gather(method: str, params: Mapping[str, Any]) -> None:
+            samples.append(params["message"])
+            if by_caller is not None:
+                await by_caller.emit(method, params)
+
+        return Following(gather, by_caller.progress_token if by_caller else "", None, self.directed.for_s)
+
+    def shown(self, answer: CallAnswer) -> CallAnswer:
+        """Return the node's ``answer`` as the caller of the tool that was called gets it."""
+        if self.directed is None or answer.result is None:
+            return answer
+        result = self.directed.shown(answer.result, self.directed.samples)
+        return CallAnswer(encoded(result), result=result)
+
+    def _followed_by_caller(self) -> Following | None:
         emit = self.request.emit if self.request is not None else None
         token = self.call.meta.get(META_PROGRESS_TOKEN)
         # A keyed call outlives its caller, and so its stream.
         if emit is None or self.call.idempotency_key is not None or isinstance(token, bool):
             return None
-        return Following(emit, token) if isinstance(token, int | str) else None
+        if not isinstance(token, int | str):
+            return None
+        for_s = follow_s(self.call.meta)
+        return Following(emit, token) if for_s is None else Following(emit, token, None, for_s)
 
     def denied(self, audit: AuditLog, error: ToolError) -> None:
         """Record in the audit that the call is denied.

@@ -15,6 +15,7 @@ from relay.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import (
     META_CORRELATION_ID,
+    META_FOLLOW_S,
     META_IDEMPOTENCY_KEY,
     META_LOG_LEVEL,
     META_PROGRESS_TOKEN,
@@ -28,6 +29,7 @@ from schemas.violations import ViolationError
 TOOL_IO_REF = "tool_io@1.0.0"
 LEVELS_WITH_INFO = ("debug", "info")
 """The levels at which a client gets log messages of level info."""
+MAX_FOLLOW_S = 86_400
 
 _MAX_LABEL = 128
 # W3C Trace Context, section 3.2; an id of zeros alone is invalid. Two flags are defined, sampled and
@@ -118,6 +120,14 @@ def wants_logs(meta: object) -> bool:
     return isinstance(meta, dict) and meta.get(META_LOG_LEVEL) in LEVELS_WITH_INFO
 
 
+def follow_s(meta: Mapping[str, Any]) -> float | None:
+    """Return for how long a call with this ``_meta`` is to be followed; None if it does not say."""
+    value = meta.get(META_FOLLOW_S)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MAX_FOLLOW_S else None
+
+
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -168,6 +178,8 @@ class EnvelopeCheck:
             return str(error)
         if not _is_progress_token(call.meta.get(META_PROGRESS_TOKEN, "")):
             return "/params/_meta/progressToken must be of type string or integer"
+        if META_FOLLOW_S in call.meta and follow_s(call.meta) is None:
+            return f"/params/_meta/edge-kubelet~1follow-s must be a number from 0 to {MAX_FOLLOW_S}"
         return "two idempotency keys" if _has_two_keys(call) else None
 
 

@@ -97,9 +97,9 @@ class CallExecutor:
             for listener in self._listeners:
                 listener(tool, first.result or {})
             if not tool.surface.verb.streams or record.principal is None:
-                return first
+                return record.shown(first)
             call = StreamCall(record.principal, tool, record.call.arguments, record.following())
-            return await self._streamed(call, first, record)
+            return record.shown(await self._streamed(call, first, record))
 
     async def _dispatched(self, tool: Tool, record: CallRecord) -> CmdAck:
         """Return the node's answer, and note in ``record`` how far the call came."""

@@ -246,6 +246,7 @@ class CallGateway:
             directed = own.directed(principal.rights, request.selection, call.arguments)
             if directed is None:
                 return own
+            record.directed = directed
             call = record.call = call.directed(directed.canonical, directed.arguments)
         self._fleet.selected.check(request.selection, call.parsed, principal.tenant)
         tool = self._fleet.resolve(call.name, principal.rights)

@@ -5,8 +5,8 @@ other call does: limited, checked against its documents, recorded and counted. M
 """
 
 from bisect import insort
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from relay.auth.caller import Caller
@@ -45,12 +45,25 @@ class ParentCall:
     ends: float
 
 
+Shown = Callable[[Mapping[str, Any], Sequence[str]], Mapping[str, Any]]
+"""Returns a result as the caller gets it; the texts are the samples that were gathered before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DirectedCall:
-    """The node's tool that the arguments of a call name, and the arguments for it."""
+    """The node's tool that the arguments of a call name, and the arguments for it.
+
+    Attributes:
+        shown: makes of the node's result the one that the caller gets.
+        for_s: for how many seconds samples are gathered before the answer; None: as the caller follows them.
+        samples: what was gathered, as JSON.
+    """
 
     canonical: str
     arguments: Mapping[str, Any]
+    shown: Shown
+    for_s: float | None = None
+    samples: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,18 @@ class UnknownNodeError(PeerError):
         self.close = tuple(close)
         self.candidates = candidates
 
+    @property
+    def headline(self) -> str:
+        """What is wrong, as a sentence of a few words."""
+        shown = f"'{printable(self.reference, _MAX_SHOWN)}'"
+        if self.candidates:
+            return f"{self.candidates} nodes have an id that begins with {shown}."
+        return (
+            f"No node has the tag {shown}."
+            if is_tag_selector(self.reference)
+            else f"No node is called {shown}."
+        )
+
     def __str__(self) -> str:
         shown = f"'{printable(self.reference, _MAX_SHOWN)}'"
         if self.candidates:

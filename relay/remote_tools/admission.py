@@ -108,11 +108,17 @@ class Admission:
 
 def _check_verified(entry: CatalogueEntry) -> None:
     if entry.manifest_fault is not None:
-        raise ToolUnauthorized(
-            f"The tool is not verified: {entry.manifest_fault}.",
-            reason=Reason.MANIFEST,
-            suggested_fix="Ask the operator of the node; call only tools whose manifest can be verified.",
-        )
+        raise unverified(entry.manifest_fault)
+
+
+def unverified(fault: str, *, may_have_run: bool = False) -> ToolUnauthorized:
+    """Return the error of a tool or a node whose manifest is not verified."""
+    return ToolUnauthorized(
+        f"The tool is not verified: {fault}.",
+        reason=Reason.MANIFEST,
+        suggested_fix="Ask the operator of the node; call only tools whose manifest can be verified.",
+        may_have_run=may_have_run,
+    )
 
 
 def _check_usable(entry: CatalogueEntry) -> None:

@@ -8,8 +8,10 @@ import asyncio
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
@@ -227,6 +229,29 @@ class Catalogue:
         if self._listed_as.get(tool.name) is tool:
             self._entries[tool.name] = entry
         return entry
+
+    async def check_named(self, entry: CatalogueEntry, arguments: Mapping[str, Any]) -> str | None:
+        """Return why the nodes that a call of ``entry`` names are not verified; None if nothing is wrong."""
+        return await self._checked(entry, lambda verifier: partial(verifier.check_named, arguments=arguments))
+
+    async def check_answered(self, entry: CatalogueEntry, content: object) -> str | None:
+        """Return the same of the nodes that have answered such a call with ``content``."""
+        return await self._checked(entry, lambda verifier: partial(verifier.check_answered, content=content))
+
+    async def _checked(
+        self, entry: CatalogueEntry, check: Callable[[ManifestVerifier], Callable[..., Awaitable[None]]]
+    ) -> str | None:
+        verified = entry.verified
+        if self._verifier is None or verified is None or verified.kind is None:
+            return None
+        try:
+            session = await self._connection.session()
+            await check(self._verifier)(entry.contract.name, verified, session=session)
+        except UnverifiedToolError as error:
+            return str(error)
+        except MCPError:
+            return "the server does not show a node's manifest and identity"
+        return None
 
     async def _verify(self, tool: Tool) -> tuple[Verified | None, str | None]:
         if self._verifier is None:

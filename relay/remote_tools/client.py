@@ -5,6 +5,7 @@ sends nothing of a call before every check has passed. Must not keep arguments o
 """
 
 import asyncio
+import logging
 import os
 import random
 import re
@@ -19,7 +20,7 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from relay.remote_tools.admission import Admission
+from relay.remote_tools.admission import Admission, unverified
 from relay.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
 from relay.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
 from relay.remote_tools.check_process import CheckProcess
@@ -53,6 +54,7 @@ FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
 
 ResultT = TypeVar("ResultT")
 
+_log = logging.getLogger(__name__)
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -155,6 +157,7 @@ class RemoteTools:
             failures=self._failures,
             retries=retries or RetryPolicy(),
             is_unchanged=self._catalogue.is_unchanged,
+            check_answered=self._catalogue.check_answered,
             new_id=self._ulids.new,
             monotonic=environment.monotonic,
             chance=environment.chance,
@@ -183,9 +186,18 @@ class RemoteTools:
             RemoteToolError: the server did not list them.
         """
         entries = await self._within(deadline_s, lambda: self._catalogue.entries(self._admission.admits_name))
-        usable = [entry for entry in entries if self._admission.refusal(entry) is None]
+        refusals = [(entry, self._admission.refusal(entry)) for entry in entries]
+        usable = [entry for entry, refusal in refusals if refusal is None]
+        if not usable:
+            self._say_why(next((refusal for _, refusal in refusals if refusal is not None), None))
         self._catalogue.remember(*usable)
         return [entry.contract for entry in usable]
+
+    def _say_why(self, refusal: RemoteToolError | None) -> None:
+        """Log why no tool is listed; ``refusal`` is of the first that the allowlist admits."""
+        listed = len(self._catalogue.names)
+        why = "the server lists none" if not listed else f"no name of the {listed} is in Permissions.allow"
+        _log.warning("no tool may be called: %s", why if refusal is None else refusal)
 
     async def survey(self, *, deadline_s: float = LISTING_DEADLINE_S) -> list[Surveyed]:
         """List every tool, and why it would be refused. For an operator: nothing is pinned.
@@ -242,12 +254,15 @@ class RemoteTools:
             longest_s = entry.contract.deadline_s
             deadline_at = began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s))
             await self._admission.check_call(entry, arguments, deadline_at)
+            limit_s = LISTING_DEADLINE_S if deadline_s is None else deadline_s
+            fault = await self._within(limit_s, lambda: self._catalogue.check_named(entry, arguments))
+            if fault is not None:
+                raise unverified(fault)
             self._catalogue.remember(entry)
         except (RemoteToolError, PinsError, OSError, asyncio.CancelledError) as error:
             took_ms = (self._environment.monotonic() - began_s) * 1000
-            self._record_unsent(
-                Recorded(correlation_id, str(name), traceparent=traceparent), took_ms, error, arguments
-            )
+            recorded = Recorded(correlation_id, str(name), traceparent=traceparent)
+            self._record_unsent(recorded, took_ms, error, arguments)
             raise
         call = RemoteCall(
             name,

@@ -67,11 +67,17 @@ class ToolRule:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a node has signed of a tool."""
+    """What is known of a tool that a server cannot change: its node has signed it, or it is of its kind.
+
+    Attributes:
+        kind: the short token of the kind, if the tool reaches any node of it: then the manifests of the
+            nodes that a call names, and of those that have answered it, are verified with the call.
+    """
 
     safety_class: str
     idempotent: bool
     good_until_ms: int
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

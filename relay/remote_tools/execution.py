@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 from pydantic import ValidationError
 
+from relay.remote_tools.admission import unverified
 from relay.remote_tools.audit import CallAudit, Recorded
 from relay.remote_tools.catalogue import CatalogueEntry
 from relay.remote_tools.check_process import CheckProcess
@@ -77,6 +78,7 @@ class Execution:
         failures: FailureTable,
         retries: RetryPolicy,
         is_unchanged: Callable[[CatalogueEntry], Awaitable[bool]],
+        check_answered: Callable[[CatalogueEntry, object], Awaitable[str | None]],
         new_id: Callable[[], str],
         monotonic: Callable[[], float],
         chance: Callable[[], float],
@@ -88,6 +90,7 @@ class Execution:
         self._failures = failures
         self._retries = retries
         self._is_unchanged = is_unchanged
+        self._check_answered = check_answered
         self._new_id = new_id
         self._monotonic = monotonic
         self._chance = chance
@@ -129,6 +132,7 @@ class Execution:
             result = await self._sent(call, entry, meta)
             known_as = remote_id(result)
             await self._check(result, entry, call.deadline_at)
+            await self._check_nodes(result, entry, call)
         except RemoteToolError as error:
             error.remote_correlation_id = error.remote_correlation_id or known_as
             took_ms = (self._monotonic() - began_s) * 1000
@@ -176,6 +180,17 @@ class Execution:
         except ValidationError:
             # Without the text of the library, which contains the answer.
             raise of_garbage() from None
+
+    async def _check_nodes(self, result: CallToolResult, entry: CatalogueEntry, call: RemoteCall) -> None:
+        try:
+            async with asyncio.timeout_at(call.deadline_at):
+                fault = await self._check_answered(entry, result.structured_content)
+        except TimeoutError:
+            fault = "its manifest could not be verified within the deadline"
+        except NotConnectedError as error:
+            raise self._failures.of_connecting(error) from error
+        if fault is not None:
+            raise unverified(fault, may_have_run=True)
 
     async def _check(self, result: CallToolResult, entry: CatalogueEntry, deadline_at: float) -> None:
         if result.is_error:

@@ -20,12 +20,16 @@ from relay.remote_tools.errors import Reason
 from relay.remote_tools.servers import BearerToken, CredentialError, read_secret
 from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
+from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
+REFUSALS = (401, 403)
+"""The HTTP statuses of a server that does not serve this caller."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10.0
 
 _MAX_RETRY_AFTER_MS = 600_000
+_MAX_REFUSAL_BYTES = 4096
 _STAND_IN = 503
 _OK = 200
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
@@ -41,6 +45,7 @@ class WireAttempt:
         sends: how many times a call was sent.
         status: the last HTTP status.
         retry_after_ms: what the last answer stated.
+        refusal: the document that it stated its refusal with, as far as it has one.
         fault: what went wrong below HTTP.
         detail: what the system reported of it, or which credential is meant; printable ASCII.
         advice: what to change about it, one sentence; None if that is not known.
@@ -52,6 +57,7 @@ class WireAttempt:
     sends: int = 0
     status: int | None = None
     retry_after_ms: int | None = None
+    refusal: object = None
     fault: Reason | None = None
     detail: str | None = None
     advice: str | None = None
@@ -244,6 +250,18 @@ async def _note(response: httpx2.Response) -> None:
     if attempt is not None and response.request is attempt.message:
         attempt.status = response.status_code
         attempt.retry_after_ms = retry_after_ms(response.headers) if response.status_code != _OK else None
+        attempt.refusal = await _refusal(response) if response.status_code in REFUSALS else None
+
+
+async def _refusal(response: httpx2.Response) -> object:
+    """Return the short JSON document of ``response``; None if it has another body."""
+    length = response.headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit() and int(length[:9]) <= _MAX_REFUSAL_BYTES):
+        return None
+    try:
+        return loads(await response.aread(), max_bytes=_MAX_REFUSAL_BYTES)
+    except StrictJsonError:
+        return None
 
 
 def _failed(

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
+from pydantic_core import from_json
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
@@ -105,21 +106,24 @@ class TelemetryHub:
         return first
 
     async def _follow(self, call: StreamCall, following: Following, first: CallAnswer) -> CallAnswer:
-        """Send each sample as a notification, until the caller cancels or the stream ends."""
-        queue, key = SampleQueue(), object()
+        """Send each sample as a notification while that is followed, and return the last one."""
+        queue, key, last = SampleQueue(), object(), first.text
         stream, subscription = self._join(call, first, key, queue.put, queue.end)
 
         def shown(sample: Sample) -> str:
+            nonlocal last
             subscription.renew(self._seconds())
-            return stream.shown(sample, subscription.include)
+            last = stream.shown(sample, subscription.include)
+            return last
 
         try:
-            await send_samples(following, first.text, queue, shown, self._metrics.telemetry_lost.inc)
-        except StreamClosedError:
-            pass  # its client has disconnected, and reads no answer
+            async with asyncio.timeout(following.for_s):
+                await send_samples(following, last, queue, shown, self._metrics.telemetry_lost.inc)
+        except (TimeoutError, StreamClosedError):
+            pass  # its time is over; or its client has disconnected, and reads no answer
         finally:
             self._leave(stream, key)
-        return first
+        return CallAnswer(last, result=from_json(last))
 
     def _join(
         self,

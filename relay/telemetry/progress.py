@@ -18,7 +18,7 @@ async def send_samples(
     shown: Callable[[Sample], str],
     lost: Callable[[int], None],
 ) -> None:
-    """Send ``first`` and then each sample of ``queue``, as ``shown`` returns it, until the queue ends.
+    """Send ``first`` and then each sample of ``queue``, as ``shown`` returns it, as many as are followed.
 
     ``progress`` counts the samples, also those that the reader has lost: a gap in it shows how many. ``lost``
     is called with their number.
@@ -39,6 +39,8 @@ async def send_samples(
             params["_meta"] = {META_LOST: missed}
         before = queue.lost
         await following.emit("notifications/progress", params)
+        if following.most is not None and progress >= following.most:
+            return
         sample = await queue.get()
         missed = queue.lost - before
         progress += 1 + missed

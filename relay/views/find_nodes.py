@@ -21,6 +21,7 @@ from relay.views.node_choice import NODES_LIKE_A_CALL, Charge
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
+from schemas.times import iso, with_iso
 
 PAGE_SIZE = 50
 
@@ -51,7 +52,7 @@ class FindNodes:
             canonical="find_nodes",
             title="Find nodes",
             description=_DESCRIPTION,
-            schemas=ToolSchemas.of(registry, _INPUT, "find_nodes.output@1.0.0"),
+            schemas=ToolSchemas.of(registry, _INPUT, "find_nodes.output@1.1.0"),
             schema_ref=_INPUT,
             safety_class="read_only",
             idempotent=True,
@@ -114,9 +115,9 @@ class FindNodes:
             "kinds": sorted(node.kinds),
         }
         if node.since_ms is not None:
-            entry["since_ms"] = node.since_ms
+            entry |= {"since_ms": node.since_ms, "since": iso(node.since_ms)}
         if (measured := self._measured(node.node_id)) is not None:
-            entry["measured"] = measured
+            entry["measured"] = with_iso(measured, {"ts_ms": "ts"})
         return entry
 
 

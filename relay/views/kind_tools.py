@@ -1,30 +1,36 @@
 """The tools of the kinds view: one for each kind and verb, for one node or for several.
 
-With ``node``, a call is directed to that node's tool, and is that call. With ``nodes``, the relay answers: it
-makes a call of its own to each. Must not send a command.
+With ``node``, a call is directed to that node's tool, and is that call, followed for a while if it asks for
+that. With ``nodes``, the relay answers: it makes a call of its own to each. Must not send a command.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import DirectedCall, RelayTool, RelayToolCall
 from relay.config import View
 from relay.fleet.selection import Selection
-from relay.views.kind_schemas import NODES, kind_schemas
+from relay.views.answer_query import AnswerQueries, AnswerQuery
+from relay.views.kind_schemas import FOR_S, NODES, QUERY, kind_schemas
 from relay.views.many_nodes import ManyNodes
 from relay.views.node_choice import NodeChoice
+from relay.views.sample_summary import summed_up
 from schemas.errors import Failure, ToolError
 from schemas.kinds import Kind, Verb
 from schemas.registry import SchemaRegistry
+from schemas.times import moments_of, with_iso
 from schemas.violations import ViolationError
 
-_CHOOSING = frozenset({"node", NODES, "capability"})
 _ONE = " Name the node with `node`: its label, its id, or the first 6 or more characters of its id."
 _MANY = (
-    " Or ask up to 100 nodes at once with `nodes`, a list of labels, ids, tags such as `site=north` or "
-    "`tag:gateway`, or `*` for all; the answer then has an entry for each. `find_nodes` finds nodes."
+    " Or ask many at once with `nodes`, a list of labels, ids, tags such as `site=north` or `tag:gateway`, "
+    "or `*` for all; the answer has an entry for each, or what `sort`, `where`, `top` and `fields` leave. "
+    "`find_nodes` finds nodes."
 )
+_FOR_S = " With `for_s`, the answer comes after so many seconds, with statistics."
 
 
 class KindTool:
@@ -44,6 +50,10 @@ class KindTool:
         self._takes_many = kind.safety_class == "read_only" and not verb.streams and not verb.images
         self._schemas = kind_schemas(registry, verb, takes_many=self._takes_many)
         self._arguments = registry.load(verb.input_ref)
+        own, output = registry.document(verb.input_ref), registry.document(verb.output_ref)
+        self._added = self._schemas.input_schema["properties"].keys() - own.get("properties", {}).keys()
+        self._moments = moments_of(output)
+        self._queries = AnswerQueries(output) if self._added >= QUERY else None
         self._choice = choice
         self._many = many
 
@@ -52,7 +62,7 @@ class KindTool:
         return RelayTool(
             canonical=".".join(self._offer),
             title=self._verb.title,
-            description=self._verb.description + _ONE + (_MANY if self._takes_many else ""),
+            description=self._described(),
             schemas=self._schemas,
             schema_ref=self._verb.input_ref,
             safety_class=self._kind.safety_class,
@@ -64,6 +74,10 @@ class KindTool:
             directed=self._directed,
             follows=self._verb.streams,
         )
+
+    def _described(self) -> str:
+        more = (_MANY if self._takes_many else "") + (_FOR_S if FOR_S in self._added else "")
+        return self._verb.description + _ONE + more
 
     def _directed(
         self, rights: Rights, selection: Selection, arguments: Mapping[str, Any]
@@ -81,9 +95,22 @@ class KindTool:
             return None
         if "node" not in arguments:
             raise _unfit("node: no node is named.", "Send node; find_nodes finds nodes.")
+        if self._queries is not None and (of_many := sorted(QUERY & arguments.keys())):
+            raise _unfit(
+                f"{of_many[0]}: it goes with nodes, not with node.", "Send nodes in the place of node."
+            )
         node_id = self._choice.node(rights, selection, arguments["node"])
         canonical = self._choice.tool(rights, node_id, self._offer, arguments.get("capability"))
-        return DirectedCall(canonical, _own(arguments))
+        for_s = arguments.get(FOR_S) if FOR_S in self._added else None
+        shown = self._dated if for_s is None else self._summed_up
+        return DirectedCall(canonical, self._own(arguments), shown, for_s)
+
+    def _dated(self, result: Mapping[str, Any], _samples: Sequence[str]) -> Mapping[str, Any]:
+        return with_iso(result, self._moments)
+
+    def _summed_up(self, result: Mapping[str, Any], samples: Sequence[str]) -> Mapping[str, Any]:
+        gathered = [from_json(sample) for sample in samples] or [result]
+        return {**with_iso(result, self._moments), "followed": summed_up(gathered, self._moments)}
 
     async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
         """Return what several nodes answer.
@@ -91,7 +118,7 @@ class KindTool:
         Raises:
             ToolError: the arguments do not fit the verb, or a selector means no node.
         """
-        own = _own(call.arguments)
+        own = self._own(call.arguments)
         try:
             self._arguments.check(own)
         except ViolationError as violation:
@@ -100,19 +127,22 @@ class KindTool:
             raise ToolError(Failure.NAME_UNKNOWN)
         given = call.arguments[NODES]
         selectors = [given] if isinstance(given, str) else given
-        chosen = self._choice.members(call.caller.principal, call.selection, self._offer, selectors)
+        query = AnswerQuery() if self._queries is None else self._queries.read(call.arguments)
+        chosen = self._choice.members(call.caller.principal, call.selection, self._offer, selectors, query)
         if "capability" in call.arguments:
             own["capability"] = call.arguments["capability"]
-        return await self._many.ask(call, chosen, own)
+        answer = await self._many.ask(call, chosen, own, query)
+        if self._queries is None:
+            answer.pop("next", None)
+        return answer
+
+    def _own(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments for the verb itself."""
+        return {name: value for name, value in arguments.items() if name not in self._added}
 
 
 def _may_call(rights: Rights) -> bool:
     return bool(rights.safety_classes)
-
-
-def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for the verb itself."""
-    return {name: value for name, value in arguments.items() if name not in _CHOOSING}
 
 
 def _unfit(text: str, fix: str) -> ToolError:

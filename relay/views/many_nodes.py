@@ -4,18 +4,21 @@ A node that fails does not fail the others. Must not decide which nodes are aske
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from relay.ascii_json import encoded
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import ParentCall, RelayToolCall
+from relay.views.answer_query import AnswerQuery
 from relay.views.node_choice import Member, Members
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN
+from schemas.meta_names import META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN
 
 SIDE_BY_SIDE = 16
 MAX_ANSWER_BYTES = 320 * 1024
@@ -25,6 +28,7 @@ clients close a stream."""
 _MARGIN_S = 0.1  # the nodes end first, so that what they answered can be sent before the deadline
 _LEAST_S = 0.05  # a node that is called with less to answer in could only fail
 _ENTRY_BYTES = 256
+_LATE = ToolError(Failure.DEADLINE_EXCEEDED, "No time was left; the node was not called.")
 _READ = frozenset({SCOPE_OF_SAFETY_CLASS["read_only"]})
 
 
@@ -35,8 +39,10 @@ class ManyNodes:
         self._gateway = gateway
         self._monotonic = monotonic
 
-    async def ask(self, call: RelayToolCall, chosen: Members, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the nodes that were ``chosen`` answer to the tool of ``call`` with ``arguments``."""
+    async def ask(
+        self, call: RelayToolCall, chosen: Members, arguments: Mapping[str, Any], query: AnswerQuery
+    ) -> dict[str, Any]:
+        """Return what ``query`` shows of the answers of the ``chosen`` to the tool of ``call``."""
         members = chosen.nodes
         answers: list[CallAnswer | None] = [None] * len(members)
         request = _MemberRequests(call, arguments, call.ends - _MARGIN_S)
@@ -44,17 +50,26 @@ class ManyNodes:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(SIDE_BY_SIDE, len(members))):
                 tasks.create_task(self._ask_next(pending, members, request, answers))
-        results = [_entry(member, answer) for member, answer in zip(members, answers, strict=True)]
-        answered = sum(entry["ok"] for entry in results)
-        sizes = [len(answer.text) + _ENTRY_BYTES if answer else _ENTRY_BYTES for answer in answers]
-        shown = _fitting(results, sizes)
-        result = {
-            "results": shown,
+        results = [answer.result if answer is not None else None for answer in answers]
+        answered = len(results) - results.count(None)
+        counts: dict[str, Any] = {
             "asked": len(members),
             "answered": answered,
             "failed": len(members) - answered,
         }
-        return {**result, "truncated": True} if chosen.truncated or len(shown) < len(results) else result
+        positions = list(range(len(members)))
+        if query.ranks:
+            positions, lacking = query.ranked(results)
+            counts["matched"] = len(positions)
+            if lacking:
+                counts["lacking"] = lacking
+            if failures := Counter(map(_code, filter(_has_failed, answers))):
+                counts["failures"] = [{"code": code, "nodes": nodes} for code, nodes in failures.items()]
+        shown = _fitting([(members[at], answers[at]) for at in positions[: query.top]], query)
+        is_cut = chosen.more or len(shown) < len(positions)
+        if chosen.by_id and (chosen.more if query.ranks else is_cut):
+            counts["next"] = members[-1 if query.ranks else len(shown) - 1].node_id
+        return {"results": shown, **counts, "truncated": True} if is_cut else {"results": shown, **counts}
 
     async def _ask_next(
         self,
@@ -82,7 +97,7 @@ class _MemberRequests:
         principal = call.caller.principal
         reading = replace(principal, scopes=principal.scopes & _READ)
         self._caller = call.caller._replace(principal=reading, size=0)
-        hidden = (META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN)
+        hidden = (META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN)
         self._meta = {key: value for key, value in call.call.meta.items() if key not in hidden}
 
     def of(self, node_id: str, ends: float) -> CallRequest:
@@ -99,26 +114,36 @@ class _MemberRequests:
         return CallRequest(self._caller, call, None, self._call.selection, parent)
 
 
-def _entry(member: Member, answer: CallAnswer | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "node_id": member.node_id,
-        "label": member.label or None,
-        "manifest_etag": member.manifest_etag,
-        "ok": answer is not None and answer.error is None,
-    }
+def _entry(member: Member, answer: CallAnswer | None, query: AnswerQuery) -> dict[str, Any]:
+    entry: dict[str, Any] = {"node_id": member.node_id, "label": member.label or None}
+    if not query.fields:
+        entry["manifest_etag"] = member.manifest_etag
     if answer is None:
-        late = ToolError(Failure.DEADLINE_EXCEEDED, "No time was left; the node was not called.")
-        return {**entry, "error": late.envelope()}
-    return (
-        {**entry, "error": answer.error} if answer.error is not None else {**entry, "result": answer.result}
-    )
+        return {**entry, "ok": False, "error": _LATE.envelope()}
+    if answer.result is None:
+        return {**entry, "ok": False, "error": answer.error}
+    if query.fields:
+        return {**entry, "ok": True, "values": query.values(answer.result)}
+    return {**entry, "ok": True, "result": answer.result}
 
 
-def _fitting(results: Sequence[dict[str, Any]], sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the entries that fit into one answer: each as long as there is space for it."""
-    shown, left = [], MAX_ANSWER_BYTES
-    for entry, size in zip(results, sizes, strict=True):
-        if size <= left:
-            shown.append(entry)
-            left -= size
+def _fitting(answers: Sequence[tuple[Member, CallAnswer | None]], query: AnswerQuery) -> list[dict[str, Any]]:
+    """Return the entries that fit into one answer; there is space for at least one."""
+    shown, left = list[dict[str, Any]](), MAX_ANSWER_BYTES
+    for member, answer in answers:
+        entry = _entry(member, answer, query)
+        text = encoded(entry["values"]) if "values" in entry else answer.text if answer else ""
+        left -= len(text) + _ENTRY_BYTES
+        if shown and left < 0:
+            break
+        shown.append(entry)
     return shown
+
+
+def _has_failed(answer: CallAnswer | None) -> bool:
+    return answer is None or answer.result is None
+
+
+def _code(answer: CallAnswer | None) -> str:
+    error = answer.error if answer is not None else None
+    return _LATE.failure.value.code if error is None else str(error["code"])

@@ -4,6 +4,7 @@ All look-ups are within the caller's tenant and what its URL selects: what is ou
 call a node.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from relay.fleet.node_names import ALL, UnknownNodeError
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.fleet.tools import Offer, Tool
+from relay.views.answer_query import AnswerQuery
 from schemas.errors import Failure, ToolError
 
 Charge = Callable[[Principal, float], None]
@@ -22,9 +24,6 @@ Charge = Callable[[Principal, float], None]
 
 NODES_LIKE_A_CALL = 1000
 """Going through the names and tools of this many nodes is charged as one call."""
-
-MAX_NODES = 100
-"""How many nodes one call can ask."""
 
 _FIND = "find_nodes finds nodes."
 
@@ -44,10 +43,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The nodes that are asked; ``truncated`` if more were selected."""
+    """The nodes that are asked.
+
+    Attributes:
+        more: whether others that were selected are not.
+        by_id: whether they are in the order of their ids, so that the last one shows where to go on.
+    """
 
     nodes: Sequence[Member]
-    truncated: bool
+    more: bool
+    by_id: bool
 
 
 class NodeChoice:
@@ -99,12 +104,18 @@ class NodeChoice:
         raise ToolError(Failure.ARGUMENTS_INVALID, text, fix=fix)
 
     def members(
-        self, principal: Principal, selection: Selection, offer: Offer, selectors: Sequence[str]
+        self,
+        principal: Principal,
+        selection: Selection,
+        offer: Offer,
+        selectors: Sequence[str],
+        query: AnswerQuery,
     ) -> Members:
-        """Return the nodes that ``selectors`` mean to read, each once, in the order of the selectors.
+        """Return the nodes that ``selectors`` mean to read and ``query`` asks, each once.
 
-        A tag and ``*`` mean those that offer the kind and verb now, by a valid manifest. A node that is named
-        is one in any case: its caller must learn that it cannot be asked.
+        A tag and ``*`` mean those that offer the kind and verb now, by a valid manifest; then all are in the
+        order of their ids. A node that is named is one in any case: its caller must learn that it cannot be
+        asked.
 
         Raises:
             ToolError: a selector means no node, or the agent's limit is exceeded.
@@ -113,10 +124,14 @@ class NodeChoice:
         broad = len(set(filter(_is_broad, selectors)))
         self._charge(principal, broad * self._fleet.search.size(rights.tenant) / NODES_LIKE_A_CALL)
         is_meant = cache(self._is_meant(rights, selection, offer))  # selectors may mean the same nodes
-        meant = [self._meant(rights, selection, is_meant, selector) for selector in dict.fromkeys(selectors)]
+        meant = [
+            self._meant(rights, selection, is_meant, selector, query) for selector in dict.fromkeys(selectors)
+        ]
         found = list(dict.fromkeys(node_id for node_ids in meant for node_id in node_ids))
-        nodes = [self._member(rights.tenant, node_id) for node_id in found[:MAX_NODES]]
-        return Members(nodes, truncated=len(found) > MAX_NODES)
+        if broad or query.after is not None:
+            found = sorted(node_id for node_id in found if node_id > (query.after or ""))
+        nodes = [self._member(rights.tenant, node_id) for node_id in found[: query.most_asked]]
+        return Members(nodes, len(found) > len(nodes), by_id=broad > 0 or query.after is not None)
 
     def _member(self, tenant: str, node_id: str) -> Member:
         node = self._fleet.node_of(tenant, node_id)
@@ -126,7 +141,12 @@ class NodeChoice:
         )
 
     def _meant(
-        self, rights: Rights, selection: Selection, is_meant: Callable[[str], bool], selector: str
+        self,
+        rights: Rights,
+        selection: Selection,
+        is_meant: Callable[[str], bool],
+        selector: str,
+        query: AnswerQuery,
     ) -> list[str]:
         if not _is_broad(selector):
             return [self.node(rights, selection, selector, "nodes")]
@@ -135,12 +155,12 @@ class NodeChoice:
         except UnknownNodeError as error:
             raise _unknown("nodes", error) from None
         meant: list[str] = []
-        for node_id in selected:
+        for node_id in selected[bisect_right(selected, query.after or "") :]:
             if is_meant(node_id):
                 meant.append(node_id)
-                if len(meant) > MAX_NODES:
-                    break  # as many as decide that there are too many
-        if not meant:
+                if len(meant) > query.most_asked:
+                    break  # as many as decide that there are more
+        if not meant and query.after is None:
             raise ToolError(
                 Failure.MANIFEST_NOT_FOUND, "nodes: none of the nodes selected offers this now.", fix=_FIND
             )
@@ -183,5 +203,6 @@ def _is_reached(tool: Tool, rights: Rights, offer: Offer) -> bool:
 
 
 def _unknown(member: str, error: UnknownNodeError) -> ToolError:
-    # The reference and the close labels are in the fix: the message is logged, and no text of a caller is.
-    return ToolError(Failure.SAFETY_DENIED, f"{member}: there is no such node.", fix=f"{error}. {_FIND}")
+    # The detail is logged, and no text of a caller is.
+    text = f"{member}: there is no such node."
+    return ToolError(Failure.SAFETY_DENIED, text, told=error.headline, fix=f"{error}. {_FIND}")

@@ -52,7 +52,7 @@ async def test_agents_that_vanish_leave_a_node_that_stops(followed: Followed) ->
 async def test_one_that_does_not_read_slows_no_other_and_holds_little(followed: Followed) -> None:
     slow, quick = Reader(), Reader()
     calls = [
-        asyncio.create_task(followed.subscribe(followed.agent(sub), emit=reader.emit))
+        asyncio.create_task(followed.subscribe(followed.agent(sub), emit=reader.emit, follow_s=600))
         for sub, reader in (("slow", slow), ("quick", quick))
     ]
     for reader in (slow, quick):

@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx2
 
+from relay.calls.envelope import MAX_FOLLOW_S
+from schemas.meta_names import META_FOLLOW_S
 from tests.chaos.agents import NOT_REACHED, Agent, ToolCall, code_of, messages
 from tests.chaos.callers import new_id
 from tests.chaos.history import Following, Sample
@@ -59,7 +61,7 @@ class Followers:
             request_id,
             f"sys.{following.node_id}.sysmetrics.subscribe",
             {"interval_ms": _INTERVAL_MS},
-            meta={"progressToken": request_id},
+            meta={"progressToken": request_id, META_FOLLOW_S: MAX_FOLLOW_S},
         )
         try:
             async for message in messages(http, call):

@@ -17,6 +17,7 @@ from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
+from schemas.meta_names import META_FOLLOW_S
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.routers import answered
@@ -115,14 +116,17 @@ class Followed:
         *,
         tool: str = SUBSCRIBE,
         emit: Emit | None = None,
+        follow_s: float | None = None,
         **arguments: Any,
     ) -> CallAnswer:
-        """Call ``tool``; with ``emit``, as a call that has a progress token."""
+        """Call ``tool``; with ``emit``, as a call that has a progress token, followed for ``follow_s``."""
         if interval_ms is not None:
             arguments["interval_ms"] = interval_ms
         params: dict[str, Any] = {"name": tool, "arguments": arguments}
         if emit is not None:
             params["_meta"] = {"progressToken": "token-1"}
+            if follow_s is not None:
+                params["_meta"][META_FOLLOW_S] = follow_s
         call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
         return await self.gateway.call(CallRequest(Caller(agent, "http", {}), call, emit))
 

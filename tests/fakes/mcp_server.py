@@ -138,6 +138,7 @@ class FakeMcpServer:
         legacy: whether it speaks the era with ``initialize`` only.
         token: what a client must present over HTTP, if anything.
         challenge: what it states of the credential that is missing.
+        refusal: the body of that answer.
         tools: what it lists, which a test may change.
         resources: what it lets read, by URI.
         calls: the parameters of each ``tools/call``, in order.
@@ -164,6 +165,7 @@ class FakeMcpServer:
     legacy: bool = False
     token: str | None = None
     challenge: str = "Bearer"
+    refusal: bytes = b""
     tools: list[dict[str, Any]] = field(default_factory=tools)
     resources: dict[str, str] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -323,7 +325,7 @@ class FakeMcpServer:
         if message.get("method") == "tools/call":
             self.heads.append(headers)
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
-            return _put(writer, HttpAnswer(401, headers={"WWW-Authenticate": self.challenge}))
+            return _put(writer, HttpAnswer(401, self.refusal, {"WWW-Authenticate": self.challenge}))
         if (answer := self._taken(message.get("method"))) is not None:
             return _put(writer, answer)
         if message.get("method") == "subscriptions/listen" and self.followed is not None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from schemas.errors import to_jsonrpc_error
+from schemas.errors import Failure, to_jsonrpc_error
 from schemas.meta_names import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, McpWire
@@ -189,8 +189,10 @@ async def test_what_is_logged_and_what_is_told_is_one_row_of_the_table(
         assert text == meta
         canonical = line["error"]["canonical"]
         assert line["status"] == to_jsonrpc_error(canonical)["data"]["httpStatus"]
-        # The log has less of it: what follows names a member of the caller's arguments.
-        assert meta["message"].startswith(line["error"]["message"].removesuffix("."))
+        # Of arguments the log has no more than that they do not fit: the message names a member of them.
+        logged = line["error"]["message"]
+        of_arguments = logged == Failure.ARGUMENTS_INVALID.value.message
+        assert meta["message"].startswith("Argument `message` " if of_arguments else logged.removesuffix("."))
         assert line["outputBytes"] == len(answer["result"]["content"][0]["text"])
 
 

@@ -23,7 +23,12 @@ REFS = sorted(path.name.removesuffix(".json") for path in DOCUMENTS.iterdir())
 
 
 # Documents of outside issuers contain members that are ignored here; a call of a kind, those of its verb.
-OPEN = {"token.agent_external@1.0.0", "token.key_external@1.0.0", "kind_call.input@1.0.0"}
+OPEN = {
+    "token.agent_external@1.0.0",
+    "token.key_external@1.0.0",
+    "kind_call.input@1.0.0",
+    "kind_call.input@1.1.0",
+}
 
 
 def test_every_file_is_served_by_its_reference_and_nothing_else_is(registry: SchemaRegistry) -> None:
@@ -99,6 +104,8 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",
         "session.telemetry@1.0.0/properties/payload/properties/sample",
         "kind_call.output@1.0.0/properties/results/items/properties/result",
+        "kind_call.output@1.1.0/properties/results/items/properties/result",
+        "kind_call.output@1.1.0/properties/results/items/properties/values",
         # Judged by the schema that a caller lends, and by the dialect that it is of.
         "session.caller_tool@1.0.0/properties/payload/properties/arguments",
         "session.session_open@1.0.0/properties/payload/properties/tools/items/properties/inputSchema",

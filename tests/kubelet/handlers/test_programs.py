@@ -18,7 +18,7 @@ WAITING = "import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\
 
 
 def python(program: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", program, *arguments]
+    return [sys.executable, "-P", "-c", program, *arguments]
 
 
 @pytest.mark.parametrize(

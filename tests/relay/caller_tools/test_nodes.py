@@ -25,7 +25,8 @@ def test_a_node_is_found_by_its_id_a_prefix_or_its_label(stage: CallerStage) -> 
 def test_a_name_of_no_node_is_an_error_that_names_it(stage: CallerStage) -> None:
     error = failure(Nodes(stage.hub.fleet), "the shed\x1b")
     assert error.failure is Failure.SAFETY_DENIED
-    assert "'the shed\\x1b' is no node's id" in str(error)
+    assert error.envelope()["message"] == "No node is called 'the shed\\x1b'."
+    assert "shed" not in str(error)
 
 
 def test_a_node_that_is_not_connected_is_offline(stage: CallerStage) -> None:

@@ -149,6 +149,28 @@ def test_a_call_with_a_progress_token_is_followed_by_it(token: str | int) -> Non
 
 
 @pytest.mark.parametrize(
+    ("meta", "most", "for_s"),
+    [
+        pytest.param({}, 10, 15, id="nothing said"),
+        pytest.param({"edge-kubelet/follow-s": 600}, None, 600, id="longer"),
+        pytest.param({"edge-kubelet/follow-s": 0.5}, None, 0.5, id="shorter"),
+        pytest.param({"edge-kubelet/follow-s": True}, 10, 15, id="no number"),
+        pytest.param({"edge-kubelet/follow-s": "600"}, 10, 15, id="a text"),
+        pytest.param({"edge-kubelet/follow-s": 86_401}, 10, 15, id="too long"),
+        pytest.param({"edge-kubelet/follow-s": -1}, 10, 15, id="negative"),
+    ],
+)
+def test_a_call_is_followed_briefly_unless_its_caller_says_how_long(
+    meta: Any, most: int | None, for_s: float
+) -> None:
+    params = {"name": ECHO_NAME, "_meta": {"progressToken": "t", **meta}}
+    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+    request = CallRequest(Caller(WHO, "http", {}), call, emit)
+    followed = CallRecord(CORRELATION_ID, call, 100.0, request).following()
+    assert followed == Following(emit, "t", most, for_s)
+
+
+@pytest.mark.parametrize(
     ("meta", "more", "emitter"),
     [
         pytest.param({}, {}, emit, id="no token"),

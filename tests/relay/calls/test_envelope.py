@@ -217,7 +217,9 @@ async def test_a_tools_own_schema_and_its_name_count_in_every_mode(
     answer = await gateway.call(call_of(hub.token(), name, arguments))
     assert answer.error is not None
     assert answer.error["code"] == failure.value.code
-    assert answer.error["message"].startswith(failure.value.message.removesuffix("."))
+    words = "Argument `" if failure is Failure.ARGUMENTS_INVALID else failure.value.message.removesuffix(".")
+    assert answer.error["message"].startswith(words)
+    assert answer.text.startswith(f'{{"message":"{words}')
     assert router.commands == []
 
 
@@ -238,7 +240,7 @@ async def test_where_the_form_is_not_enforced_the_tool_refuses_arguments_that_ar
     gateway, router = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, arguments))
     assert answer.error is not None
-    assert answer.error["message"].endswith("tool: the whole value must be of type object.")
+    assert answer.error["message"].startswith("The whole of the arguments must be of type object.")
     assert router.commands == []
 
 

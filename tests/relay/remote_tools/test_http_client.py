@@ -1,6 +1,7 @@
 """The HTTP client below the SDK: to whom a credential goes, and what an answer may cost."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from relay.remote_tools import (
 )
 from relay.remote_tools.http_client import BearerAuth, LimitedTransport, origin_of, retry_after_ms
 from schemas.addresses import BrokerAddress
+from schemas.errors import Failure, ToolError
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
 from tests.fakes.fault_proxy import FaultProxy, LinkFault
@@ -42,6 +44,33 @@ async def test_a_token_is_presented_and_a_wrong_one_is_unauthorized() -> None:
             with pytest.raises(ToolUnauthorized) as caught:
                 await client.tools.execute("echo", PING)
     assert (caught.value.code, fake.sent("echo")) == (401, 1)
+
+
+async def test_a_relays_refusal_is_in_its_own_words() -> None:
+    words = ToolError(Failure.TOKEN_REFUSED, "The token has expired.", fix="Send a new one.")
+    fake = FakeMcpServer(token="right", refusal=json.dumps(words.envelope()).encode())
+    async with fake.over_http() as url, guarded(HttpServer(url)) as client:
+        with pytest.raises(ToolUnauthorized, match=r"^The token has expired\.$") as caught:
+            await client.tools.execute("echo", PING)
+    error = caught.value
+    assert (error.code, error.suggested_fix, error.may_have_run) == (401, "Send a new one.", False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"code": "E_INTERNAL", "message": "x", "suggested_fix": "y"}', id="another failure"),
+        pytest.param(b'{"code": "other", "message": "Trust me."}', id="no code"),
+        pytest.param(b'{"code": "E_SAFETY_DENIED", "message": "' + b"x" * 4096 + b'"}', id="long"),
+        pytest.param(b"[" * 4000, id="deep"),
+        pytest.param(b"<html>", id="no JSON"),
+    ],
+)
+async def test_a_refusal_that_is_no_relays_is_told_by_its_status(body: bytes) -> None:
+    fake = FakeMcpServer(token="right", refusal=body)
+    async with fake.over_http() as url, guarded(HttpServer(url)) as client:
+        with pytest.raises(ToolUnauthorized, match="refused the credential with HTTP 401"):
+            await client.tools.execute("echo", PING)
 
 
 async def test_a_token_file_that_rotates_is_read_again(tmp_path: Path) -> None:

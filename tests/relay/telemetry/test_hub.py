@@ -28,11 +28,11 @@ def code_of(answer: CallAnswer) -> str:
 
 @asynccontextmanager
 async def following(
-    followed: Followed, agent: Principal, interval_ms: int = 1000
+    followed: Followed, agent: Principal, interval_ms: int = 1000, follow_s: float | None = 600
 ) -> AsyncIterator[tuple[Reader, "asyncio.Task[CallAnswer]"]]:
     """Hold a call that is open, after its first sample."""
     reader = Reader()
-    call = asyncio.create_task(followed.subscribe(agent, interval_ms, emit=reader.emit))
+    call = asyncio.create_task(followed.subscribe(agent, interval_ms, emit=reader.emit, follow_s=follow_s))
     assert (await reader.next())["progress"] == 1
     try:
         yield reader, call
@@ -238,6 +238,28 @@ async def test_each_sample_is_a_notification_with_the_callers_token(followed: Fo
             assert json.loads(sent["message"])["node_id"] == NODE_ID
         assert not call.done()
     assert followed.leases()[-1] == (1000, 0)
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
+async def test_a_call_that_does_not_say_how_long_ends_with_its_tenth_sample(followed: Followed) -> None:
+    async with following(followed, followed.agent(), follow_s=None) as (reader, call):
+        for number in range(2, 11):
+            assert not call.done()
+            followed.sample()
+            last = await reader.next()
+            assert last["progress"] == number
+        answer = await asyncio.wait_for(call, 10)
+    assert answer.text == last["message"]
+    assert answer.result == json.loads(answer.text)
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
+async def test_a_call_ends_with_its_last_sample_when_its_time_is_over(followed: Followed) -> None:
+    async with following(followed, followed.agent(), follow_s=0.2) as (reader, call):
+        followed.sample()
+        last = await reader.next()
+        answer = await asyncio.wait_for(call, 10)
+    assert answer.text == last["message"]
     assert followed.counted("telemetry_subscriptions") == 0
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from schemas.registry import SchemaRegistry
+from tests.fakes.followed import Followed
 from tests.fakes.hub import Hub
 from tests.fakes.unclamped import unclamped_registry
 from tests.fakes.view_stage import ViewStage
@@ -17,6 +18,11 @@ def unclamped(tmp_path_factory: pytest.TempPathFactory) -> SchemaRegistry:
 @pytest.fixture
 def stage(hub: Hub) -> ViewStage:
     return ViewStage(hub)
+
+
+@pytest.fixture
+def followed(tmp_path: Path, registry: SchemaRegistry) -> Followed:
+    return Followed(tmp_path, registry)
 
 
 @pytest.fixture

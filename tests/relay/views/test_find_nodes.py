@@ -6,6 +6,7 @@ from relay.allowance import Allowance
 from relay.fleet.selection import Selection
 from relay.state.names import NodeName
 from relay.views.find_nodes import PAGE_SIZE
+from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage
@@ -35,6 +36,7 @@ async def test_a_node_is_shown_with_what_is_known_of_it(stage: ViewStage) -> Non
                 "tags": ["gateway", "site=north"],
                 "online": True,
                 "since_ms": NOW_MS,
+                "since": iso(NOW_MS),
                 "kinds": ["system.echo", "system.metrics"],
             }
         ],
@@ -70,6 +72,7 @@ async def test_what_a_node_measured_last_is_shown_beside_it(stage: ViewStage) ->
     assert node["node_id"] == node_id
     assert node["measured"] == {
         "ts_ms": SAMPLE["ts_ms"],
+        "ts": "2025-10-09T08:53:20.000Z",
         "uptime_s": 7,
         "cpu": {"usage_pct": 12.5},
         "mem": {"total_bytes": 2, "available_bytes": 1},

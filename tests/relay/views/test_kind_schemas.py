@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from relay.views.kind_schemas import kind_schemas
+from relay.views.kind_schemas import QUERY, kind_schemas
 from schemas.kinds import SYSTEM_ECHO, SYSTEM_METRICS, Verb
 from schemas.registry import SchemaRegistry
 from tests.fakes.signer import NODE_ID, NOW_MS
@@ -47,13 +47,16 @@ def test_a_schema_is_one_object_with_plain_members(
         assert not REFUSED_AT_ROOT & schema.keys()
         assert not {"$id", "$schema"} & schema.keys()
     own = registry.document(verb.input_ref)
-    chosen = {"node", "nodes", "capability"} if takes_many else {"node", "capability"}
+    chosen = {"node", "nodes", "capability", *QUERY} if takes_many else {"node", "capability"}
     assert schemas.input_schema["properties"].keys() == own["properties"].keys() | chosen
     assert schemas.input_schema["required"] == own["required"]
     listed = schemas.input_schema["properties"]
     # One type each, but for what the server takes in two forms.
     types = {name: listed[name]["type"] for name in chosen}
     assert types.pop("nodes", None) == (["array", "string"] if takes_many else None)
+    assert (types.pop("top", None), types.pop("fields", None)) == (
+        ("integer", "array") if takes_many else (None, None)
+    )
     assert set(types.values()) == {"string"}
 
 
@@ -80,7 +83,7 @@ def test_both_forms_of_an_answer_fit_what_is_listed(
         {**SAMPLE, "surplus": 1},
         {**MANY, "results": [{**ENTRY, "ok": True, "result": {**SAMPLE, "uptime_s": "long"}}]},
         {**MANY, "results": [{**ENTRY, "ok": True, "surplus": 1}]},
-        {**MANY, "asked": 101},
+        {**MANY, "asked": 1001},
     ],
 )
 def test_what_is_listed_still_tells_a_wrong_answer(
@@ -93,7 +96,7 @@ def test_what_is_listed_still_tells_a_wrong_answer(
 def test_a_tool_for_one_node_lists_only_its_own_answer(registry: SchemaRegistry) -> None:
     schema = kind_schemas(registry, SNAPSHOT, takes_many=False).output_schema
     own = registry.document(SNAPSHOT.output_ref)
-    assert schema["properties"] == own["properties"]
+    assert schema["properties"] == own["properties"] | {"ts": {"type": "string"}}
 
 
 def test_definitions_of_a_verb_stay_where_its_references_look(suites: SchemaRegistry) -> None:
@@ -112,6 +115,23 @@ def test_definitions_of_a_verb_stay_where_its_references_look(suites: SchemaRegi
     assert not validator.is_valid({**good, "address": {"street": 7}})
 
 
+@pytest.mark.parametrize(("side", "name"), [("input", "top"), ("output", "matched"), ("output", "next")])
+def test_a_verb_with_a_member_of_a_newer_name_keeps_it_and_is_not_queried(
+    tmp_path: Path, side: str, name: str
+) -> None:
+    directory = tmp_path / "documents"
+    write_documents(directory)
+    own = {"$id": "mcp://schemas/own@1.0.0", "type": "object", "properties": {name: {"type": "boolean"}}}
+    (directory / "own@1.0.0.json").write_text(json.dumps(own), "utf-8")
+    refs = {"input": SNAPSHOT.input_ref, "output": SNAPSHOT.output_ref, side: "own@1.0.0"}
+    verb = Verb("own", refs["input"], refs["output"], "title", "description", idempotent=True)
+    schemas = kind_schemas(SchemaRegistry(directory), verb, takes_many=True)
+    listed = {"input": schemas.input_schema, "output": schemas.output_schema}[side]
+    assert listed["properties"][name] == {"type": "boolean"}
+    assert not schemas.input_schema["properties"].keys() & (QUERY - {name})
+    assert schemas.arguments.is_valid({"nodes": "*", "top": True})
+
+
 @pytest.mark.parametrize(("side", "name"), [("input", "node"), ("output", "results")])
 def test_a_verb_with_a_member_of_the_same_name_is_refused(tmp_path: Path, side: str, name: str) -> None:
     directory = tmp_path / "documents"
@@ -125,7 +145,7 @@ def test_a_verb_with_a_member_of_the_same_name_is_refused(tmp_path: Path, side: 
 
 
 def test_the_error_of_a_node_has_the_members_of_every_error(registry: SchemaRegistry) -> None:
-    entry = registry.document("kind_call.output@1.0.0")["properties"]["results"]["items"]
+    entry = registry.document("kind_call.output@1.1.0")["properties"]["results"]["items"]
     error = registry.document("error@1.0.0")
     listed = entry["properties"]["error"]
     assert listed["properties"].keys() == error["properties"].keys()

@@ -1,14 +1,17 @@
+import asyncio
+import json
 from typing import Any
 
+import jsonschema
 import pytest
 
 from relay.config import View
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import Selection
 from relay.mcp_api.tool_list import ToolList
-from tests.fakes.followed import FOLLOWED
+from tests.fakes.followed import FOLLOWED, Followed, Reader
 from tests.fakes.hub import READ_ONLY
-from tests.fakes.signer import ECHO, METRICS, NOW_MS
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage
 
 ACTUATION = "tools:call:physical_actuation"
@@ -77,17 +80,17 @@ async def test_members_that_do_not_go_together_are_named(
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [
-        ({"node": ""}, "/node"),
-        ({"node": 7}, "/node"),
-        ({"node": "x" * 65}, "/node"),
-        ({"nodes": []}, "/nodes"),
-        ({"nodes": ["barn"] * 101}, "/nodes"),
-        ({"nodes": ["barn"] * 10_000}, "/nodes"),
-        ({"nodes": [7]}, "/nodes/0"),
-        ({"node": "barn", "capability": "a b"}, "/capability"),
-        ({"node": "barn", "message": 7}, "/message"),
+        ({"node": ""}, "Argument `node`"),
+        ({"node": 7}, "Argument `node`"),
+        ({"node": "x" * 65}, "Argument `node`"),
+        ({"nodes": []}, "Argument `nodes`"),
+        ({"nodes": ["barn"] * 101}, "Argument `nodes`"),
+        ({"nodes": ["barn"] * 10_000}, "Argument `nodes`"),
+        ({"nodes": [7]}, "Argument `nodes/0`"),
+        ({"node": "barn", "capability": "a b"}, "Argument `capability`"),
+        ({"node": "barn", "message": 7}, "Argument `message`"),
         ({"node": "barn", "surplus": 7}, "allowed are message"),
-        ({"nodes": ["barn"], "message": 7}, "/message"),
+        ({"nodes": ["barn"], "message": 7}, "Argument `message`"),
         ({"nodes": ["barn"], "surplus": 7}, "allowed are message"),
     ],
 )
@@ -107,7 +110,7 @@ async def test_a_label_that_is_misspelt_is_answered_with_close_ones(stage: ViewS
     error = await stage.error(node="greenhose pi")
     assert error == {
         "code": "E_SAFETY_DENIED",
-        "message": "node: there is no such node.",
+        "message": "No node is called 'greenhose pi'.",
         "suggested_fix": "'greenhose pi' is no node's id, label or prefix of at least 6 characters; "
         f"close: greenhouse pi. {FIND}",
     }
@@ -201,7 +204,12 @@ async def test_several_nodes_are_asked_by_calls_of_their_own(stage: ViewStage) -
         record = stage.hub.fleet.node_of("acme", entry["node_id"])
         assert record is not None
         assert record.manifest is not None
-        answer = {"message": "ping", "received_at_ms": 1_760_000_000_000, "node_id": entry["node_id"]}
+        answer = {
+            "message": "ping",
+            "received_at_ms": 1_760_000_000_000,
+            "received_at": "2025-10-09T08:53:20.000Z",
+            "node_id": entry["node_id"],
+        }
         assert entry == {
             "node_id": entry["node_id"],
             "label": stage.hub.fleet.names.label_of(entry["node_id"]),
@@ -261,7 +269,11 @@ async def test_a_selector_that_means_no_node_is_an_error_with_close_names(
 ) -> None:
     stage.node("barn", "site=north", "gateway")
     error = await stage.error(nodes=selectors)
-    assert (error["code"], error["message"]) == ("E_SAFETY_DENIED", "nodes: there is no such node.")
+    assert error["code"] == "E_SAFETY_DENIED"
+    assert (
+        error["message"]
+        == f"No node {'has the tag' if '=' in close or ':' in close[6:] else 'is called'} '{selectors[-1]}'."
+    )
     assert close in error["suggested_fix"]
     assert stage.router.commands == []
 
@@ -291,7 +303,10 @@ async def test_a_selection_narrows_what_can_be_named_and_what_is_meant(stage: Vi
     absent = outside[:-1] + ("1" if outside[-1] == "0" else "0")
     left_out, unknown = [await stage.error(node=node_id, selection=tagged) for node_id in (outside, absent)]
     assert left_out["suggested_fix"].replace(outside, absent) == unknown["suggested_fix"]
-    assert (left_out["code"], left_out["message"]) == (unknown["code"], unknown["message"])
+    assert (left_out["code"], left_out["message"].replace(outside, absent)) == (
+        unknown["code"],
+        unknown["message"],
+    )
     of_metrics = Selection(View.KINDS, kinds=frozenset({"sys"}))
     for how in ({"node": "barn"}, {"nodes": ["barn"]}):
         assert (await stage.error(selection=of_metrics, **how))["code"] == "E_VERB_UNSUPPORTED"
@@ -309,6 +324,58 @@ async def test_a_verb_that_streams_takes_one_node(stage: ViewStage) -> None:
     assert "nodes" in entries["sys.snapshot"]["inputSchema"]["properties"]
     error = await stage.error("sys.subscribe", nodes=["barn"], interval_ms=1000)
     assert error["message"] == "nodes: this tool asks one node."
+
+
+async def test_a_call_with_for_s_is_answered_once_with_statistics(followed: Followed) -> None:
+    followed.hub.views(followed.gateway, followed.seconds)
+    reader, agent = Reader(), followed.agent()
+    how: dict[str, Any] = {"tool": "sys.subscribe", "node": NODE_ID, "for_s": 1}
+    call = asyncio.create_task(followed.subscribe(agent, emit=reader.emit, **how))
+    await reader.next()
+    for usage in (10, 30):
+        followed.sample(cpu={"cores": 1, "usage_pct": usage})
+        assert (await reader.next())["progressToken"] == "token-1"
+    answer = await asyncio.wait_for(call, 10)
+    assert answer.result is not None, answer.error
+    assert json.loads(answer.text) == answer.result
+    assert answer.result["cpu"] == {"cores": 1, "usage_pct": 30}
+    summary = answer.result["followed"]
+    numbers = {each["name"]: each for each in summary["numbers"]}
+    assert numbers["cpu.usage_pct"] == {"name": "cpu.usage_pct", "min": 5, "mean": 15, "max": 30}
+    assert numbers.keys() == {
+        "uptime_s",
+        "cpu.cores",
+        "cpu.usage_pct",
+        "load.one",
+        "load.five",
+        "load.fifteen",
+    }
+    assert len(summary["times"]) == 3
+    assert summary["times"][-1] == answer.result["ts"]
+    listed = followed.hub.relay_tools.find("sys-subscribe")
+    assert listed is not None
+    jsonschema.Draft202012Validator(listed.schemas.output_schema).validate(answer.result)
+    assert followed.counted("telemetry_subscriptions") == 0
+    outcomes = [line["outcome"] for line in followed.hub.audited() if "outcome" in line]
+    assert outcomes == ["ok"]
+
+
+async def test_a_node_is_followed_for_no_time_by_one_sample_and_without_a_token(followed: Followed) -> None:
+    followed.hub.views(followed.gateway, followed.seconds)
+    how: dict[str, Any] = {"tool": "sys.subscribe", "node": NODE_ID, "for_s": 0}
+    answer = await asyncio.wait_for(followed.subscribe(followed.agent(), **how), 10)
+    assert answer.result is not None, answer.error
+    assert answer.result["followed"]["times"] == [answer.result["ts"]]
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
+@pytest.mark.parametrize("for_s", [61, -1, 0.5, "10"])
+async def test_a_node_is_followed_for_a_minute_at_most(followed: Followed, for_s: object) -> None:
+    followed.hub.views(followed.gateway, followed.seconds)
+    answer = await followed.subscribe(followed.agent(), tool="sys.subscribe", node=NODE_ID, for_s=for_s)
+    assert answer.error is not None
+    assert "for_s" in answer.error["message"]
+    assert followed.leases() == []
 
 
 async def test_a_call_that_asks_the_same_by_many_selectors_reads_each_node_once(

@@ -107,11 +107,125 @@ async def test_members_count_towards_the_agents_limit(hub: Hub) -> None:
     assert failed["code"] == "E_RATE_LIMITED"
 
 
-async def test_more_nodes_than_one_call_asks_are_left_out_and_that_is_said(hub: Hub) -> None:
-    stage = with_nodes(hub, None, 101)
-    result = await stage.result(nodes="*")
-    assert (result["asked"], len(result["results"]), result["truncated"]) == (100, 100, True)
-    assert len(stage.router.commands) == 100
+async def test_a_cursor_leads_through_all_nodes_each_once(hub: Hub) -> None:
+    stage = with_nodes(hub, None, 201)
+    pages = [await stage.result(nodes="*")]
+    while "next" in pages[-1]:
+        pages.append(await stage.result(nodes="*", cursor=pages[-1]["next"]))
+    assert [(page["asked"], page.get("truncated", False)) for page in pages] == [
+        (100, True),
+        (100, True),
+        (1, False),
+    ]
+    assert len({entry["node_id"] for page in pages for entry in page["results"]}) == 201
+    assert len(stage.router.commands) == 201
+
+
+def busy(command: Command) -> Mapping[str, Any]:
+    """Answer with a CPU usage of each node's own, from the last digits of its id; of some, with none."""
+    number = int(command.node_id[-6:])
+    if number % 10 == 1:
+        raise ToolError(Failure.NODE_OFFLINE)
+    sample: dict[str, Any] = {"ts_ms": 1_760_000_000_007, "node_id": command.node_id, "uptime_s": 1}
+    if number % 10 != 2:
+        sample["cpu"] = {"cores": 4, "usage_pct": number / 10_000}
+    return {"ok": True, "result": sample}
+
+
+def measuring(hub: Hub, count: int = 201) -> tuple[ViewStage, list[int]]:
+    """Return a fleet, and the numbers of the nodes that answer with a usage, the busiest first."""
+    stage = with_nodes(hub, None, count, capabilities=[METRICS])
+    stage.router.answer = busy
+    numbers = [int(node_id[-6:]) for node_id in hub.fleet.names.members("acme", "*")]
+    return stage, sorted((number for number in numbers if number % 10 not in {1, 2}), reverse=True)
+
+
+async def test_which_of_201_boards_is_hot_is_one_short_answer(hub: Hub) -> None:
+    stage, numbers = measuring(hub)
+    asked: dict[str, Any] = {
+        "nodes": "*",
+        "include": ["cpu"],
+        "sort": "cpu.usage_pct",
+        "top": 5,
+        "fields": ["cpu.usage_pct"],
+    }
+    answer = await stage.call("sys.snapshot", **asked)
+    assert answer.result is not None
+    shown = answer.result["results"]
+    assert [entry["values"] for entry in shown] == [{"cpu.usage_pct": n / 10_000} for n in numbers[:5]]
+    assert all(entry.keys() == {"node_id", "label", "ok", "values"} for entry in shown)
+    assert (answer.result["asked"], answer.result["matched"]) == (201, len(numbers))
+    assert answer.result["failures"] == [{"code": "E_NODE_OFFLINE", "nodes": answer.result["failed"]}]
+    assert answer.result["lacking"] == 201 - len(numbers) - answer.result["failed"]
+    assert "next" not in answer.result
+    assert len(answer.text) < 900  # some 300 tokens
+
+
+async def test_results_are_shown_where_a_comparison_is_true(hub: Hub) -> None:
+    stage, numbers = measuring(hub)
+    limit = numbers[2] / 10_000
+    above = await stage.result("sys.snapshot", nodes="*", where=f"cpu.usage_pct > {limit}")
+    assert {int(entry["node_id"][-6:]) for entry in above["results"]} == set(numbers[:2])
+    assert above["matched"] == 2
+    assert "truncated" not in above
+    stage.seconds.now += 60  # each node may be read again
+    least = await stage.result("sys.snapshot", nodes="*", sort="cpu.usage_pct asc", top=2)
+    assert [int(entry["node_id"][-6:]) for entry in least["results"]] == numbers[:-3:-1]
+    assert least["truncated"]
+
+
+@pytest.mark.parametrize(
+    ("query", "message", "known"),
+    [
+        (
+            {"sort": "cpu.usage"},
+            "sort: results have nothing of that name; the nearest is cpu.usage_pct.",
+            "mem",
+        ),
+        ({"sort": "cpu.usage_pct down"}, "sort: it does not have the form of `cpu.usage_pct asc`.", "asc"),
+        (
+            {"where": "cpu.usage_pct is 1"},
+            "where: it does not have the form of `cpu.usage_pct > 80`.",
+            "> 80",
+        ),
+        ({"where": f"cpu.usage_pct > {'9' * 19}"}, "where: it does not have the form", "> 80"),
+        ({"sort": "node_id"}, "sort: results have nothing of that name", "cpu.cores"),
+        ({"where": "load.ten > 1"}, "where: results have nothing of that name", "load.one"),
+        (
+            {"fields": ["cpu", "memory"]},
+            "fields: results have nothing of that name; the nearest is mem",
+            "disk",
+        ),
+    ],
+)
+async def test_a_query_that_means_nothing_is_an_error_that_says_what_would(
+    hub: Hub, query: Mapping[str, Any], message: str, known: str
+) -> None:
+    stage, _ = measuring(hub, 1)
+    error = await stage.error("sys.snapshot", nodes="*", **query)
+    assert error["code"] == "E_MANIFEST_INVALID"
+    assert error["message"].startswith(message)
+    assert known in error["suggested_fix"]
+    assert stage.router.commands == []
+
+
+@pytest.mark.parametrize("query", [{"top": 5}, {"sort": "cpu.usage_pct"}, {"cursor": "0" * 26}])
+async def test_a_query_goes_with_several_nodes(hub: Hub, query: Mapping[str, Any]) -> None:
+    stage = with_nodes(hub, None, 1, capabilities=[METRICS])
+    error = await stage.error("sys.snapshot", node="node 0", **query)
+    assert error["message"] == f"{next(iter(query))}: it goes with nodes, not with node."
+
+
+async def test_times_are_readable_beside_their_milliseconds(hub: Hub) -> None:
+    stage = with_nodes(hub, None, 1, capabilities=[METRICS])
+    stage.router.answer = busy
+    one = await stage.result("sys.snapshot", node="node 0")
+    assert (one["ts_ms"], one["ts"]) == (1_760_000_000_007, "2025-10-09T08:53:20.007Z")
+    stage.seconds.now += 60
+    several = await stage.result("sys.snapshot", nodes="*")
+    assert several["results"][0]["result"] == one
+    (found,) = (await stage.result("find_nodes"))["nodes"]
+    assert found["measured"]["ts"] == one["ts"]
 
 
 async def test_an_answer_is_cut_at_its_limit_and_that_is_said(hub: Hub) -> None:

@@ -1,10 +1,13 @@
 """The choice by itself; what calls make of it is in ``test_kind_tools``."""
 
+from typing import Any
+
 import pytest
 
 from relay.auth.agent_tokens import Principal
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.views.node_choice import MAX_NODES, NodeChoice
+from relay.views.answer_query import MOST_RANKED, PAGE, AnswerQuery
+from relay.views.node_choice import Members, NodeChoice
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import READ_ONLY
 from tests.fakes.signer import METRICS, TENANT
@@ -19,15 +22,23 @@ def choice(stage: ViewStage) -> NodeChoice:
     return NodeChoice(stage.hub.fleet, stage.hub.judged_by, stage.gateway.charge)
 
 
-def chosen(choice: NodeChoice, *selectors: str, selection: Selection = WHOLE_FLEET) -> list[str]:
-    return [member.node_id for member in choice.members(READER, selection, ECHO_OFFER, selectors).nodes]
+def members(choice: NodeChoice, *selectors: str, selection: Selection = WHOLE_FLEET, **query: Any) -> Members:
+    return choice.members(READER, selection, ECHO_OFFER, selectors, AnswerQuery(**query))
 
 
-def test_nodes_are_in_the_order_of_the_selectors_each_once(stage: ViewStage, choice: NodeChoice) -> None:
+def chosen(
+    choice: NodeChoice, *selectors: str, selection: Selection = WHOLE_FLEET, **query: Any
+) -> list[str]:
+    return [member.node_id for member in members(choice, *selectors, selection=selection, **query).nodes]
+
+
+def test_nodes_that_are_named_are_in_that_order_and_others_in_that_of_their_ids(
+    stage: ViewStage, choice: NodeChoice
+) -> None:
     barn, yard = stage.node("barn", "gateway"), stage.node("yard", "gateway")
     attic = stage.node("attic")
-    assert chosen(choice, "attic", "tag:gateway", "barn", "*") == [attic, *sorted([barn, yard])]
-    assert chosen(choice, "yard", "tag:gateway") == [yard, barn]
+    assert chosen(choice, "yard", "attic", "yard") == [yard, attic]
+    assert chosen(choice, "attic", "tag:gateway", "barn", "*") == sorted([attic, barn, yard])
 
 
 def test_another_tenants_nodes_are_never_chosen(stage: ViewStage, choice: NodeChoice) -> None:
@@ -46,19 +57,27 @@ def test_another_tenants_nodes_are_never_chosen(stage: ViewStage, choice: NodeCh
         assert "vault" not in (caught.value.fix or "").removeprefix(f"'{selector}'")
 
 
-def test_more_nodes_than_may_be_asked_are_cut(stage: ViewStage, choice: NodeChoice) -> None:
-    for number in range(MAX_NODES):
-        stage.node(f"node {number}", "gateway")
-    assert not choice.members(READER, WHOLE_FLEET, ECHO_OFFER, ["*"]).truncated
-    named = stage.node("one more")
-    members = choice.members(READER, WHOLE_FLEET, ECHO_OFFER, ["one more", "tag:gateway"])
-    assert (len(members.nodes), members.truncated) == (MAX_NODES, True)
-    assert members.nodes[0].node_id == named
+def test_pages_have_every_node_once_in_the_order_of_ids(stage: ViewStage, choice: NodeChoice) -> None:
+    ids = sorted(stage.node(f"node {number}", "gateway") for number in range(2 * PAGE + 1))
+    pages = [members(choice, "node 7", "tag:gateway")]
+    while pages[-1].more:
+        pages.append(members(choice, "node 7", "tag:gateway", after=pages[-1].nodes[-1].node_id))
+    assert [len(page.nodes) for page in pages] == [PAGE, PAGE, 1]
+    assert [member.node_id for page in pages for member in page.nodes] == ids
+    assert chosen(choice, "*", after=ids[-1]) == []
+    assert chosen(choice, "*", top=3, after=ids[4]) == ids[5:8]
+
+
+def test_a_ranking_asks_more_nodes_than_a_page_has(stage: ViewStage, choice: NodeChoice) -> None:
+    for number in range(PAGE + 1):
+        stage.node(f"node {number}")
+    assert len(chosen(choice, "*", sort="received_at_ms", top=1)) == PAGE + 1
+    assert AnswerQuery(sort="received_at_ms").most_asked == MOST_RANKED
 
 
 def test_a_member_has_the_label_and_the_manifest_of_that_moment(stage: ViewStage, choice: NodeChoice) -> None:
     node_id = stage.node("barn")
-    (member,) = choice.members(READER, WHOLE_FLEET, ECHO_OFFER, ["barn"]).nodes
+    (member,) = members(choice, "barn").nodes
     record = stage.hub.fleet.node_of(TENANT, node_id)
     assert record is not None
     assert record.manifest is not None

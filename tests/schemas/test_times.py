@@ -1,0 +1,31 @@
+import pytest
+
+from schemas.times import iso, moments_of, with_iso
+
+MOMENT = {"type": "integer", "minimum": 1_700_000_000_000}
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [(0, "1970-01-01T00:00:00.000Z"), (1_760_000_000_007, "2025-10-09T08:53:20.007Z")],
+)
+def test_a_moment_is_shown_with_its_milliseconds(ms: int, shown: str) -> None:
+    assert iso(ms) == shown
+
+
+def test_moments_are_told_from_durations_by_their_schema() -> None:
+    members = {"ts_ms": MOMENT, "took_ms": {"type": "integer", "minimum": 0}, "at": MOMENT}
+    assert moments_of({"properties": members}) == {"ts_ms": "ts"}
+    assert moments_of({"properties": {**members, "ts": {}}}) == {}
+    assert moments_of({}) == {}
+
+
+@pytest.mark.parametrize("ms", [1_760_000_000_007, 1_760_000_000_007.0])
+def test_the_iso_form_is_beside_its_milliseconds(ms: float) -> None:
+    shown = with_iso({"ts_ms": ms, "more": 1}, {"ts_ms": "ts"})
+    assert list(shown) == ["ts_ms", "ts", "more"]
+    assert shown["ts"] == "2025-10-09T08:53:20.007Z"
+
+
+def test_a_moment_that_has_no_iso_form_is_left_as_it_is() -> None:
+    assert with_iso({"ts_ms": 2**53 - 1}, {"ts_ms": "ts"}) == {"ts_ms": 2**53 - 1}
