@@ -10,7 +10,7 @@ from typing import Any
 
 from relay.audit.log import AuditUnavailableError
 from relay.auth.agent_tokens import Principal
-from relay.caller_tools.declarations import caller_id_of, checked_size, lent, owner_of
+from relay.caller_tools.declarations import caller_id_of, checked_size, lent
 from relay.caller_tools.endings import Endings, SessionEnding
 from relay.caller_tools.events import EventBuffer
 from relay.caller_tools.limits import Timeouts
@@ -132,7 +132,7 @@ class CallerSessions:
             node_id=node.node_id,
             node_key=node.key,
             principal=principal.name,
-            owner=owner_of(principal.name),
+            owner=principal.digest,
             caller_id=caller_id,
             timeout_ms=int(self._timeouts.request * 1000),
         )
