@@ -88,16 +88,27 @@ class RawServer:
         return messages
 
 
-async def test_a_message_is_handled_although_the_library_reads_nothing() -> None:
+@pytest.mark.parametrize(
+    ("sent", "headers"),
+    [
+        (b"MSG edge.direct 1 edge.reply 5\r\nhello\r\n", None),
+        (b"HMSG edge.direct 1 edge.reply 18 23\r\nNATS/1.0\r\nA: b\r\n\r\nhello\r\n", {"A": "b"}),
+    ],
+    ids=["without headers", "with headers"],
+)
+async def test_a_message_is_handled_although_the_library_reads_nothing(
+    sent: bytes, headers: dict[str, str] | None
+) -> None:
     async with RawServer.connected() as server:
         messages = await server.heard()
         reading = server.client._reading_task
         assert reading is not None
         reading.cancel()
-        server.writer.write(b"MSG edge.direct 1 edge.reply 5\r\nhello\r\n")
+        server.writer.write(sent)
         await until(lambda: messages)
         (message,) = messages
         assert (message.subject, message.reply, message.data) == ("edge.direct", "edge.reply", b"hello")
+        assert message.headers == headers
 
 
 async def test_what_is_published_is_written_although_the_library_flushes_nothing() -> None:
