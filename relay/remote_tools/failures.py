@@ -22,7 +22,7 @@ from relay.remote_tools.errors import (
     ToolTimeout,
     ToolUnauthorized,
 )
-from relay.remote_tools.http_client import UNAUTHORIZED, WireAttempt
+from relay.remote_tools.http_client import WireAttempt
 from relay.remote_tools.redaction import Redaction
 from schemas.error_codes import Canonical, Retry
 from schemas.error_roots import OperatorError
@@ -47,6 +47,7 @@ _STAND_INS = {
 }
 # How the SDK describes a connection or a stream that ended without the answer.
 _CLOSED = ("Connection closed", "SSE stream")
+_UNAUTHORIZED = (401, 403)
 _TIMEOUTS = (408, 504)
 _TOO_MANY = 429
 _TRANSIENT = (425, 500, 502, 503)
@@ -90,8 +91,8 @@ class FailureTable:
         code, data = error.error.code, error.error.data
         stand_in = data is None and (code, error.error.message) in _STAND_INS
         status = wire.status
-        if status is not None and status >= 300 and (stand_in or status in {*UNAUTHORIZED, _TOO_MANY}):  # noqa: PLR2004
-            return self._of_refusal(wire) or of_status(status, wire, idempotent=idempotent)
+        if status is not None and status >= 300 and (stand_in or status in {*_UNAUTHORIZED, _TOO_MANY}):  # noqa: PLR2004
+            return of_status(status, wire, idempotent=idempotent)
         canonical = data.get("canonical") if isinstance(data, Mapping) else None
         if isinstance(canonical, str) and canonical in Canonical.__members__:
             return self._of_canonical(data, code, idempotent=idempotent)
@@ -131,14 +132,6 @@ class FailureTable:
             remote_correlation_id=_id(envelope.get("correlation_id")),
             retry_after_ms=_delay(envelope.get("retry_after_ms")),
         )
-
-    def _of_refusal(self, wire: WireAttempt) -> RemoteToolError | None:
-        """Return the error of the envelope with which a relay refuses a token, if the answer has one."""
-        found = self._of_envelope(wire.refusal, idempotent=False) if wire.refusal else None
-        if not isinstance(found, ToolUnauthorized):
-            return None
-        found.reason = Reason.HTTP_STATUS
-        return found
 
     def _of_canonical(self, data: Mapping[str, Any], code: int, *, idempotent: bool) -> RemoteToolError:
         rows = [row for row in Failure if row.value.canonical.name == data["canonical"]]
@@ -221,7 +214,7 @@ def of_fault(  # noqa: PLR0911 - one return for each fault
         case Reason.CREDENTIAL:
             text = f"There is no valid credential for the server{because}."
             return ToolUnauthorized(text, reason=fault, suggested_fix=_CREDENTIAL)
-        case Reason.SECOND_SEND if wire.status in UNAUTHORIZED:
+        case Reason.SECOND_SEND if wire.status in _UNAUTHORIZED:
             return ToolUnauthorized(
                 "The server demanded a new token; a tool that is not idempotent is not sent twice.",
                 reason=fault,
@@ -264,7 +257,7 @@ def of_fault(  # noqa: PLR0911 - one return for each fault
 
 def of_status(status: int, wire: WireAttempt, *, idempotent: bool) -> RemoteToolError:
     """Return the error of an HTTP status."""
-    if status in UNAUTHORIZED:
+    if status in _UNAUTHORIZED:
         return ToolUnauthorized(
             f"The server refused the credential with HTTP {status}.",
             reason=Reason.HTTP_STATUS,

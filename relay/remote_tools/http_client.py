@@ -20,15 +20,11 @@ from relay.remote_tools.errors import Reason
 from relay.remote_tools.servers import BearerToken, CredentialError, read_secret
 from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
-from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10.0
 
-UNAUTHORIZED = (401, 403)
-
-_MAX_REFUSAL_BYTES = 9_999
 _MAX_RETRY_AFTER_MS = 600_000
 _STAND_IN = 503
 _OK = 200
@@ -45,7 +41,6 @@ class WireAttempt:
         sends: how many times a call was sent.
         status: the last HTTP status.
         retry_after_ms: what the last answer stated.
-        refusal: the JSON object in the body of the last answer, if that was 401 or 403.
         fault: what went wrong below HTTP.
         detail: what the system reported of it, or which credential is meant; printable ASCII.
         advice: what to change about it, one sentence; None if that is not known.
@@ -57,7 +52,6 @@ class WireAttempt:
     sends: int = 0
     status: int | None = None
     retry_after_ms: int | None = None
-    refusal: dict[str, Any] | None = None
     fault: Reason | None = None
     detail: str | None = None
     advice: str | None = None
@@ -250,18 +244,6 @@ async def _note(response: httpx2.Response) -> None:
     if attempt is not None and response.request is attempt.message:
         attempt.status = response.status_code
         attempt.retry_after_ms = retry_after_ms(response.headers) if response.status_code != _OK else None
-        attempt.refusal = await _refusal(response) if response.status_code in UNAUTHORIZED else None
-
-
-async def _refusal(response: httpx2.Response) -> dict[str, Any] | None:
-    size = response.headers.get("content-length", "")
-    if not (size.isascii() and size.isdigit() and len(size) <= len(str(_MAX_REFUSAL_BYTES))):
-        return None
-    try:
-        found = loads(await response.aread(), max_bytes=_MAX_REFUSAL_BYTES)
-    except StrictJsonError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _failed(
