@@ -117,9 +117,7 @@ class DaemonClient:
         """Give the connection up if the daemon does not answer what it answers at once."""
         writer = self._writer
         with self._asked("node", {}) as answer:
-            if await self._is_answered(answer):
-                answer.exception()  # any answer will do
-            elif writer is not None:
+            if not await self._is_answered(answer) and writer is not None:
                 self._log.warning("daemon does not answer", socket=str(self._path))
                 writer.transport.abort()
 
@@ -144,6 +142,8 @@ class DaemonClient:
             raise
         finally:
             self._waiting.pop(id_, None)
+            if answer.done():
+                answer.exception()  # else asyncio reports an error that came too late for what waited
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

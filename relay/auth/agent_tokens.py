@@ -14,6 +14,7 @@ from nacl.signing import SigningKey
 from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
 from relay.state.token_keys import key_id
+from schemas.canonical import jcs
 from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
@@ -37,6 +38,7 @@ class Principal:
         kid, key: the key that the token was signed with, by its name and as its 32 bytes.
         rights: what the scopes allow.
         name: the agent's.
+        digest: a SHA-256 of the name, hex: for what shall know the agent again, and not its name.
         members: its members of an audit line, as ``members_of`` returns them.
     """
 
@@ -50,12 +52,14 @@ class Principal:
     key: bytes
     rights: Rights = field(init=False)
     name: AgentName = field(init=False)
+    digest: str = field(init=False)
     members: str = field(init=False)
 
     def __post_init__(self) -> None:
         # Computed once: read at every call, and constant while the token is valid.
         object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes))
         object.__setattr__(self, "name", (self.issuer, self.tenant, self.sub))
+        object.__setattr__(self, "digest", sha256(jcs(list(self.name))).hexdigest())
         facts = {
             "tenant": self.tenant,
             "iss": self.issuer or None,

@@ -18,7 +18,6 @@ from relay.caller_tools.event_streams import EventStreams
 from relay.caller_tools.expiry import Expiry
 from relay.caller_tools.forwarded_calls import ForwardedCalls, tag_of
 from relay.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, Timeouts
-from relay.caller_tools.memory_budget import MemoryBudget
 from relay.caller_tools.node_requests import NodeRequests
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.outbox import Outbox
@@ -26,6 +25,7 @@ from relay.caller_tools.polls import Polls
 from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.session_calls import SessionCalls
+from relay.caller_tools.shared_budget import SharedBudget
 from relay.caller_tools.tools import SessionTools
 from relay.calls.assembly import CallsPart
 from relay.environment import RelayEnvironment
@@ -53,7 +53,7 @@ class CallerToolsPart(Part):
     tools: SessionTools
     requests: NodeRequests
     outbox: Outbox
-    budget: MemoryBudget
+    budget: SharedBudget
     timeouts: Timeouts
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ def build(  # noqa: PLR0913 - what comes in from outside
     log: FilteringBoundLogger,
 ) -> CallerToolsPart:
     """Return the part's parts, connected with each other and with ``frames``."""
-    budget = MemoryBudget(NODE_BYTES, TOTAL_BYTES)
+    budget = SharedBudget(NODE_BYTES, TOTAL_BYTES)
     outbox = Outbox(frames, log, records.frame_dropped)
     endings = Endings(registry, outbox, records, budget, monotonic)
     requests = NodeRequests(registry, endings, outbox, records, ulids, monotonic)

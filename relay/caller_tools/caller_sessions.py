@@ -10,16 +10,16 @@ from typing import Any
 
 from relay.audit.log import AuditUnavailableError
 from relay.auth.agent_tokens import Principal
-from relay.caller_tools.declarations import caller_id_of, checked_size, lent, owner_of
+from relay.caller_tools.declarations import caller_id_of, checked_size, lent
 from relay.caller_tools.endings import Endings, SessionEnding
 from relay.caller_tools.events import EventBuffer
 from relay.caller_tools.limits import Timeouts
-from relay.caller_tools.memory_budget import Holder, MemoryBudget
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.outbox import Outbox
 from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.session import CallerSession, SessionFacts
+from relay.caller_tools.shared_budget import Holder, SharedBudget
 from relay.fleet.selection import Selection
 from schemas.caller_tools import CallerToolError
 from schemas.errors import Failure, ToolError
@@ -48,7 +48,7 @@ class CallerSessions:
         endings: Endings,
         outbox: Outbox,
         records: CallerRecords,
-        budget: MemoryBudget,
+        budget: SharedBudget,
         timeouts: Timeouts,
         monotonic: Callable[[], float],
     ) -> None:
@@ -125,14 +125,14 @@ class CallerSessions:
         tools = lent(context.get("caller_tools", []))
         checked_size("message", arguments.get("message", ""))
         node = self._nodes.find(principal.tenant, reference, use.selection)
-        self._registry.check_space(node.node_id)
+        self._registry.check_space(Holder(principal.name, node.node_id))
         facts = SessionFacts(
             session_id=self._registry.new_id(),
             tenant=principal.tenant,
             node_id=node.node_id,
             node_key=node.key,
             principal=principal.name,
-            owner=owner_of(principal.name),
+            owner=principal.digest,
             caller_id=caller_id,
             timeout_ms=int(self._timeouts.request * 1000),
         )
@@ -179,7 +179,8 @@ class CallerSessions:
     def _take(self, holder: Holder, size: int) -> None:
         full = self._budget.take(holder, size)
         if full is not None:
-            raise ToolError(Failure.RATE_LIMITED, full.value, retry_after_ms=1000)
+            text = f"{full} take as much memory as they may: end one, or read its events."
+            raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=1000)
 
     def _send(self, session: CallerSession, use: Use) -> None:
         message = use.arguments.get("message")

@@ -5,13 +5,10 @@ schema that a caller lends.
 """
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
-from relay.auth.agent_tokens import AgentName
 from relay.caller_tools.session import Lent
 from schemas.caller_tools import MAX_SCHEMA_BYTES, MAX_TOOLS_BYTES, MAX_VALUE_BYTES, size_of
-from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CallerTool
 
@@ -46,11 +43,6 @@ def checked_size(name: str, value: object) -> int:
         text = f"The argument {name} is larger than {MAX_VALUE_BYTES} bytes as JSON in ASCII."
         raise ToolError(Failure.ARGUMENTS_INVALID, text)
     return size
-
-
-def owner_of(principal: AgentName) -> str:
-    """Return the opaque hash of a principal, the same for every session that it opens."""
-    return sha256(jcs(list(principal))).hexdigest()
 
 
 def caller_id_of(context: Mapping[str, Any], present: str | None) -> str:

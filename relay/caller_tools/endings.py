@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from relay.caller_tools.events import EventType
-from relay.caller_tools.memory_budget import MemoryBudget
 from relay.caller_tools.outbox import Outbox
 from relay.caller_tools.records import CallerRecords
 from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.requests import PendingRequest
 from relay.caller_tools.session import CallerSession
+from relay.caller_tools.shared_budget import SharedBudget
 from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError, size_of
 from schemas.frame_types import OneWayType
 from schemas.payloads import CallerToolResult, SessionEnd
@@ -41,7 +41,7 @@ class Endings:
         registry: SessionRegistry,
         outbox: Outbox,
         records: CallerRecords,
-        budget: MemoryBudget,
+        budget: SharedBudget,
         monotonic: Callable[[], float],
     ) -> None:
         self._registry = registry

@@ -12,7 +12,7 @@ from typing import Any
 
 from relay.ascii_json import encoded
 from relay.caller_tools.limits import MAX_EVENTS
-from relay.caller_tools.memory_budget import Holder, MemoryBudget
+from relay.caller_tools.shared_budget import Holder, SharedBudget
 from schemas.error_roots import EdgeError
 
 
@@ -48,7 +48,7 @@ class EventBuffer:
     """
 
     def __init__(
-        self, session_id: str, holder: Holder, budget: MemoryBudget, max_events: int = MAX_EVENTS
+        self, session_id: str, holder: Holder, budget: SharedBudget, max_events: int = MAX_EVENTS
     ) -> None:
         self._session_id = session_id
         self._holder = holder

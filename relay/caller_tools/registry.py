@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from relay.auth.agent_tokens import AgentName
 from relay.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
 from relay.caller_tools.session import CallerSession
+from relay.caller_tools.shared_budget import Holder, SharedBudget
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
 
@@ -15,7 +16,11 @@ _RANDOM_BYTES = 4
 
 
 class SessionRegistry:
-    """The live sessions, by id and by node. The last digits of each id begin with ``tag``, fewer than 8."""
+    """The live sessions, by id and by node. The last digits of each id begin with ``tag``, fewer than 8.
+
+    Attributes:
+        shares: how many there are, of whom.
+    """
 
     def __init__(
         self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes], tag: str = ""
@@ -23,6 +28,7 @@ class SessionRegistry:
         self._tag = tag
         self._now_ms = now_ms
         self._random_bytes = random_bytes
+        self.shares = SharedBudget(MAX_SESSIONS, MAX_IN_ALL)
         self._sessions: dict[str, CallerSession] = {}
         self._of_node: defaultdict[str, dict[str, CallerSession]] = defaultdict(dict)
 
@@ -44,26 +50,25 @@ class SessionRegistry:
             if session_id not in self._sessions:
                 return session_id
 
-    def check_space(self, node_id: str) -> None:
-        """Return if the node may have another session.
+    def check_space(self, holder: Holder) -> None:
+        """Return if ``holder`` may have another session.
 
         Raises:
             ToolError: RATE_LIMITED.
         """
-        if len(self._of_node.get(node_id, ())) >= MAX_SESSIONS:
-            text = "The node has as many sessions as it may have."
-            raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)
-        if len(self._sessions) >= MAX_IN_ALL:
-            text = "The relay has as many sessions as it may have."
+        if (full := self.shares.full(holder, 1)) is not None:
+            text = f"{full} are as many as they may be: end one."
             raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)
 
     def add(self, session: CallerSession) -> None:
-        """Add a session."""
+        """Add a session, for which there is space."""
+        self.shares.take(session.facts.holder, 1)
         self._sessions[session.session_id] = session
         self._of_node[session.facts.node_id][session.session_id] = session
 
     def remove(self, session: CallerSession) -> None:
         """Remove a session that has ended."""
+        self.shares.give_back(session.facts.holder, 1)
         of_node = self._of_node[session.facts.node_id]
         del self._sessions[session.session_id], of_node[session.session_id]
         if not of_node:

@@ -13,8 +13,8 @@ from typing import Any
 from relay.auth.agent_tokens import AgentName, Principal
 from relay.caller_tools.events import CallerEvent, EventBuffer, EventType
 from relay.caller_tools.limits import GRACE_S, MAX_RESULT_BYTES, MAX_TOKENS
-from relay.caller_tools.memory_budget import Holder
 from relay.caller_tools.requests import PendingRequest, SessionRequests
+from relay.caller_tools.shared_budget import Holder
 from schemas.payloads import CallerTool, SessionOpen
 
 

@@ -109,6 +109,8 @@ def _line(
     What came from outside is encoded. Numbers, ids and words of our own need no escape.
     """
     call, trace, tool = record.call, record.call.trace, record.tool
+    # By its alphabet it needs no escape.
+    given_id = f'"caller_correlation_id":"{call.given_id}",' if call.given_id else ""
     agent = encoded(record.principal.sub) if record.principal else _NULL
     status = _DISCONNECTED if answer is None else _status(record.error)
     output_bytes = len(answer.text) if answer else 0
@@ -117,7 +119,7 @@ def _line(
     tool_id = f'"{call.tool_id}"' if call.parsed else _shown(call.tool_id, _MAX_TOOL_ID)
     return (
         f'{{"ts":"{_moment(now_ms // 1000)}.{now_ms % 1000:03d}Z","level":"info","component":"relay",'
-        f'"event":"call ended","correlation_id":"{record.correlation_id}","agentId":{agent},'
+        f'"event":"call ended","correlation_id":"{record.correlation_id}",{given_id}"agentId":{agent},'
         f'"taskId":{_shown(call.label(META_TASK_ID))},"stepId":{_shown(call.label(META_STEP_ID))},'
         f'"transport":"{request.caller.transport}","route":"{request.caller.path}","method":"tools/call",'
         f'"status":{status},"durationMs":{int(duration_s * 1e6 + 0.5) / 1000},"attempt":{record.attempt},'

@@ -182,7 +182,7 @@ class CallExecutor:
             traceparent=trace.traceparent(record.span_id) if trace and record.span_id else None,
             cost=0.0 if record.is_canary else 1.0,
             idempotency=record.idempotency,
-            caller=record.principal.name if record.principal else None,
+            caller=record.principal.digest if record.principal else None,
         )
 
 

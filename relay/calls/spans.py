@@ -18,6 +18,8 @@ def span_of(record: CallRecord, outcome: str, duration_s: float) -> Span | None:
         "edge.correlation_id": record.correlation_id,
         "edge.outcome": outcome,
     }
+    if record.call.given_id:
+        attributes["edge.caller_correlation_id"] = record.call.given_id
     failed = None if outcome == "ok" else outcome
     if failed is not None:
         attributes["edge.hop"] = record.hop.value

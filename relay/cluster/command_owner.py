@@ -138,7 +138,7 @@ class CommandOwner:
         return asked
 
     def _read(self, message: Msg) -> AskedCommand:
-        asked = self._messages.read_command(message.data)
+        asked = self._messages.read_command(message.data, message.headers)
         command = asked.command
         if message.subject != command_subject(self._fleet, command.node_id):
             raise ClusterMessageError("a command is for another node than its subject")

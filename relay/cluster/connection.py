@@ -93,13 +93,15 @@ class ClusterConnection:
         """Run ``work`` once, and not for long, when this relay ends; not when a connection is lost."""
         self._last.append(work)
 
-    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> bytes:
         """Return the answer to ``payload``, as ``Requests`` describes."""
         replies = self._replies
         if replies is None or not replies.client.is_connected:
             raise NoResponderError("not connected to the cluster")
         try:
-            return await replies.to(subject, payload, timeout_s)
+            return await replies.to(subject, payload, timeout_s, headers)
         except NatsError:
             # Raised before anything is written: the connection has just ended.
             raise NoResponderError("the connection to the cluster was lost") from None

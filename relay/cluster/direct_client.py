@@ -10,7 +10,7 @@ This module alone uses the library's private parts. Must not know what a message
 # ruff: noqa: SLF001 - as above
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -23,6 +23,7 @@ MAX_UNFINISHED_BYTES = 8 * 1024 * 1024
 
 _LINE_END = b"\r\n"
 _MESSAGE, _MESSAGE_WITH_HEADERS = b"MSG", b"HMSG"
+_HEADERS_BEGIN = b"NATS/1.0\r\n"
 _FEWEST_WORDS = 4
 """Of the line before a message: what it is, its subject, the subscription's number, and its size."""
 
@@ -44,35 +45,46 @@ class DirectClient(FlushingClient):
         self._wire = _Wire(transport._io_writer.transport, self._take)
 
     async def publish(
-        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, Any] | None = None
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Send ``payload``, as the library does, but at once, unless something waits to be sent before it."""
-        if headers is not None or not self.publish_now(subject, payload, reply):
+        if not self.publish_now(subject, payload, reply, headers):
             await super().publish(subject, payload, reply, headers)
 
-    def publish_now(self, subject: str, payload: bytes, reply: str = "") -> bool:
+    def publish_now(
+        self, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> bool:
         """Send ``payload``; return False, without effect, if that has to wait, or must fail."""
-        wire = self._wire
+        wire, block = self._wire, _header_block(headers) if headers else b""
         if (
             wire is None
             or wire.is_paused
             or self._pending
             or not self.is_connected
             or not (_is_word(subject) and (not reply or _is_word(reply)))
-            or len(payload) > self.max_payload
+            or block is None
+            or len(block) + len(payload) > self.max_payload
         ):
             return False
-        line = f"PUB {subject} {reply} {len(payload)}\r\n"
-        wire.transport.write(b"".join((line.encode(), payload, _LINE_END)))
+        size = len(block) + len(payload)
+        line = f"HPUB {subject} {reply} {len(block)} {size}" if block else f"PUB {subject} {reply} {size}"
+        wire.transport.write(b"".join((line.encode(), _LINE_END, block, payload, _LINE_END)))
         return True
 
     def _take(self, words: list[bytes], data: bytes) -> bool:
-        _, subject, number, *reply, _ = words
+        kind, subject, number, *reply, _ = words
         subscription = self._subs.get(int(number))
         future = None if subscription is None else subscription._future
         if not isinstance(future, EveryMessage):
             return False
-        future.set_result(Msg(self, subject.decode(), reply[0].decode() if reply else "", data))
+        headers: dict[str, str] | None = None
+        if kind == _MESSAGE_WITH_HEADERS:
+            size = int(reply.pop()) if len(words) > _FEWEST_WORDS and words[-2].isdigit() else 0
+            if not (data.startswith(_HEADERS_BEGIN) and len(_HEADERS_BEGIN) <= size <= len(data)):
+                return False  # the server's own status, or malformed
+            headers = _headers_in(data[len(_HEADERS_BEGIN) : size])
+            data = data[size:]
+        future.set_result(Msg(self, subject.decode(), reply[0].decode() if reply else "", data, headers))
         return True
 
 
@@ -105,7 +117,7 @@ class _Wire(asyncio.Protocol):
             size = _size_behind(words)
             if (end := start + size) > len(data):
                 break
-            if not size or words[0] != _MESSAGE or not self._take(words, data[start : end - len(_LINE_END)]):
+            if not size or not self._take(words, data[start : end - len(_LINE_END)]):
                 self._stream.data_received(data[begin:end])
             begin = end
         self._unfinished = data[begin:]
@@ -135,6 +147,19 @@ class _Wire(asyncio.Protocol):
 def _is_word(text: str) -> bool:
     """Return whether ``text`` is one word of a line: nothing in it ends the line or begins another word."""
     return text.isprintable() and " " not in text and text != ""
+
+
+def _header_block(headers: Mapping[str, str]) -> bytes | None:
+    """Return ``headers`` as they are sent; None if one is not a word."""
+    if not all(map(_is_word, (*headers, *headers.values()))):
+        return None
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return b"".join((_HEADERS_BEGIN, lines.encode(), _LINE_END))
+
+
+def _headers_in(block: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in block.decode("ascii", "replace").split("\r\n"))
+    return {name.strip(): value.strip() for name, colon, value in lines if colon}
 
 
 def _size_behind(words: list[bytes]) -> int:

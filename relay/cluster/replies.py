@@ -32,8 +32,10 @@ class Replies:
         """Subscribe to the answers, before the first request."""
         await subscribe(self.client, f"{self._subject}.*", self._take, log)
 
-    async def to(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        """Return the answer to ``payload``.
+    async def to(
+        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> bytes:
+        """Return the answer to ``payload``, which is sent with ``headers``.
 
         Raises:
             NoResponderError: it was not delivered.
@@ -46,7 +48,7 @@ class Replies:
         expiry = loop.call_later(timeout_s, _expire, answer)
         self._waiting[number] = answer
         try:
-            await self.client.publish(subject, payload, f"{self._subject}.{number}")
+            await self.client.publish(subject, payload, f"{self._subject}.{number}", headers)
             data: bytes = await answer
         finally:
             expiry.cancel()

@@ -25,7 +25,7 @@ from relay.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
 from relay.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
 from relay.remote_tools.check_process import CheckProcess
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
-from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule
+from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule, is_deadline
 from relay.remote_tools.errors import (
     REFUSALS,
     Reason,
@@ -102,7 +102,7 @@ class RemoteTools:
         mode: the protocol era, as ``mcp.Client`` has it.
 
     Raises:
-        OperatorError, StateError, OSError: the URL, the pins or the root cannot be used.
+        OperatorError, StateError, OSError: the URL, a deadline, the pins or the root cannot be used.
     """
 
     def __init__(  # noqa: PLR0913 - what an operator decides
@@ -249,6 +249,7 @@ class RemoteTools:
         try:
             if is_malformed:
                 raise _malformed_id()
+            _check_deadline(deadline_s)
             self._admission.check_name(name)
             entry = await self._entry(name, deadline_s)
             longest_s = entry.contract.deadline_s
@@ -298,6 +299,7 @@ class RemoteTools:
         return known
 
     async def _within(self, deadline_s: float, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        _check_deadline(deadline_s)
         wire = WireAttempt()
         token = ATTEMPT.set(wire)
         try:
@@ -350,6 +352,15 @@ def _malformed_id() -> ToolInvalidArguments:
         reason=Reason.CORRELATION_ID,
         suggested_fix="Give 1 to 64 letters, digits and ._- as correlation_id, or none.",
     )
+
+
+def _check_deadline(deadline_s: float | None) -> None:
+    if not is_deadline(deadline_s):
+        raise ToolInvalidArguments(
+            "The deadline is negative or not a number.",
+            reason=Reason.ARGUMENTS,
+            suggested_fix="Give the seconds that the call may take as deadline_s, or none.",
+        )
 
 
 def _not_listed(name: str, listed: Iterable[str]) -> ToolNotFound:

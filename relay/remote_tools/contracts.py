@@ -15,6 +15,7 @@ from typing import Any
 
 from mcp_types import Tool
 
+from schemas.error_roots import OperatorError
 from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.text import printable
 
@@ -131,8 +132,17 @@ class Claims:
         return cls(text(META_SAFETY_CLASS), text(META_CANONICAL_NAME), text(META_SCHEMA_REF))
 
 
+def is_deadline(seconds: float | None) -> bool:
+    """Return whether ``seconds`` are a time, or left open: what is not a number would mix up timers."""
+    return seconds is None or seconds >= 0
+
+
 class ContractTerms:
-    """Makes contracts from listed tools, by the operator's rules."""
+    """Makes contracts from listed tools, by the operator's rules.
+
+    Raises:
+        OperatorError: a deadline is negative or not a number.
+    """
 
     def __init__(
         self,
@@ -141,6 +151,8 @@ class ContractTerms:
         trust_annotations: bool = False,
         deadline_s: float | None = None,
     ) -> None:
+        if not all(map(is_deadline, (deadline_s, *(rule.deadline_s for rule in rules)))):
+            raise OperatorError("a deadline is negative or not a number; give it in seconds")
         self._rules = tuple(rules)
         self._trusts = trust_annotations
         self._deadline_s = deadline_s or DEFAULT_DEADLINE_S

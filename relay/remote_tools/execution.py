@@ -21,7 +21,7 @@ from relay.remote_tools.catalogue import CatalogueEntry
 from relay.remote_tools.check_process import CheckProcess
 from relay.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
-from relay.remote_tools.failures import FailureTable, of_fault, of_garbage, remote_id
+from relay.remote_tools.failures import FailureTable, of_fault, of_garbage, of_unexpected, remote_id
 from relay.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.remote_tools.retries import RetryPolicy
 from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
@@ -107,12 +107,14 @@ class Execution:
         meta = {META_CORRELATION_ID: call.correlation_id, META_TRACEPARENT: call.traceparent}
         if attempts > 1:
             meta[META_IDEMPOTENCY_KEY] = self._new_id()
-        attempt = 1
+        attempt, may_have_run = 1, False
         while True:
             try:
                 return await self._attempt(call, entry, meta, attempt)
             except RemoteToolError as error:
                 error.correlation_id = call.correlation_id
+                # The attempts of one call, together: what a later one did not reach, an earlier one may have.
+                error.may_have_run = may_have_run = may_have_run or error.may_have_run
                 if attempt >= attempts or not error.retryable:
                     raise
                 delay_s = self._retries.delay_s(attempt, error.retry_after_ms, self._chance)
@@ -133,13 +135,16 @@ class Execution:
             known_as = remote_id(result)
             await self._check(result, entry, call.deadline_at)
             await self._check_nodes(result, entry, call)
-        except RemoteToolError as error:
-            error.remote_correlation_id = error.remote_correlation_id or known_as
+        except Exception as error:
+            failure = error if isinstance(error, RemoteToolError) else of_unexpected(error)
+            failure.remote_correlation_id = failure.remote_correlation_id or known_as
             took_ms = (self._monotonic() - began_s) * 1000
             self._audit.ended(
-                recorded, attempt, took_ms, error.reason, error.code, error.remote_correlation_id
+                recorded, attempt, took_ms, failure.reason, failure.code, failure.remote_correlation_id
             )
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         except asyncio.CancelledError:
             self._audit.ended(recorded, attempt, (self._monotonic() - began_s) * 1000, Reason.CANCELLED)
             raise

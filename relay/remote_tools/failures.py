@@ -318,6 +318,17 @@ def of_garbage() -> RemoteToolError:
     )
 
 
+def of_unexpected(error: Exception) -> RemoteToolError:
+    """Return the error of an exception that nothing expects, of the SDK or of this client, after sending."""
+    # Without its text, which can be the server's.
+    return ToolProviderFailure(
+        f"The client failed with {type(error).__name__}; the call may have run.",
+        reason=Reason.PROTOCOL,
+        suggested_fix="Check the effect of the call before calling again, and report this as a defect.",
+        may_have_run=True,
+    )
+
+
 def _row_of(envelope: Mapping[str, Any]) -> Failure | None:
     """Return the row of an envelope: rows that share a code differ in their suggested fix."""
     rows = [row for row in Failure if row.value.code == envelope.get("code")]

@@ -62,6 +62,14 @@ class Redaction:
         """Return the lines of ``text``, each as ``text()`` returns it. A match may have several lines."""
         return [printable(line, _MAX_TEXT) for line in self._without_matches(text).splitlines()]
 
+    def settled(self, text: str) -> int:
+        """Return where the last line of ``text`` ends that is in no match which may go on after ``text``."""
+        end = text.rfind("\n") + 1
+        matches = (match for pattern in self.patterns for match in pattern.finditer(text, 0, end))
+        # ``$`` is also before the last line feed.
+        open_at = (match.start() for match in matches if match.end() >= end - 1)
+        return text.rfind("\n", 0, min(open_at, default=end)) + 1
+
     def value(self, value: object, depth: int = 0) -> Any:
         """Return the JSON ``value`` redacted."""
         if depth > _MAX_DEPTH:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import traceback
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TextIO
@@ -19,6 +20,7 @@ from relay.remote_tools.redaction import Redaction
 # The packages whose loggers contain what a server sent. ``client`` is the name that the SDK's session uses.
 _LOGGING = {"mcp", "client", "httpx2", "httpcore2"}
 _CHUNK_BYTES = 8192
+_MAX_HELD = 2 * _CHUNK_BYTES
 _LAST_LINES_S = 0.5
 
 
@@ -74,19 +76,24 @@ async def redacted_errors(redaction: Redaction) -> AsyncIterator[TextIO]:
 
 
 def _pass_on(reading: int, redaction: Redaction) -> None:
-    rest = b""
+    decoder, rest, is_cut = getincrementaldecoder("utf-8")("replace"), "", False
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         while chunk := pipe.read(_CHUNK_BYTES):
-            given = rest + chunk
-            whole, _, rest = given.rpartition(b"\n")
-            if len(rest) > _CHUNK_BYTES:
-                whole, rest = given, b""
-            _show(whole, redaction)
+            text = rest + decoder.decode(chunk)
+            if is_cut:  # the rest of a line that was too long
+                _, newline, text = text.partition("\n")
+                is_cut = not newline
+            # A secret can have several lines, and begin in this piece and end in another.
+            end = redaction.settled(text)
+            if len(text) - end > _MAX_HELD:
+                end, is_cut = len(text), not text.endswith("\n")
+            _show(text[:end], redaction)
+            rest = text[end:]
     _show(rest, redaction)
 
 
-def _show(text: bytes, redaction: Redaction) -> None:
+def _show(text: str, redaction: Redaction) -> None:
     # Standard error can be closed; the program goes on.
     with suppress(OSError, ValueError):
-        for line in redaction.lines(text.decode(errors="replace")):
+        for line in redaction.lines(text):
             sys.stderr.write(f"{line}\n")

@@ -8,6 +8,7 @@ more than a moment all the same is left to ``check_process``, which runs this fi
 
 import faulthandler
 import json
+import resource
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -27,6 +28,8 @@ MAX_REFERENCES = 4096
 """The references that one schema applies, each counted as often as it is reached."""
 MAX_PATTERN_SIZE = 1 << 20
 """The bytes of a compiled pattern where the time that it takes is limited."""
+MAX_MEMORY_BYTES = 1 << 30
+"""The addresses of the process that checks; a value of the largest size takes less than half of them."""
 _QUICK_APPLICATIONS = 1_000_000
 """How many objects are applied to all parts of a value in a fraction of a second."""
 _BACKTRACK_LIMIT = 10_000
@@ -186,5 +189,13 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
+def limit_memory() -> None:
+    """End this process rather than take all memory: what a value takes here is many times its text."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 if __name__ == "__main__":
+    limit_memory()
     answer(sys.stdin.buffer, sys.stdout.buffer)

@@ -4,7 +4,8 @@ Must not send anything, and must not trust what it reads beyond its document: an
 version.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,9 +24,12 @@ MAX_MESSAGE_BYTES = 3 * MAX_FRAME_BYTES + 8192
 Messages are ASCII, in which the characters of other scripts take up to three times the bytes of UTF-8.
 """
 
-_CMD_REF = "cluster.cmd@1.1.0"
+_CMD_REF = "cluster.cmd@1.0.0"
 _CANCEL_REF = "cluster.cancel@1.0.0"
 _ANSWER_REF = "cluster.answer@1.0.0"
+
+_CALLER = "Edge-Caller"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _TOLD = frozenset(
     {
@@ -58,6 +62,11 @@ class AskedCommand(NamedTuple):
     command: Command
     relay: str
     sent_at_ms: int
+
+
+def command_headers(command: Command) -> dict[str, str]:
+    """Return what a relay may know besides the document of ``command``, and can do without."""
+    return {} if command.caller is None else {_CALLER: command.caller}
 
 
 def command_subject(fleet: str, node_id: str) -> str:
@@ -93,8 +102,6 @@ class ClusterMessages:
         }
         if command.traceparent is not None:
             message["traceparent"] = command.traceparent
-        if command.caller is not None:
-            message["caller"] = command.caller
         if (idempotency := command.idempotency) is not None:
             message["idempotency"] = {
                 "caller": idempotency.caller,
@@ -104,14 +111,14 @@ class ClusterMessages:
             }
         return encoded(message).encode("ascii")
 
-    def read_command(self, data: bytes) -> AskedCommand:
-        """Return the command that ``data`` asks for.
+    def read_command(self, data: bytes, headers: Mapping[str, str] | None = None) -> AskedCommand:
+        """Return the command that ``data`` asks for, and ``headers`` name the agent of.
 
         Raises:
             ClusterMessageError: it is no such message.
         """
         message = read_document(data, self._cmd.is_valid)
-        keyed, caller = message.get("idempotency"), message.get("caller")
+        keyed = message.get("idempotency")
         command = Command(
             node_id=message["node_id"],
             tool=message["tool"],
@@ -123,7 +130,7 @@ class ClusterMessages:
             idempotency=None
             if keyed is None
             else Idempotency(tuple(keyed["caller"]), keyed["key"], keyed["arguments"], keyed["repeatable"]),
-            caller=None if caller is None else tuple(caller),
+            caller=_caller_in(headers),
         )
         return AskedCommand(command, message["relay"], message["sent_at_ms"])
 
@@ -183,3 +190,9 @@ def read_document(
         raise ClusterMessageError("a message of another relay does not fit its document")
     read: dict[str, Any] = message
     return read
+
+
+def _caller_in(headers: Mapping[str, str] | None) -> str | None:
+    """Return the digest of the agent that ``headers`` name; None if they name none, or not as a digest."""
+    digest = headers.get(_CALLER, "") if headers else ""
+    return digest if _DIGEST.fullmatch(digest) else None

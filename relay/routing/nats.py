@@ -17,6 +17,7 @@ from relay.routing.cluster_messages import (
     ClusterMessageError,
     ClusterMessages,
     cancel_subject,
+    command_headers,
     command_subject,
 )
 from relay.routing.peers import NoResponderError
@@ -31,8 +32,10 @@ CountCommand = Callable[[str], None]
 class Requests(Protocol):
     """What asks other relays."""
 
-    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        """Return the answer to ``payload``.
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> bytes:
+        """Return the answer to ``payload``, which is sent with ``headers``.
 
         Raises:
             NoResponderError: it was not delivered.
@@ -95,9 +98,9 @@ class NatsRouter:
         if len(payload) > MAX_MESSAGE_BYTES:
             # Arguments within their schema fit; in any case, nothing was sent.
             raise ToolError(Failure.INTERNAL, "The command does not fit a message.")
-        subject = command_subject(self._fleet, command.node_id)
+        subject, timeout_s = command_subject(self._fleet, command.node_id), command.deadline_ms / 1000
         try:
-            data = await self._requests.request(subject, payload, command.deadline_ms / 1000)
+            data = await self._requests.request(subject, payload, timeout_s, command_headers(command))
             return self._messages.read_answer(data)
         except NoResponderError:
             raise ToolError(Failure.NODE_OFFLINE) from None

@@ -40,7 +40,7 @@ class Command(NamedTuple):
         correlation_id: the ULID, in upper case, of the call that this command is for, and of no other.
         cost: how much it counts towards the rate of its capability.
         idempotency: None if the call has no idempotency key.
-        caller: issuer, tenant and subject of the agent whose call it is; None if that is not known.
+        caller: the digest of the agent whose call it is; None if that is not known.
     """
 
     node_id: str
@@ -51,7 +51,7 @@ class Command(NamedTuple):
     traceparent: str | None = None
     cost: float = 1.0
     idempotency: Idempotency | None = None
-    caller: tuple[str, str, str] | None = None
+    caller: str | None = None
 
 
 class NodeRouter(Protocol):

@@ -1,7 +1,7 @@
 """Applies the limits that capabilities announce, in the relay that holds the node's session.
 
 So a capability has one limiter, whichever relay a call arrived at, and its rate is divided fairly among the
-agents that call it. Must not know more of these than their names.
+agents that call it. Must not know who these are.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError
 
-_UNNAMED = ("", "", "")
+_UNNAMED = ""
 """The agents of a relay that does not name them, as one."""
 
 

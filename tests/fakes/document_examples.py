@@ -45,22 +45,6 @@ PRINCIPAL = {
     "expires_s": 1,
     "kid": "ab" * 32,
 }
-CLUSTER_CMD = {
-    "relay": REQUEST_ULID,
-    "node_id": NODE_ID,
-    "tool": f"sysecho.{NODE_ID}.echo.invoke",
-    "arguments": {"message": "ping"},
-    "deadline_ms": 2000,
-    "sent_at_ms": 1,
-    "correlation_id": REQUEST_ULID,
-    "cost": 1.0,
-    "idempotency": {
-        "caller": ["https://relay.example", "acme", "agent"],
-        "key": "ab" * 32,
-        "arguments": "ab" * 32,
-        "repeatable": False,
-    },
-}
 EXAMPLES: dict[str, Any] = {
     "capability@1.0.0": MANIFEST["capabilities"][0],
     "enrol.request@1.0.0": {
@@ -69,8 +53,22 @@ EXAMPLES: dict[str, Any] = {
         "nonce": "n" * 43,
         "proof": "p" * 43,
     },
-    "cluster.cmd@1.0.0": CLUSTER_CMD,
-    "cluster.cmd@1.1.0": CLUSTER_CMD | {"caller": ["https://relay.example", "acme", "agent"]},
+    "cluster.cmd@1.0.0": {
+        "relay": REQUEST_ULID,
+        "node_id": NODE_ID,
+        "tool": f"sysecho.{NODE_ID}.echo.invoke",
+        "arguments": {"message": "ping"},
+        "deadline_ms": 2000,
+        "sent_at_ms": 1,
+        "correlation_id": REQUEST_ULID,
+        "cost": 1.0,
+        "idempotency": {
+            "caller": ["https://relay.example", "acme", "agent"],
+            "key": "ab" * 32,
+            "arguments": "ab" * 32,
+            "repeatable": False,
+        },
+    },
     "cluster.cancel@1.0.0": {"relay": REQUEST_ULID, "correlation_id": REQUEST_ULID},
     "cluster.answer@1.0.0": {"failure": {"name": "RATE_LIMITED", "retry_after_ms": 100}},
     "cluster.ca_request@1.0.0": {

@@ -219,7 +219,7 @@ TARGETS: Final = {
         cluster_message,
         (
             _command(),
-            _command(idempotency=_KEYED, traceparent=samples.TRACES[0].decode(), caller=_KEYED.caller),
+            _command(idempotency=_KEYED, traceparent=samples.TRACES[0].decode()),
             _messages().cancel(_RELAY, "0" * 26),
             _messages().ack({"ok": True, "result": {"message": "ping"}}),
             samples.compact({"failure": {"name": "RATE_LIMITED", "retry_after_ms": 5}}),

@@ -96,7 +96,6 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         "session.announce@1.0.0/properties/payload",
         "session.cmd@1.0.0/properties/payload/properties/arguments",
         "cluster.cmd@1.0.0/properties/arguments",
-        "cluster.cmd@1.1.0/properties/arguments",
         "cluster.ask@1.0.0/properties/body",
         "cluster.reply@1.0.0/oneOf/0/properties/reply",
         "cluster.frame@1.0.0/properties/payload",

@@ -194,6 +194,13 @@ async def test_a_daemon_that_restarts_takes_the_tools_away_and_brings_them_back(
             await agent.until_listed("ant_get_memory")
 
 
+async def test_an_agent_is_told_when_no_lent_tool_is_listed(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log), local_agent("legacy", path) as agent:
+        assert "only where `kubelet mcp` was started with --session ID" in (agent.client.instructions or "")
+
+
 async def test_two_sessions_show_none_and_an_attached_agent_its_own(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:

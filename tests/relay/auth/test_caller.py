@@ -1,5 +1,7 @@
 """What is kept of a request's caller."""
 
+from dataclasses import replace
+
 import pytest
 
 from relay.auth.agent_tokens import Principal
@@ -15,6 +17,17 @@ PRINCIPAL = Principal(
     kid="k",
     key=bytes(32),
 )
+
+
+def test_a_digest_is_the_same_for_every_token_of_an_agent_and_another_for_any_other() -> None:
+    assert replace(PRINCIPAL, jti="jti-2", kid="l").digest == PRINCIPAL.digest
+    others = [
+        replace(PRINCIPAL, sub="agent-2"),
+        replace(PRINCIPAL, tenant="acmea", sub="gent-1"),
+        replace(PRINCIPAL, issuer="https://relay.exampl", tenant="eacme"),
+    ]
+    assert len({PRINCIPAL.digest, *(other.digest for other in others)}) == 4
+    assert len(PRINCIPAL.digest) == 64
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from relay.audit.log import AuditUnavailableError
-from relay.caller_tools import registry as session_registry
+from relay.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
 from relay.caller_tools.limits import NODE_BYTES, TOTAL_BYTES
-from relay.caller_tools.memory_budget import Holder
+from relay.caller_tools.shared_budget import Holder
 from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
 from schemas.frame_types import OneWayType
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
@@ -130,14 +130,27 @@ async def test_a_node_has_a_limited_number_of_sessions(stage: CallerStage) -> No
     await stage.open(tools=())
 
 
-async def test_the_relay_has_a_limited_number_of_sessions(
-    stage: CallerStage, monkeypatch: pytest.MonkeyPatch
+async def test_one_principal_cannot_have_all_sessions_of_the_relay_and_the_error_says_whose_are_too_many(
+    stage: CallerStage,
 ) -> None:
-    monkeypatch.setattr(session_registry, "MAX_IN_ALL", 1)
-    await stage.open(tools=())
+    own = stage.hub.authenticator.identify(stage.token).name
+    shares, number = stage.hub.caller_sessions.shares, 0
+    while shares.take(Holder(own, f"node-{number}"), 1) is None:
+        number += 1
+    assert number == MAX_IN_ALL // 4
     context = {"caller_id": "ant"}
     error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
     assert error["code"] == "E_RATE_LIMITED"
+    assert error_text(error).startswith("Your sessions are as many as they may be")
+    await stage.open(stage.hub.token([SCOPE], sub="agent-2"))
+    shares.give_back(Holder(own, "node-0"), 8)
+    while shares.take(Holder(own, "node-0"), 1) is None:
+        pass
+    shares.give_back(Holder(own, "node-0"), 1)
+    session_id = await stage.open()
+    # One that has ended makes room for another.
+    await stage.result("session_message", session_id=session_id, end=True)
+    await stage.open()
 
 
 async def test_a_session_that_cannot_be_recorded_is_not_opened(

@@ -1,19 +1,7 @@
 import pytest
 
-from relay.caller_tools.declarations import caller_id_of, checked_size, lent, owner_of
+from relay.caller_tools.declarations import caller_id_of, checked_size, lent
 from schemas.errors import ToolError
-
-
-def test_an_owner_is_the_same_for_a_principal_and_another_for_any_other() -> None:
-    principal = ("https://relay.example", "acme", "agent-1")
-    assert owner_of(principal) == owner_of(principal)
-    others = {
-        owner_of((principal[0], "acme", "agent-2")),
-        owner_of((principal[0], "acmea", "gent-1")),
-        owner_of(("https://relay.exampl", "eacme", "agent-1")),
-    }
-    assert len(others | {owner_of(principal)}) == 4
-    assert all(len(owner) == 64 for owner in others)
 
 
 def test_what_is_lent_is_found_by_name_and_has_the_size_of_its_frame() -> None:

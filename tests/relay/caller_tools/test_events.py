@@ -3,14 +3,14 @@ import json
 import pytest
 
 from relay.caller_tools.events import EventBuffer, EventsFullError, EventType
-from relay.caller_tools.memory_budget import Holder, MemoryBudget
+from relay.caller_tools.shared_budget import Holder, SharedBudget
 
 SESSION = "gogol_20261122_021500_00c0ffee"
 HOLDER = Holder(("https://relay.example", "acme", "ant"), "node")
 
 
-def buffer(max_events: int = 3, max_bytes: int = 100_000) -> tuple[EventBuffer, MemoryBudget]:
-    budget = MemoryBudget(max_bytes, 4 * max_bytes)
+def buffer(max_events: int = 3, max_bytes: int = 100_000) -> tuple[EventBuffer, SharedBudget]:
+    budget = SharedBudget(max_bytes, 4 * max_bytes)
     return EventBuffer(SESSION, HOLDER, budget, max_events), budget
 
 

@@ -14,7 +14,7 @@ from relay.calls.gateway import CallGateway
 from schemas.error_codes import Canonical
 from schemas.errors import Failure, ToolError
 from schemas.lines import LineWriter
-from schemas.meta_names import META_STEP_ID, META_TASK_ID, META_TRACEPARENT
+from schemas.meta_names import META_CORRELATION_ID, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.callers import call_of, principal_of
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
@@ -106,6 +106,12 @@ def test_a_line_has_these_fields_and_no_others(written: Written) -> None:
         },
         "error": None,
     }
+
+
+def test_a_line_has_the_id_that_the_caller_gave_besides_the_relays_own(written: Written) -> None:
+    line = written(message(**{META_CORRELATION_ID: "order-17"}))
+    assert line["caller_correlation_id"] == "order-17" != line["correlation_id"]
+    assert "caller_correlation_id" not in written(message(**{META_CORRELATION_ID: NASTY}))
 
 
 @pytest.mark.parametrize(

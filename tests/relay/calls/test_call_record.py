@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
+from relay.calls.spans import span_of
 from relay.rate_limits import Limiter
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_CORRELATION_ID
+from schemas.meta_names import META_CORRELATION_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
@@ -83,6 +85,23 @@ def test_every_line_has_the_id_that_the_caller_gave_besides_the_relays_own(hub: 
     given.ended(hub.audit, "ok", 101.0)
     ids = [(line["correlation_id"], line["caller_correlation_id"]) for line in hub.audited()]
     assert ids == [(CORRELATION_ID, "order-17")] * 3
+
+
+def test_so_has_its_span(hub: Hub) -> None:
+    hub.connect(hub.ca.issue())
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    def attributes(**meta: str) -> Mapping[str, str]:
+        call = Call({"params": {"name": ECHO_NAME, "_meta": {META_TRACEPARENT: trace, **meta}}})
+        tool = hub.fleet.resolve(ECHO_NAME, WHO.rights)
+        span = span_of(
+            CallRecord(CORRELATION_ID, call, 100.0, tool=tool, span_id="b7ad6b7169203331"), "ok", 0.1
+        )
+        assert span is not None
+        return span.attributes
+
+    assert attributes(**{META_CORRELATION_ID: "order-17"})["edge.caller_correlation_id"] == "order-17"
+    assert "edge.caller_correlation_id" not in attributes()
 
 
 def test_a_call_that_repeats_none_names_none(hub: Hub) -> None:

@@ -92,9 +92,8 @@ async def test_a_call_is_recorded_sent_checked_and_recorded(stage: Stage, router
     assert json.loads(answer.text) == answer.result
     assert answer.error is None
     assert record.answered
-    caller = ("https://relay.example", "acme", "agent-1")
     assert router.commands == [
-        Command(NODE_ID, ECHO_NAME, PING, CALL_BUDGET_MS, CORRELATION_ID, caller=caller)
+        Command(NODE_ID, ECHO_NAME, PING, CALL_BUDGET_MS, CORRELATION_ID, caller=stage.principal.digest)
     ]
     assert stage.audited() == [("allow", "ok"), ("ok", "ok")]
 

@@ -2,15 +2,18 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from nats import connect
+from nats.aio.msg import Msg
 
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
 from relay.cluster import command_owner
 from relay.config import ClusterServer
-from relay.routing.cluster_messages import command_subject
+from relay.routing.cluster_messages import AskedCommand, command_subject
 from relay.routing.port import Idempotency
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
@@ -28,6 +31,7 @@ from tests.fakes.unsubscribe_gate import UnsubscribeGate
 
 pytestmark = pytest.mark.integration
 
+AGENT = "ab" * 32
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -38,7 +42,7 @@ def held(member: Member) -> HeldRouter:
 
 async def test_a_command_for_a_node_of_another_relay_is_answered_there(asker: Member, owner: Member) -> None:
     await owner.hold(NODE_ID, asker)
-    asked = echo(NODE_ID, traceparent=TRACE, cost=0.5)
+    asked = echo(NODE_ID, traceparent=TRACE, cost=0.5, caller=AGENT)
     answer = asyncio.create_task(asker.part.router.run(asked))
     command, waiter = await held(owner).next()
     waiter.set_result(echoed(command))
@@ -47,9 +51,52 @@ async def test_a_command_for_a_node_of_another_relay_is_answered_there(asker: Me
     assert command.traceparent == TRACE
     assert command.correlation_id == asked.correlation_id
     assert command.cost == 0.5
+    assert command.caller == AGENT
     assert 0 < command.deadline_ms <= asked.deadline_ms
     assert asker.counted("asked", "ok") == 1
     assert owner.counted("answered", "ok") == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Edge-Caller": AGENT[:-1]},
+        {"Edge-Caller": AGENT.upper()},
+        {"Edge-Caller": "\u00fc" * 64},
+        {"A": AGENT},
+    ],
+)
+async def test_a_header_that_names_no_agent_as_a_digest_names_none(
+    asker: Member, owner: Member, headers: dict[str, str]
+) -> None:
+    await owner.hold(NODE_ID, asker)
+    asked = asker.part.messages.command(AskedCommand(echo(NODE_ID), "01HZX9K3M4P7Q8R9S0T1V2W3XD", 1))
+    subject = command_subject(FLEET, NODE_ID)
+    answer = asyncio.create_task(asker.part.connection.request(subject, asked, BOUND_S, headers))
+    command, waiter = await held(owner).next()
+    waiter.set_result(echoed(command))
+    assert asker.part.messages.read_answer(await answer) == echoed(command)
+    assert command.caller is None
+
+
+async def test_a_relay_that_reads_the_document_alone_answers_a_command_that_names_its_agent(
+    asker: Member, nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    """A relay of the version before, on the client of the library: it knows of no header."""
+    older = await connect(nats.url, nkeys_seed_str=nats.credentials.read_text("ascii").strip())
+    read: list[bytes] = []
+
+    async def answer(message: Msg) -> None:
+        read.append(message.data)
+        await older.publish(message.reply, asker.part.messages.ack(echoed(echo(NODE_ID))))
+
+    try:
+        await older.subscribe(command_subject(FLEET, NODE_ID), cb=answer)
+        await older.flush()
+        assert await asker.part.router.run(echo(NODE_ID, caller=AGENT)) == echoed(echo(NODE_ID))
+    finally:
+        await older.close()
+    registry.load("cluster.cmd@1.0.0").check(json.loads(read[0]))
 
 
 async def test_an_answer_that_fits_a_nodes_frame_fits_also_where_ascii_is_three_times_as_long(
@@ -352,11 +399,10 @@ async def test_a_rate_is_divided_among_agents_however_many_relays_they_call(
     hub.connect(hub.ca.issue(), capabilities=[{**ECHO, "constraints": {"rate_limit_rps": 10}}])
     limits = CapabilityLimits(hub.fleet, node, seconds)
 
-    async def served(by: Member, agent: str) -> bool:
+    async def served(by: Member, agent: bytes) -> bool:
         ulid = hub.ulids.new()
         try:
-            caller = ("https://relay.example", "acme", agent)
-            await by.part.router.run(echo(NODE_ID, correlation_id=ulid, caller=caller))
+            await by.part.router.run(echo(NODE_ID, correlation_id=ulid, caller=sha256(agent).hexdigest()))
         except ToolError as error:
             return error.failure is not Failure.RATE_LIMITED
         return True
@@ -367,10 +413,10 @@ async def test_a_rate_is_divided_among_agents_however_many_relays_they_call(
         for _ in range(15):
             for _ in range(8):
                 seconds.now += 0.2 / 8
-                await served(asker, "greedy")
-            modest.append(await served(owner, "modest"))
+                await served(asker, b"greedy")
+            modest.append(await served(owner, b"modest"))
         assert all(modest)
-        assert await served(asker, "modest")
+        assert await served(asker, b"modest")
 
 
 async def test_the_concurrency_of_a_capability_is_exact_however_many_relays_call_it(

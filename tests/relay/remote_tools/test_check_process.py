@@ -1,7 +1,10 @@
 """Checks against a server's schema that take long: they end at the deadline, and nothing else waits."""
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -9,9 +12,11 @@ import pytest
 
 from relay.remote_tools import Reason, ToolInvalidArguments, ToolProviderFailure, ToolTimeout
 from relay.remote_tools.check_process import CheckProcess
-from relay.remote_tools.tool_schemas import compiled
+from relay.remote_tools.http_client import MAX_ANSWER_BYTES
+from relay.remote_tools.tool_schemas import MAX_MEMORY_BYTES, compiled
 from tests.fakes.guarded import over_http
 from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.polling import until
 
 pytestmark = pytest.mark.integration
 
@@ -119,3 +124,57 @@ async def test_a_check_that_is_cancelled_or_killed_does_not_hold_up_the_next(che
     with pytest.raises(ToolProviderFailure, match="did not run or has ended"):
         await killed
     assert await checks.fault(email, {"email": "a@b.example"}, within(60)) is None
+
+
+async def test_a_check_that_needs_too_much_memory_is_a_failure_and_the_next_goes_on(
+    checks: CheckProcess,
+) -> None:
+    email, large = compiled(USER), compiled({"items": {"pattern": "(?=a)"}})
+    assert await checks.fault(email, {"email": "a@b.example"}, within(60)) is None
+    [process] = processes()
+    assert process.rlimit(psutil.RLIMIT_AS) == (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES)
+    # What a value may have that fits an answer is checked within it.
+    assert await checks.fault(large, [{}] * (MAX_ANSWER_BYTES // 4), within(60)) is None
+    used = process.memory_info().vms
+    process.rlimit(psutil.RLIMIT_AS, (used, used))
+    with pytest.raises(ToolProviderFailure, match="did not run or has ended"):
+        await checks.fault(large, ["x" * 64] * 2_000_000, within(60))
+    assert await checks.fault(email, {"email": "a@b.example"}, within(60)) is None
+
+
+PARENT = """
+import asyncio, psutil
+from relay.remote_tools.check_process import CheckProcess
+from relay.remote_tools.tool_schemas import compiled
+from tests.relay.remote_tools.test_check_process import EMAIL, SLOW, SLOW_TEXT, within
+
+async def main():
+    checks = CheckProcess()
+    await checks.fault(compiled({"pattern": EMAIL}), "a@b.example", within(60))
+    print(psutil.Process().children()[0].pid, flush=True)
+    await asyncio.to_thread(input)
+    await checks.fault(compiled(SLOW), SLOW_TEXT, within(3))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("computes", [False, True], ids=["while it waits", "while it computes"])
+async def test_the_process_ends_when_the_one_that_started_it_was_killed(*, computes: bool) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", PARENT),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    child = psutil.Process(int(await parent.stdout.readline()))
+    if computes:
+        before = child.cpu_times().user
+        parent.stdin.write(b"\n")
+        await until(lambda: child.cpu_times().user > before)
+    parent.kill()
+    await parent.wait()
+    # While it computes it reads nothing, and ends by itself some seconds after its deadline.
+    await asyncio.to_thread(child.wait, 60)

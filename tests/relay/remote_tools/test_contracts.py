@@ -7,6 +7,7 @@ from mcp_types import Tool
 
 from relay.remote_tools import Risk, RiskSource, ToolRule
 from relay.remote_tools.contracts import DEFAULT_DEADLINE_S, ContractTerms, Verified, digest_of
+from schemas.error_roots import OperatorError
 
 META = {
     "edge-kubelet/safety-class": "read_only",
@@ -103,3 +104,11 @@ def test_a_tool_of_another_server_has_the_version_of_its_content() -> None:
 def test_the_digest_covers_all_that_a_model_or_a_validator_reads(members: dict[str, Any]) -> None:
     assert digest_of(tool(**members)) != digest_of(tool())
     assert digest_of(tool(_meta={"other": 1})) == digest_of(tool())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1.0])
+def test_a_deadline_of_an_operator_that_is_no_time_is_refused_at_once(bad: float) -> None:
+    with pytest.raises(OperatorError, match="negative or not a number"):
+        ContractTerms(deadline_s=bad)
+    with pytest.raises(OperatorError, match="negative or not a number"):
+        ContractTerms((ToolRule("*"), ToolRule("get_*", deadline_s=bad)))

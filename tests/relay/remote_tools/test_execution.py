@@ -8,6 +8,7 @@ import pytest
 from relay.remote_tools import (
     AuditFailedError,
     AuditRecord,
+    ClientEnvironment,
     Reason,
     RemoteToolError,
     RetryPolicy,
@@ -17,10 +18,11 @@ from relay.remote_tools import (
     ToolRule,
     ToolTimeout,
     ToolUnauthorized,
+    execution,
 )
 from schemas.meta_names import META_CORRELATION_ID
 from tests.fakes.guarded import over_http
-from tests.fakes.mcp_server import FAULTS, FakeMcpServer
+from tests.fakes.mcp_server import FAULTS, FakeMcpServer, HttpAnswer
 
 pytestmark = pytest.mark.integration
 
@@ -135,6 +137,48 @@ async def test_a_call_ends_at_the_callers_deadline(fake: FakeMcpServer) -> None:
         error = await failed(client.tools, "delay", deadline_s=0.1)
         assert (type(error), error.may_have_run, error.retryable) == (ToolTimeout, True, False)
         assert client.records[-1]["reason"] == Reason.DEADLINE
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1.0])
+async def test_a_deadline_that_is_no_time_is_refused_and_recorded(fake: FakeMcpServer, bad: float) -> None:
+    async with over_http(fake) as client:
+        await client.tools.list_tools()
+        error = await failed(client.tools, "echo", {"message": "ping"}, deadline_s=bad)
+        assert (type(error), error.reason) == (ToolInvalidArguments, Reason.ARGUMENTS)
+        [record] = client.records
+        assert (record["event"], record["reason"]) == ("refused", "arguments")
+        with pytest.raises(ToolInvalidArguments):
+            await client.tools.list_tools(deadline_s=bad)
+    assert fake.calls == []
+
+
+async def test_an_exception_that_nothing_expects_is_a_typed_error_and_recorded(
+    fake: FakeMcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise LookupError("Bearer abcdefghijklmnop")
+
+    monkeypatch.setattr(execution, "_request", broken)
+    async with over_http(fake) as client:
+        error = await failed(client.tools, "echo", {"message": "ping"})
+        assert (type(error), error.may_have_run) == (ToolProviderFailure, True)
+        assert "LookupError" in str(error)
+        assert "abcdefghijklmnop" not in str(error)
+        assert [record["event"] for record in client.records] == ["started", "ended"]
+        assert client.records[-1]["reason"] == Reason.PROTOCOL
+
+
+async def test_what_an_earlier_attempt_may_have_done_is_said_of_the_last_one(fake: FakeMcpServer) -> None:
+    def refused_next() -> float:
+        """Is drawn before the second attempt, which does not reach the tool; the first may have."""
+        fake.next_answer = HttpAnswer(401)
+        return 0.5
+
+    environment = ClientEnvironment(chance=refused_next)
+    async with over_http(fake, rules=REPEATABLE, environment=environment) as client:
+        error = await failed(client.tools, "unavailable")
+        assert fake.sent("unavailable") == 1
+        assert (type(error), error.may_have_run) == (ToolUnauthorized, True)
 
 
 async def test_a_call_ends_at_the_contracts_deadline_if_that_is_sooner(fake: FakeMcpServer) -> None:

@@ -75,6 +75,31 @@ async def test_a_flood_on_standard_error_is_read_and_cut(capfd: pytest.CaptureFi
     assert {len(line) <= 2100 for line in lines} == {True}
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("size", [1, 100, 8192], ids=lambda size: f"{size} bytes at once")
+async def test_a_secret_that_arrives_in_pieces_is_redacted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], size: int
+) -> None:
+    lines = [f"Key{number:04}ofASecret" for number in range(30)]
+    key = "\n".join(["-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----"])
+    # Over the end of a piece of 8 KiB: a key after other lines, and a token in a line that is too long.
+    text = f"begins\n{'y' * 100}\n{key}\nbetween\n{'x' * 8180} Bearer {SECRET * 2000}\nends\n"
+    (tmp_path / "text").write_text(f"{'z' * 79}\n" * 100 + text)
+    code = (
+        "import os, sys; text = open(sys.argv[1], 'rb').read(); size = int(sys.argv[2])\n"
+        "for begin in range(0, len(text), size): os.write(2, text[begin:begin + size])"
+    )
+    arguments = ("-P", "-c", code, str(tmp_path / "text"), str(size))
+    async with guarded(StdioServer(sys.executable, arguments)) as client:
+        with pytest.raises(RemoteToolError):
+            await client.tools.list_tools(deadline_s=20)
+    shown = capfd.readouterr().err
+    assert not any(line in shown for line in lines)
+    assert SECRET not in shown
+    others = [line for line in shown.splitlines() if not line.startswith(("z", "y", "x"))]
+    assert others == ["begins", "[redacted]", "between", "ends"]
+
+
 def test_a_record_of_another_user_of_the_sdk_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     with redacted_log(Redaction()):
         SDK.warning("%s", f"Bearer {SECRET}")

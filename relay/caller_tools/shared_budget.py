@@ -1,9 +1,9 @@
-"""Bounds the memory that callers' sessions take: per node, and shared among tenants and their principals.
+"""Bounds what callers' sessions take: per node, and shared among tenants and their principals.
 
-What is kept is JSON text, which takes as many bytes as it has. A tenant has at most as much as is left free
-of all, and a principal at most as much as is left of that to its tenant, so that another one always finds
-room. A tenant that is alone has half of all, and a principal that is alone half of that. Must not know what
-the memory is for.
+That is memory, and their number. What is kept is JSON text, which takes as many bytes as it has. A tenant has
+at most as much as is left free of all, and a principal at most as much as is left of that to its tenant, so
+that another one always finds room. A tenant that is alone has half of all, and a principal that is alone half
+of that. Must not know what it counts.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from relay.auth.agent_tokens import AgentName
 
 
 class Holder(NamedTuple):
-    """Whose memory it is: the session's principal, which names its tenant, and its node."""
+    """Whose it is: the session's principal, which names its tenant, and its node."""
 
     principal: AgentName
     node_id: str
@@ -27,15 +27,15 @@ class Holder(NamedTuple):
 
 
 class Full(StrEnum):
-    """Which bound leaves no room; the text is for the caller."""
+    """Which bound leaves no room: that of whose sessions."""
 
-    NODE = "The sessions of this node take as much memory as they may: end one."
-    PRINCIPAL = "Your sessions take as much memory as they may: end one, or read its events."
-    TENANT = "The sessions of your tenant take as much memory as they may: end one, or read its events."
+    NODE = "The sessions of this node"
+    PRINCIPAL = "Your sessions"
+    TENANT = "The sessions of your tenant"
 
 
-class MemoryBudget:
-    """The bytes in use: ``per_node`` at most for one node, and ``in_all``."""
+class SharedBudget:
+    """What is in use: ``per_node`` at most for one node, and ``in_all``."""
 
     def __init__(self, per_node: int, in_all: int) -> None:
         self._per_node = per_node
@@ -47,11 +47,17 @@ class MemoryBudget:
 
     @property
     def total(self) -> int:
-        """The bytes in use."""
+        """What is in use."""
         return self._total
 
     def take(self, holder: Holder, size: int) -> Full | None:
-        """Count ``size`` bytes for ``holder``, or count nothing and return what leaves no room for them."""
+        """Count ``size`` for ``holder``, or count nothing and return what leaves no room for it."""
+        if (full := self.full(holder, size)) is None:
+            self._count(holder, size)
+        return full
+
+    def full(self, holder: Holder, size: int) -> Full | None:
+        """Return what leaves no room for ``size`` more of ``holder``, if anything does."""
         if self._nodes[holder.node_id] + size > self._per_node:
             return Full.NODE
         # What it takes is also taken from what is free, so that it may take half of the difference.
@@ -60,11 +66,10 @@ class MemoryBudget:
             return Full.TENANT
         if size > (of_tenant - self._principals[holder.principal]) // 2:
             return Full.PRINCIPAL
-        self._count(holder, size)
         return None
 
     def give_back(self, holder: Holder, size: int) -> None:
-        """Count ``size`` bytes less."""
+        """Count ``size`` less."""
         self._count(holder, -size)
 
     def _count(self, holder: Holder, size: int) -> None:

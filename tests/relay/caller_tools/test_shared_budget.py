@@ -1,11 +1,11 @@
-from relay.caller_tools.memory_budget import Full, Holder, MemoryBudget
+from relay.caller_tools.shared_budget import Full, Holder, SharedBudget
 
 
 def holder(sub: str = "ant", tenant: str = "acme", node: str = "a") -> Holder:
     return Holder(("https://relay.example", tenant, sub), node)
 
 
-def filled(budget: MemoryBudget, sub: str, tenant: str = "acme") -> tuple[int, Full]:
+def filled(budget: SharedBudget, sub: str, tenant: str = "acme") -> tuple[int, Full]:
     """Take all that the principal can have, one byte after another; return how much, and what ended it."""
     taken = 0
     while (full := budget.take(holder(sub, tenant, f"{tenant}-{sub}"), 1)) is None:
@@ -14,7 +14,7 @@ def filled(budget: MemoryBudget, sub: str, tenant: str = "acme") -> tuple[int, F
 
 
 def test_a_node_cannot_take_what_is_for_all() -> None:
-    budget = MemoryBudget(per_node=10, in_all=1000)
+    budget = SharedBudget(per_node=10, in_all=1000)
     assert budget.take(holder(), 10) is None
     assert budget.take(holder("bee"), 1) is Full.NODE
     assert budget.take(holder(node="b"), 1) is None
@@ -22,7 +22,7 @@ def test_a_node_cannot_take_what_is_for_all() -> None:
 
 
 def test_who_comes_later_finds_room_whatever_one_principal_has_taken() -> None:
-    budget = MemoryBudget(per_node=1000, in_all=1000)
+    budget = SharedBudget(per_node=1000, in_all=1000)
     alone, full = filled(budget, "ant")
     assert (alone, full) == (250, Full.PRINCIPAL)
     second, full = filled(budget, "bee")
@@ -38,7 +38,7 @@ def test_who_comes_later_finds_room_whatever_one_principal_has_taken() -> None:
 
 
 def test_what_is_given_back_can_be_taken_again() -> None:
-    budget = MemoryBudget(per_node=10, in_all=40)
+    budget = SharedBudget(per_node=10, in_all=40)
     assert budget.take(holder(), 10) is None
     budget.give_back(holder(), 4)
     assert budget.take(holder(), 5) is Full.NODE
