@@ -30,7 +30,7 @@ class Instructions:
         self._fleet = fleet
 
     def text(self, rights: Rights) -> str:
-        """Return the instructions for callers with ``rights``, in ASCII: at most ``MAX_BYTES``."""
+        """Return the instructions for callers with ``rights``: at most ``MAX_BYTES``."""
         labels = self._fleet.labels(rights.tenant) if rights.may_read else ()
         return _STATIC + _named(labels, MAX_BYTES - len(_STATIC))
 
@@ -43,7 +43,7 @@ def _named(labels: Iterable[str], limit: int) -> str:
     if text == _BEFORE:
         return ""
     for label in quoted:
-        if len(text) + len(f", {label}") + len(_MORE) + 1 > limit:
+        if len(f"{text}, {label}{_MORE}.".encode()) > limit:
             return f"{text}{_MORE}."
         text += f", {label}"
     return f"{text}."

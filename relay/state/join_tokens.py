@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from relay.state.label_forms import kept_form, look_of, shown_form
 from relay.state.ledger import Entry, Ledger
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.certificates import UNENROLLED_TENANT
@@ -153,7 +154,7 @@ class JoinGrants:
     def giver_of(self, tenant: str, label: str, now_ms: int) -> str | None:
         """Return the token that can still give ``label`` to a node of ``tenant``."""
         for grant in self.grants.values():
-            same = grant.tenant == tenant and grant.label.lower() == label.lower()
+            same = grant.tenant == tenant and look_of(grant.label) == look_of(label)
             if same and grant.state(now_ms) is JoinState.OPEN:
                 return grant.id
         return None
@@ -169,7 +170,7 @@ class JoinGrants:
                     created_ms=int(entry["ts_ms"]),
                     expires_at_ms=int(entry["expires_at_ms"]),
                     uses=int(entry["uses"]),
-                    label=str(entry.get("label", "")),
+                    label=shown_form(str(entry.get("label", ""))),
                     tags=tuple(map(str, entry.get("tags", ()))),
                 )
                 self._ids[digest_of(entry["id"])] = entry["id"]
@@ -254,7 +255,9 @@ class JoinTokens:
                     f"join token {holder} gives the label {label!r}: revoke it, or choose another"
                 )
             self.ledger.append(
-                entry | ({"label": label} if label else {}) | ({"tags": list(tags)} if tags else {})
+                entry
+                | ({"label": kept_form(label)} if label else {})
+                | ({"tags": list(tags)} if tags else {})
             )
         return token
 
