@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.demo.run import DemoError, run_demo
+from relay.telemetry.hub import PER_AGENT
 from schemas.error_roots import OperatorError
 from schemas.process.exit_codes import EXIT_NO
 
@@ -33,6 +35,39 @@ def test_more_nodes_than_open_files_are_refused_in_one_line_before_anything_star
         "relay: 300 mock nodes need 380 open files, and 256 are allowed:"
         " raise the limit with `ulimit -n 380`, or give fewer --nodes\n"
     )
+
+
+@pytest.mark.integration
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_demo_of_more_nodes_than_a_caller_may_subscribe_to_ends_well(tmp_path: Path) -> None:
+    nodes = PER_AGENT + 4
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "relay", "demo", "--once", "--nodes", str(nodes)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:]
+    assert f"{nodes} mock nodes" in done.stdout
+    assert "Calling those of 32 nodes, each:" in done.stdout
+
+
+@pytest.mark.integration
+def test_roots_that_cannot_be_read_are_one_line_of_the_demo(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "relay", "demo", "--once"],
+        env={**os.environ, "SSL_CERT_FILE": str(nothing)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (EXIT_NO, "")
+    assert done.stderr == f"relay: SSL_CERT_FILE names {nothing}: No such file or directory\n"
 
 
 async def test_roots_that_cannot_be_read_are_named_before_anything_is_started(
