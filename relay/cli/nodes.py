@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from relay.cli import completing
 from relay.cli.exits import fail
 from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
 from relay.cli.options import AsJson, StateDir, answer, show_table, utc
@@ -24,7 +25,12 @@ from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 app = group("Labels and tags of nodes, and which nodes there are.")
 
 NodeReference = Annotated[
-    str, typer.Argument(metavar="NODE", help="A node: its id, its label, or 6 or more characters of the id.")
+    str,
+    typer.Argument(
+        metavar="NODE",
+        help="A node: its id, its label, or 6 or more characters of the id.",
+        autocompletion=completing.labels,
+    ),
 ]
 
 
