@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.cli.entry import main
 from relay.demo.run import DemoError, run_demo
 from relay.telemetry.hub import PER_AGENT
-from schemas.error_roots import OperatorError
 from schemas.process.exit_codes import EXIT_NO
 
 
@@ -55,24 +55,14 @@ def test_the_demo_of_more_nodes_than_a_caller_may_subscribe_to_ends_well(tmp_pat
     assert "Calling those of 32 nodes, each:" in done.stdout
 
 
-@pytest.mark.integration
-def test_roots_that_cannot_be_read_are_one_line_of_the_demo(tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing"
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "relay", "demo", "--once"],
-        env={**os.environ, "SSL_CERT_FILE": str(nothing)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (EXIT_NO, "")
-    assert done.stderr == f"relay: SSL_CERT_FILE names {nothing}: No such file or directory\n"
-
-
-async def test_roots_that_cannot_be_read_are_named_before_anything_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_roots_that_cannot_be_read_are_one_line_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nothing"))
-    with pytest.raises(OperatorError, match=f"SSL_CERT_FILE names {tmp_path / 'nothing'}: No such file"):
-        await run_demo(nodes=0, once=True, ready_file=None)
+    nothing = tmp_path / "nothing"
+    monkeypatch.setenv("SSL_CERT_FILE", str(nothing))
+    monkeypatch.setattr(sys, "argv", ["relay", "demo", "--once"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_NO
+    error = f"relay: SSL_CERT_FILE names {nothing}: No such file or directory\n"
+    assert capsys.readouterr() == ("", error)
