@@ -210,14 +210,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_a_package_brings_completion_and_says_what_is_next(built: Built, tmp_path: Path) -> None:
-    for package in built.packages:
-        root = tmp_path / package.name
+    for program in ("kubelet", "relay"):
+        [package] = (each for each in built.packages if each.name.startswith(f"edge-{program}_"))
+        root = tmp_path / program
+        root.mkdir()
         for option in ("--extract", "--control"):
             unpack = ["/usr/bin/dpkg-deb", option, package, root / option]
             subprocess.run(unpack, timeout=BOUND_S, check=True)
-        program = {"edge-kubelet": "kubelet", "edge-relay": "relay"}.get(package.name.partition("_")[0])
-        if program is None:
-            continue
         share, script = root / "--extract/usr/share", root / "--control/postinst"
         for name in (
             f"bash-completion/completions/{program}",
