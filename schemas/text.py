@@ -4,7 +4,8 @@ Must be applied to everything that a node, an agent or a broker sent before it i
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 # With the backslash, so that what a node has escaped is not escaped again by a relay.
@@ -37,14 +38,22 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def printable_values(value: Any) -> Any:
-    """Return the JSON ``value`` with every string in it, keys included, made printable ASCII."""
+def printable_values(value: Any, members: Mapping[str, Callable[[str], str]] = MappingProxyType({})) -> Any:
+    """Return the JSON ``value`` with every string in it, keys included, made printable ASCII.
+
+    The text of a member that is in ``members`` is made safe by the function there.
+    """
     if isinstance(value, str):
         return printable(value, limit=len(value) * 10)
     if isinstance(value, dict):
-        return {printable_values(key): printable_values(item) for key, item in value.items()}
+        return {
+            printable_values(key): members[key](item)
+            if key in members and isinstance(item, str)
+            else printable_values(item, members)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [printable_values(item) for item in value]
+        return [printable_values(item, members) for item in value]
     return value
 
 

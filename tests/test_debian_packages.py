@@ -216,6 +216,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         pytest.skip(f"systemd cannot run here as PID 1: {reason}")
 
 
+def test_a_package_brings_completion_and_says_what_is_next(built: Built, tmp_path: Path) -> None:
+    for program in ("kubelet", "relay"):
+        [package] = (each for each in built.packages if each.name.startswith(f"edge-{program}_"))
+        root = tmp_path / program
+        root.mkdir()
+        for option in ("--extract", "--control"):
+            unpack = ["/usr/bin/dpkg-deb", option, package, root / option]
+            subprocess.run(unpack, timeout=BOUND_S, check=True)
+        share, script = root / "--extract/usr/share", root / "--control/postinst"
+        for name in (
+            f"bash-completion/completions/{program}",
+            f"zsh/vendor-completions/_{program}",
+            f"fish/vendor_completions.d/{program}.fish",
+        ):
+            assert f"_{program.upper()}_COMPLETE=" in (share / name).read_text("utf-8")
+        assert f'echo "edge-{program} is installed. Next' in script.read_text("utf-8")
+        assert f"systemctl start edge-{program}" in script.read_text("utf-8")
+
+
 def test_lintian_finds_no_error(built: Built) -> None:
     # The agent's package has nothing that the other two have not, and its libraries are among the relay's.
     packages = [package for package in built.packages if "agent" not in package.name]

@@ -18,7 +18,7 @@ from relay.calls.envelope import wants_logs
 from relay.calls.hops import Hop, hop_of
 from relay.calls.in_flight import InFlight, RevocableCall
 from relay.calls.relay_tools import RelayTool, RelayToolCall
-from relay.calls.results import checked, shown
+from relay.calls.results import LABELS, checked, shown
 from relay.calls.sample_streams import SampleStreams, StreamCall
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
@@ -158,7 +158,7 @@ class CallExecutor:
             raise ToolError(Failure.RESULT_INVALID)
         if tool.verbatim:
             return CallAnswer(encoded(result), result=result)
-        return shown(result, tool.schemas.result)
+        return shown(result, tool.schemas.result, LABELS)
 
     def recorded(self, record: CallRecord) -> AbstractContextManager[None]:
         """Return the context of a call that is made, which records the decision and the outcome.

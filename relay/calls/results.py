@@ -6,17 +6,22 @@ cost its caller the whole answer.
 The rules of a kind beyond its schemas are in its row of the registry. Must not know a kind by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer
 from relay.fleet.tools import Tool
+from relay.state.label_forms import legible
 from schemas.errors import Failure, ToolError
 from schemas.images import NoImageError, apart
 from schemas.payloads import CmdAck
 from schemas.registry import Validator
 from schemas.text import printable_values
+
+LABELS = MappingProxyType({"label": legible})
+"""The texts that the relay's own tools show in their letters."""
 
 
 def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
@@ -44,8 +49,12 @@ def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
     return found._replace(images=images) if images else found
 
 
-def shown(result: Mapping[str, Any], validator: Validator) -> CallAnswer:
-    """Return the answer with ``result``, whose strings are made printable.
+def shown(
+    result: Mapping[str, Any],
+    validator: Validator,
+    members: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
+) -> CallAnswer:
+    """Return the answer with ``result``, whose strings are made printable, but for those of ``members``.
 
     Raises:
         ToolError: so it does not fit ``validator`` any more.
@@ -54,7 +63,7 @@ def shown(result: Mapping[str, Any], validator: Validator) -> CallAnswer:
     if "\\" in text:
         # A character was escaped for JSON, and a client would unescape it: no control character may reach a
         # terminal or a model.
-        result = printable_values(result)
+        result = printable_values(result, members)
         if not validator.is_valid(result):
             raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would reject it
         text = encoded(result)

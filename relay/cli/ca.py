@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from relay.cli import completing
 from relay.cli.backup import ca_backup, ca_restore
 from relay.cli.exits import fail
 from relay.cli.node_references import NodeDirectory, NodeReferenceError
@@ -139,6 +140,7 @@ def ca_revoke(
         typer.Argument(
             metavar="NODE|KID",
             help="A node by its id, label or the beginning of its id; or a certificate by its kid.",
+            autocompletion=completing.labels,
         ),
     ],
     as_json: AsJson = False,

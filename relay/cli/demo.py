@@ -37,7 +37,7 @@ def demo(
         str, typer.Option(metavar="NAME,...", help="Kinds of installed packages that this machine has too.")
     ] = "",
 ) -> None:
-    """Start everything on this machine, call each tool once, and keep serving until Ctrl-C."""
+    """Start everything on this machine, call each tool of up to 32 nodes, and serve until Ctrl-C."""
     from relay.cli.event_loop import run_until_stopped  # noqa: PLC0415 - with the import below
     from relay.demo.run import run_demo  # noqa: PLC0415 - MCP's client, for this command alone
     from schemas.contract import read_contract  # noqa: PLC0415 - the validator, as above

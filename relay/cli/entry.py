@@ -4,6 +4,9 @@ Must not import more than the standard library and ``schemas`` before it can rep
 installation has this script, but not the relay's dependencies.
 """
 
+import sys
+from io import TextIOWrapper
+
 from relay.cli.exits import fail
 from schemas.process.command_errors import errors_in_one_line
 from schemas.process.exit_codes import EXIT_CANNOT_RUN
@@ -13,6 +16,9 @@ _OUR_PACKAGES = frozenset({"relay", "schemas"})
 
 def main() -> None:
     """Run the command line. An operator's mistake is one line; a fault of our own has a traceback."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A terminal of another encoding shows an escape for a letter that it lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     with errors_in_one_line(fail):
         try:
             from relay.cli.main import app  # noqa: PLC0415 - so that a missing dependency can be reported

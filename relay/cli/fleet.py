@@ -26,6 +26,7 @@ from relay.cli.state import authority
 from relay.clock import now_ms
 from relay.config import StateFiles
 from relay.key_files import read_key
+from relay.state.label_forms import with_typed_form
 from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
 from schemas.addresses import check_private_url, mcp_url, parse_mcp_url
 from schemas.error_roots import PeerError
@@ -261,7 +262,7 @@ def _with_relays(
 def _node_row(node: dict[str, Any]) -> Sequence[str]:
     expires = node.get("expires_at_ms")
     return (
-        str(node.get("label") or "-"),
+        with_typed_form(str(node.get("label") or "-")),
         str(node.get("node_id")),
         "yes" if node.get("connected") else "no",
         utc(expires) if isinstance(expires, int) else "-",

@@ -33,7 +33,7 @@ from relay.cli.state import authority, name_ledger
 from relay.clock import now_ms
 from relay.kept_settings import read_kept
 from relay.state.join_tokens import JoinError, JoinTokens
-from relay.state.name_rules import NameRuleError, check_label, check_tags
+from relay.state.name_rules import NameRuleError, check_tags, label_of
 from relay.state.names import LabelTakenError
 from schemas.addresses import PLAIN_OPTION, is_private_url
 from schemas.enrolment import JOIN_TOKEN_VARIABLE
@@ -71,7 +71,7 @@ def join_token_create(
         if label or tag or tenant not in {None, kept.tenant}:
             fail("--for keeps the node's label, tags and tenant: leave them out", EXIT_USAGE)
         tenant_used = kept.tenant
-    _check_names(tenant_used, label, tag or (), state_dir)
+    label = _checked_names(tenant_used, label, tag or (), state_dir)
     ca = authority(state_dir)
     # The oldest root: the relay's certificate is issued by it.
     root = ca.roots()[-1]
@@ -147,16 +147,16 @@ def join_token_revoke(
     answer({"id": join_id, "revoked_now": revoked}, as_json=as_json, note=note)
 
 
-def _check_names(tenant: str, label: str, tags: Sequence[str], state_dir: Path | None) -> None:
-    """End the command if a node could not be given these names now."""
+def _checked_names(tenant: str, label: str, tags: Sequence[str], state_dir: Path | None) -> str:
+    """Return the label as it is shown; end the command if a node could not be given these names now."""
     try:
-        if label:
-            check_label(label)
+        label = label and label_of(label)
         check_tags(tags)
     except NameRuleError as error:
         fail(str(error), EXIT_USAGE)
-    if label and (holder := name_ledger(state_dir).read().holder(tenant, label)) is not None:
+    if label and (holder := name_ledger(state_dir).read().taken_by(tenant, label)) is not None:
         fail(str(LabelTakenError(label, holder)), EXIT_NO)
+    return label
 
 
 def _kept_node(reference: str | None, state_dir: Path | None) -> FoundNode | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from relay.cli.state import authority, name_ledger
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.state.certificates import CaRecords
+from relay.state.label_forms import legible
 from relay.state.names import Names
 from schemas.error_roots import OperatorError
-from schemas.text import printable
 
 _MAX_CLOSE = 3
 
@@ -78,7 +78,7 @@ class NodeDirectory:
         candidates = len(found) + sum(error.candidates for error in errors)
         if len(found) > 1:
             of = " and ".join(f"{node.node_id} of tenant {node.tenant}" for node in found[:2])
-            raise NodeReferenceError(f"'{printable(reference)}' fits {of}: give the id")
+            raise NodeReferenceError(f"'{legible(reference)}' fits {of}: give the id")
         if candidates == 1:
             return found[0]
         close = [name for error in errors for name in error.close][:_MAX_CLOSE]

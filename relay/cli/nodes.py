@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from relay.cli import completing
 from relay.cli.exits import fail
 from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
 from relay.cli.options import AsJson, StateDir, answer, show_table, utc
 from relay.cli.state import name_ledger
 from relay.clock import now_ms
 from relay.state.certificates import KID_DIGITS
+from relay.state.label_forms import typed_form, with_typed_form
 from relay.state.name_rules import NameRuleError
 from relay.state.names import LabelTakenError
 from schemas.process.cli_manual import example, group
@@ -23,7 +25,12 @@ from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 app = group("Labels and tags of nodes, and which nodes there are.")
 
 NodeReference = Annotated[
-    str, typer.Argument(metavar="NODE", help="A node: its id, its label, or 6 or more characters of the id.")
+    str,
+    typer.Argument(
+        metavar="NODE",
+        help="A node: its id, its label, or 6 or more characters of the id.",
+        autocompletion=completing.labels,
+    ),
 ]
 
 
@@ -40,13 +47,13 @@ def node_label(
         fail("give a label, or --remove", EXIT_USAGE)
     found = _known(NodeDirectory.of(state_dir), node)
     try:
-        name_ledger(state_dir).label(found.node_id, found.tenant, label or "")
+        given = name_ledger(state_dir).label(found.node_id, found.tenant, label or "")
     except NameRuleError as error:
         fail(str(error), EXIT_USAGE)
     except LabelTakenError as error:
         fail(str(error), EXIT_NO)
-    facts = {"node_id": found.node_id, "tenant": found.tenant, "label": label}
-    note = f"{found.node_id} of tenant {found.tenant}: {label or 'no label'}"
+    facts = {"node_id": found.node_id, "tenant": found.tenant} | _label_facts(given)
+    note = f"{found.node_id} of tenant {found.tenant}: {with_typed_form(given) or 'no label'}"
     answer(facts, as_json=as_json, note=note)
 
 
@@ -98,7 +105,7 @@ def node_list(
             (
                 each["node_id"],
                 each["tenant"],
-                each["label"] or "-",
+                with_typed_form(each["label"] or "-"),
                 " ".join(each["tags"]) or "-",
                 each["certificates"][-1]["state"],
                 utc(each["certificates"][-1]["not_after_ms"]),
@@ -117,7 +124,9 @@ def node_show(node: NodeReference, as_json: AsJson = False, state_dir: StateDir 
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"node    {facts['node_id']}\ntenant  {facts['tenant']}")
-    typer.echo(f"label   {facts['label'] or '-'}\ntags    {' '.join(facts['tags']) or '-'}\n")
+    typer.echo(
+        f"label   {with_typed_form(facts['label'] or '-')}\ntags    {' '.join(facts['tags']) or '-'}\n"
+    )
     show_table(
         ("KID", "ISSUED (UTC)", "EXPIRES (UTC)", "STATE", "JOIN TOKEN"),
         [
@@ -168,13 +177,18 @@ def _is_forgotten(directory: NodeDirectory, node_id: str) -> bool:
     return node_id in directory.names.forgotten and not directory.records.unrevoked(node_id)
 
 
+def _label_facts(label: str) -> dict[str, str | None]:
+    """Return a label for programs: as it is shown, and what is typed for it in ASCII."""
+    return {"label": label or None, "label_ascii": typed_form(label) or None}
+
+
 def _facts(directory: NodeDirectory, node: FoundNode) -> dict[str, Any]:
     """Return a node for programs."""
     records, now = directory.records, now_ms()
     return {
         "node_id": node.node_id,
         "tenant": node.tenant,
-        "label": directory.lookup.label_of(node.node_id) or None,
+        **_label_facts(directory.lookup.label_of(node.node_id)),
         "tags": list(directory.lookup.tags_of(node.node_id)),
         "certificates": [
             {

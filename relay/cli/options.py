@@ -18,12 +18,12 @@ import typer
 from relay.cli.exits import fail
 from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, SERVICE_STATE_DIR, StateFiles, own_state_dir
 from relay.kept_settings import read_kept, write_kept
+from relay.state.label_forms import columns_of, legible
 from schemas.addresses import normal_url
 from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import NoStateDirError, home_directory
 from schemas.process.state_owner import act_as_owner_of, usual_directory
-from schemas.text import printable
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIRECTORY", help="The relay's state directory.")
@@ -133,12 +133,12 @@ def utc(time_ms: int) -> str:
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print ``rows`` in columns below ``header``. On a terminal long cells are cut, but no id."""
-    lines = [header, *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    lines = [header, *([legible(cell) for cell in row] for row in rows)]
+    widths = [max(columns_of(line[column]) for line in lines) for column in range(len(header))]
     if is_terminal():
         widths = narrowed(widths, shutil.get_terminal_size((120, 24)).columns)
     for line in lines:
-        padded = (f"{_cut(cell, width):<{width}}" for cell, width in zip(line, widths, strict=True))
+        padded = (_padded(cell, width) for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(padded).rstrip())
 
 
@@ -150,5 +150,9 @@ def narrowed(widths: Sequence[int], space: int) -> list[int]:
     return result
 
 
-def _cut(cell: str, width: int) -> str:
-    return cell if len(cell) <= width else cell[: width - 3] + "..."
+def _padded(cell: str, width: int) -> str:
+    if columns_of(cell) > width:
+        while columns_of(cell) > width - 3:
+            cell = cell[:-1]
+        cell += "..."
+    return cell + " " * (width - columns_of(cell))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relay.auth.permissions import SCOPES
-from relay.cli import options
+from relay.cli import completing, options
 from relay.cli.exits import fail
 from relay.cli.options import (
     AsJson,
@@ -49,7 +49,10 @@ def token_issue(
     sub: Annotated[str, typer.Option(help="The agent; it is recorded in the audit.")],
     tenant: Tenant = None,
     scope: Annotated[
-        list[str] | None, typer.Option(help="What it allows; repeat. Default: tools:call:read_only.")
+        list[str] | None,
+        typer.Option(
+            help="What it allows; repeat. Default: tools:call:read_only.", autocompletion=completing.scopes
+        ),
     ] = None,
     ttl: Annotated[
         str, typer.Option(metavar="DURATION", help="How long it is valid: 90s, 12h, 30d; 365d at most.")

@@ -24,6 +24,10 @@ class ClientName(StrEnum):
     CLAUDE_DESKTOP = "claude-desktop"
     VSCODE = "vscode"
     CODEX = "codex"
+    CURSOR = "cursor"
+    GEMINI = "gemini"
+    WINDSURF = "windsurf"
+    ZED = "zed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,12 @@ def _with_headers_helper(connection: ClientTarget) -> dict[str, Any]:
     return {"type": "http", "url": connection.mcp_url, "headersHelper": helper}
 
 
+def _settings_of_zed(machine: Machine) -> Path:
+    if machine.system == "win32":
+        return machine.applications / "Zed" / "settings.json"
+    return machine.named("XDG_CONFIG_HOME", machine.home / ".config") / "zed" / "settings.json"
+
+
 CLIENTS: Mapping[ClientName, McpClient] = {
     ClientName.CLAUDE_CODE: McpClient(
         title="Claude Code",
@@ -169,6 +179,42 @@ CLIENTS: Mapping[ClientName, McpClient] = {
         entry=_started,
         makes_directory=True,
         then="start a new session of Codex",
+    ),
+    ClientName.CURSOR: McpClient(
+        title="Cursor",
+        section="mcpServers",
+        servers=json_servers,
+        file=lambda machine: machine.home / ".cursor" / "mcp.json",
+        entry=_started,
+        makes_directory=False,
+        then="start Cursor again, and look for the server among its MCP servers",
+    ),
+    ClientName.GEMINI: McpClient(
+        title="Gemini CLI",
+        section="mcpServers",
+        servers=json_servers,
+        file=lambda machine: machine.home / ".gemini" / "settings.json",
+        entry=_started,
+        makes_directory=True,
+        then="start a new session of Gemini CLI",
+    ),
+    ClientName.WINDSURF: McpClient(
+        title="Windsurf",
+        section="mcpServers",
+        servers=json_servers,
+        file=lambda machine: machine.home / ".codeium" / "windsurf" / "mcp_config.json",
+        entry=_started,
+        makes_directory=False,
+        then="refresh the MCP servers of Windsurf's Cascade",
+    ),
+    ClientName.ZED: McpClient(
+        title="Zed",
+        section="context_servers",
+        servers=json_servers,
+        file=_settings_of_zed,
+        entry=_started,
+        makes_directory=False,
+        then="look for the server in Zed's agent panel",
     ),
 }
 """What is written for each client; none of them needs the token itself in a file of its own."""

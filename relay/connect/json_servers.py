@@ -1,7 +1,8 @@
 """The servers in a client's JSON configuration: one is put in or taken out, the rest keeps its place.
 
-Must not touch a file, and must not rewrite what it could not keep: comments, a member that is there twice, a
-number that is not finite, half a character.
+Lines of comments above the document are kept: the files of some clients begin with them. Must not touch a
+file, and must not rewrite what it could not keep: other comments, a member that is there twice, a number that
+is not finite, half a character.
 """
 
 import json
@@ -15,6 +16,7 @@ from schemas.strict_json import JsonReason, StrictJsonError, loads
 
 _INDENT = re.compile(r"^([ \t]+)\"", re.MULTILINE)
 _USUAL_INDENT = "  "
+_COMMENTS_ABOVE = re.compile(r"(?:[ \t]*(?://[^\n]*)?\n)*")
 
 
 def with_server(text: str, section: str, name: str, entry: Mapping[str, Any]) -> str:
@@ -47,6 +49,7 @@ def without_server(text: str, section: str, name: str) -> str:
 
 
 def _read(text: str) -> dict[str, Any]:
+    text = _COMMENTS_ABOVE.sub("", text, count=1)
     try:
         document = loads(text, max_bytes=sys.maxsize) if text.strip() else {}
     except StrictJsonError as error:
@@ -66,5 +69,9 @@ def _servers(document: dict[str, Any], section: str) -> dict[str, Any]:
 
 
 def _written(document: Mapping[str, Any], before: str) -> str:
-    found = _INDENT.search(before)
-    return json.dumps(document, indent=found[1] if found else _USUAL_INDENT, ensure_ascii=False) + "\n"
+    found, above = _INDENT.search(before), _COMMENTS_ABOVE.match(before)
+    return (
+        (above[0] if above else "")
+        + json.dumps(document, indent=found[1] if found else _USUAL_INDENT, ensure_ascii=False)
+        + "\n"
+    )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay.fleet.node_names import NodeNames
+from relay.state.label_forms import typed_form
 from relay.state.name_rules import MIN_PREFIX, folded, id_prefix_of
 
 _TENANTS_KEPT = 32
@@ -88,4 +89,5 @@ def _beginning(node_ids: Sequence[str], word: str) -> Sequence[str]:
 
 def _text(label: str, tags: Sequence[str]) -> str:
     """Return what is searched: each word behind a space; the label ends with a line feed, as no word does."""
-    return f" {folded(label)}\n{''.join(f' {tag}' for tag in tags)}"
+    typed = "" if label.isascii() else f" {typed_form(label).lower()}\n"
+    return f" {folded(label)}\n{typed}{''.join(f' {tag}' for tag in tags)}"

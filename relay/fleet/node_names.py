@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from relay.fleet.close_names import closest
+from relay.state.label_forms import legible, typed_form
 from relay.state.name_rules import MIN_PREFIX, folded, id_prefix_of, node_id_of
 from relay.state.names import NodeName
 from schemas.error_roots import PeerError
@@ -41,7 +42,7 @@ class KnownNodes(Protocol):
 
 
 class UnknownNodeError(PeerError):
-    """A reference or a selector fits no node, or several. The text is one line of ASCII, and bounded.
+    """A reference or a selector fits no node, or several. The text is one line, safe to show, and bounded.
 
     Attributes:
         close: names of the tenant that were perhaps meant, the closest first.
@@ -67,7 +68,7 @@ class UnknownNodeError(PeerError):
         )
 
     def __str__(self) -> str:
-        shown = f"'{printable(self.reference, _MAX_SHOWN)}'"
+        shown = f"'{legible(self.reference, _MAX_SHOWN)}'"
         if self.candidates:
             return f"{shown} fits {self.candidates} nodes: give more characters of the id"
         hint = f"; close: {', '.join(self.close)}" if self.close else ""
@@ -79,7 +80,7 @@ class UnknownNodeError(PeerError):
 class _TenantNames:
     """The labels and tags of one tenant's nodes."""
 
-    __slots__ = ("by_tag", "by_word", "labels", "nodes", "tags")
+    __slots__ = ("by_tag", "by_typed", "by_word", "labels", "nodes", "tags")
 
     def __init__(self) -> None:
         self.labels: list[str] = []
@@ -91,6 +92,8 @@ class _TenantNames:
         self.by_tag: defaultdict[str, set[str]] = defaultdict(set)
         self.by_word: defaultdict[str, dict[str, None]] = defaultdict(dict)
         """The folded labels that contain a word; in a dict, for its order."""
+        self.by_typed: defaultdict[str, set[str]] = defaultdict(set)
+        """The nodes whose label has letters beyond ASCII, by what is typed for it, in lower case."""
 
 
 class NodeNames:
@@ -150,6 +153,8 @@ class NodeNames:
     def resolve(self, tenant: str, reference: str) -> str:
         """Return the node of ``tenant`` that ``reference`` names: full id, label or prefix, in that order.
 
+        A label with letters beyond ASCII is also named by what is typed for it, unless that fits several.
+
         Raises:
             UnknownNodeError: there is none, or a prefix fits several.
         """
@@ -160,6 +165,9 @@ class NodeNames:
         labelled = names.nodes.get(folded(reference)) if names is not None else None
         if labelled is not None and self._is_of(labelled[1], tenant):
             return labelled[1]
+        typed = names.by_typed.get(reference.lower(), ()) if names is not None else ()
+        if len(typed) == 1 and self._is_of(node := next(iter(typed)), tenant):
+            return node
         return self._by_prefix(tenant, reference)
 
     def beginning_of(self, tenant: str, node_id: str) -> str:
@@ -268,6 +276,8 @@ class NodeNames:
             names.nodes[folded(name.label)] = (name.label, node_id)
             for word in folded(name.label).split():
                 names.by_word[word][folded(name.label)] = None
+            if not name.label.isascii():
+                names.by_typed[typed_form(name.label).lower()].add(node_id)
 
     def _remove(self, node_id: str, name: NodeName) -> None:
         names = self._tenants[name.tenant]
@@ -283,5 +293,10 @@ class NodeNames:
                 del names.by_word[word][label]
                 if not names.by_word[word]:
                     del names.by_word[word]
+            if not name.label.isascii():
+                typed = typed_form(name.label).lower()
+                names.by_typed[typed].discard(node_id)
+                if not names.by_typed[typed]:
+                    del names.by_typed[typed]
         if not names.labels and not names.by_tag:
             del self._tenants[name.tenant]

@@ -60,8 +60,8 @@ class EntryTemplate:
         return self._document(name, _before_title(label), etag, canonical)
 
     def text(self, name: str, label: str, etag: str, canonical: str) -> str:
-        """Return the same entry as JSON. No character of the strings needs an escape, by their rules."""
-        before_title = _before_title(label)
+        """Return the same entry as JSON. Letters of a label beyond ASCII are all that needs an escape."""
+        before_title = encoded(_before_title(label))[1:-1]
         return (
             f"{self._head}{name}{self._to_title}{before_title}{self._to_hints}{before_title}"
             f"{self._to_etag}{etag}{self._to_canonical}{canonical}{self._tail}"

@@ -153,4 +153,4 @@ def _place(tool: Tool) -> Position:
 
 
 def _hash_of(tool: Tool) -> int:
-    return int.from_bytes(sha256(tool.fingerprint.encode("ascii")).digest(), "big")
+    return int.from_bytes(sha256(tool.fingerprint.encode()).digest(), "big")

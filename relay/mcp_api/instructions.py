@@ -32,7 +32,7 @@ class Instructions:
         self._fleet = fleet
 
     def text(self, rights: Rights, view: View) -> str:
-        """Return the instructions for callers with ``rights``, in ASCII: at most ``MAX_BYTES``.
+        """Return the instructions for callers with ``rights``: at most ``MAX_BYTES`` in UTF-8.
 
         A tool of ``View.TOOLS`` has its node's id in its name and not the label: there both are named.
         """
@@ -56,7 +56,7 @@ def _sentence(before: str, nodes: Iterator[str], limit: int) -> str:
         return ""
     text = before + first
     for node in nodes:
-        if len(text) + len(f", {node}") + len(_MORE) + 1 > limit:
+        if len(f"{text}, {node}{_MORE}.".encode()) > limit:
             return f"{text}{_MORE}."
         text += f", {node}"
     return f"{text}."

@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from relay.state.label_forms import kept_form, look_of, shown_form
 from relay.state.ledger import Entry, Ledger
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.certificates import UNENROLLED_TENANT
@@ -157,7 +158,7 @@ class JoinGrants:
     def giver_of(self, tenant: str, label: str, now_ms: int) -> str | None:
         """Return the token that can still give ``label`` to a node of ``tenant``."""
         for grant in self.grants.values():
-            same = grant.tenant == tenant and grant.label.lower() == label.lower()
+            same = grant.tenant == tenant and look_of(grant.label) == look_of(label)
             if same and grant.state(now_ms) is JoinState.OPEN:
                 return grant.id
         return None
@@ -173,7 +174,7 @@ class JoinGrants:
                     created_ms=int(entry["ts_ms"]),
                     expires_at_ms=int(entry["expires_at_ms"]),
                     uses=int(entry["uses"]),
-                    label=str(entry.get("label", "")),
+                    label=shown_form(str(entry.get("label", ""))),
                     tags=tuple(map(str, entry.get("tags", ()))),
                     replaces=str(entry.get("replaces", "")),
                 )
@@ -262,7 +263,7 @@ class JoinTokens:
                 raise JoinError(
                     f"join token {holder} gives the label {label!r}: revoke it, or choose another"
                 )
-            given = {"label": label, "tags": list(tags), "replaces": replaces}
+            given = {"label": kept_form(label) if label else "", "tags": list(tags), "replaces": replaces}
             self.ledger.append(entry | {name: value for name, value in given.items() if value})
         return token
 

@@ -2,7 +2,7 @@
 
 | action | members besides ``ts_ms`` and ``node_id`` |
 |---|---|
-| `name` | `tenant`, `label` (null: none), `tags`: all that the node has from now on |
+| `name` | `tenant`, `label` (null: none; in its kept form), `tags`: all that the node has from now on |
 | `forget` | none: its names are gone, and it is not listed until it is issued a certificate again |
 
 Either may have `shared`, true: the other relays of the fleet have it too. Without that it was decided here.
@@ -19,18 +19,21 @@ from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
+from relay.state.label_forms import kept_form, look_of, shown_form
 from relay.state.ledger import Entry, Ledger
 from relay.state.merging import LazyEntries, SharedForm
-from relay.state.name_rules import NameRuleError, check_label, check_tags, folded, tag_key
+from relay.state.name_rules import NameRuleError, check_kept, check_tags, folded, label_of, tag_key
 from schemas.error_roots import OperatorError
 from schemas.projection import is_node_id
 
 
 class LabelTakenError(OperatorError):
-    """Another node of the tenant has the label; the text names it."""
+    """Another node of the tenant has the label, or one that looks the same; the text names it."""
 
     def __init__(self, label: str, node_id: str) -> None:
-        super().__init__(f"{label!r} is the label of {node_id}: choose another, or label that node anew")
+        super().__init__(
+            f"{label!r} is, or looks like, the label of {node_id}: choose another, or label that node anew"
+        )
         self.label = label
         self.node_id = node_id
 
@@ -50,6 +53,7 @@ class Names:
     def __init__(self) -> None:
         self._by_node: dict[str, NodeName] = {}
         self._by_label: dict[tuple[str, str], str] = {}
+        self._by_look: dict[tuple[str, str], str] = {}
         self._forgotten: set[str] = set()
         self._unshared: dict[str, NodeName | None] = {}
 
@@ -72,12 +76,21 @@ class Names:
         """Return other names with the same contents."""
         other = Names()
         other._by_node, other._by_label = self._by_node.copy(), self._by_label.copy()
+        other._by_look = self._by_look.copy()
         other._forgotten, other._unshared = self._forgotten.copy(), self._unshared.copy()
         return other
 
     def holder(self, tenant: str, label: str) -> str | None:
         """Return the node of ``tenant`` that has ``label``, without regard to case."""
         return self._by_label.get((tenant, folded(label)))
+
+    def taken_by(self, tenant: str, label: str) -> str | None:
+        """Return the node of ``tenant`` that has ``label``, or one that people would take for it.
+
+        Two nodes have such labels only if two relays gave them at once, or one of an older version did.
+        """
+        look = (tenant, look_of(label))
+        return self.holder(tenant, label) or self._by_look.get(look) or self._by_label.get(look)
 
     def apply(self, entry: Entry) -> None:
         """Apply the next entry.
@@ -112,11 +125,15 @@ class Names:
         former = self._by_node.pop(node_id, None)
         if former is not None and former.label:
             del self._by_label[former.tenant, folded(former.label)]
+            if self._by_look.get(look := (former.tenant, look_of(former.label))) == node_id:
+                del self._by_look[look]
         if name is None or not (name.label or name.tags):
             return
         self._by_node[node_id] = name
         if name.label:
             self._by_label[name.tenant, folded(name.label)] = node_id
+            if not name.label.isascii():  # the look of another is its folded form
+                self._by_look[name.tenant, look_of(name.label)] = node_id
 
 
 class NameLedger:
@@ -134,18 +151,18 @@ class NameLedger:
         """Return the names of all nodes, which do not change afterwards."""
         return self.ledger.read()
 
-    def label(self, node_id: str, tenant: str, label: str) -> None:
-        """Give the node of ``tenant`` a label; an empty one takes it away.
+    def label(self, node_id: str, tenant: str, label: str) -> str:
+        """Give the node of ``tenant`` a label, and return it as it is shown; an empty one takes it away.
 
         Raises:
             NameRuleError: it is no label.
             LabelTakenError: another node of the tenant has it.
         """
-        if label:
-            check_label(label)
+        label = label and label_of(label)
         with self.ledger.locked() as names:
             former = _of(names, node_id, tenant)
             self._append(names, node_id, NodeName(tenant, label, former.tags))
+        return label
 
     def tag(self, node_id: str, tenant: str, add: Iterable[str] = (), remove: Iterable[str] = ()) -> None:
         """Set tags of the node of ``tenant``, by their keys, and remove those of other keys.
@@ -169,8 +186,7 @@ class NameLedger:
         names that are malformed: an entry with them would damage the ledger.
         """
         try:
-            if label:
-                check_label(label)
+            label = label and label_of(label)
             check_tags(tags)
         except NameRuleError:
             return False
@@ -178,7 +194,7 @@ class NameLedger:
             former = _of(names, node_id, tenant)
             if former.label or former.tags:
                 return former.label == label  # it lost the answer to the same enrolment
-            is_free = not label or names.holder(tenant, label) in {None, node_id}
+            is_free = not label or names.taken_by(tenant, label) in {None, node_id}
             name = NodeName(tenant, label if is_free else "", tuple(sorted(tags)))
             self._append(names, node_id, name)
             return is_free
@@ -192,7 +208,7 @@ class NameLedger:
     def _append(self, names: Names, node_id: str, name: NodeName) -> None:
         if name == _of(names, node_id, name.tenant):
             return
-        holder = names.holder(name.tenant, name.label) if name.label else None
+        holder = names.taken_by(name.tenant, name.label) if name.label else None
         if holder is not None and holder != node_id:
             raise LabelTakenError(name.label, holder)
         self.ledger.append(_line(node_id, name, self._now_ms()))
@@ -215,11 +231,11 @@ def name_in(entry: Entry) -> NodeName:
         raise TypeError(entry)
     try:
         if label is not None:
-            check_label(label)
+            check_kept(label)
         check_tags(tags)
     except NameRuleError as error:
         raise ValueError(str(error)) from None
-    return NodeName(tenant, label or "", tuple(sorted(tags)))
+    return NodeName(tenant, shown_form(label or ""), tuple(sorted(tags)))
 
 
 def _line(node_id: str, said: NodeName | None, now_ms: int) -> Entry:
@@ -229,7 +245,7 @@ def _line(node_id: str, said: NodeName | None, now_ms: int) -> Entry:
         line |= {
             "action": "name",
             "tenant": said.tenant,
-            "label": said.label or None,
+            "label": kept_form(said.label) or None,
             "tags": list(said.tags),
         }
     return line
@@ -250,7 +266,7 @@ def _key_of(entry: Entry) -> str:
 def _shared(node_id: str, said: NodeName | None) -> Entry:
     if said is None:
         return {"node_id": node_id, "forgotten": True}
-    names = {"tenant": said.tenant, "label": said.label or None, "tags": list(said.tags)}
+    names = {"tenant": said.tenant, "label": kept_form(said.label) or None, "tags": list(said.tags)}
     return {"node_id": node_id, **names}
 
 

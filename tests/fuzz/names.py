@@ -10,13 +10,15 @@ from relay.fleet.tools import Position
 from relay.mcp_api.fleet_resources import FleetResources, ResourceQueryError
 from relay.mcp_api.paging import CursorError, ToolEntry, page_of
 from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader
+from relay.state.label_forms import kept_form, legible, typed_form
 from relay.state.name_rules import (
     MAX_LABEL,
     MAX_TAGS,
     NameRuleError,
-    check_label,
     check_tags,
+    folded,
     id_prefix_of,
+    label_of,
     node_id_of,
 )
 from relay.state.names import NodeName
@@ -106,12 +108,15 @@ def duration(data: bytes) -> None:
 def node_name(data: bytes) -> None:
     """A label or a tag can be shown anywhere, and is not readable as an id."""
     text = text_of(data)
-    if tried(lambda: check_label(text), NameRuleError) is not REFUSED:
-        assert is_clean(text)
-        assert len(text) <= MAX_LABEL
-        assert node_id_of(text) is None
-        assert id_prefix_of(text) is None or text[0] not in "01234567"
-        assert not set(text) & set('=*:<>`"\\')
+    label = tried(lambda: label_of(text), NameRuleError)
+    if label is not REFUSED:
+        assert legible(label) == label
+        assert is_clean(kept_form(label))
+        assert label_of(kept_form(label)) == label
+        assert len(label) <= MAX_LABEL
+        assert node_id_of(typed_form(label)) is None
+        assert id_prefix_of(typed_form(label)) is None or label[0] not in "01234567"
+        assert not set(label) & set('=*:<>`"\\')
     tags = text.split(",")
     if tried(lambda: check_tags(tags), NameRuleError) is not REFUSED:
         assert len(tags) <= MAX_TAGS
@@ -124,7 +129,7 @@ def node_reference(data: bytes) -> None:
     node_id = tried(lambda: _fleet().names.resolve(TENANT, text), UnknownNodeError)
     if node_id is not REFUSED:
         assert node_id == NODE_ID
-        assert NODE_ID.startswith(text.lower()) or text.lower() == samples.LABEL.lower()
+        assert NODE_ID.startswith(text.lower()) or folded(text) == folded(samples.LABEL)
     assert tried(lambda: _fleet().names.resolve("another", text), UnknownNodeError) is REFUSED
 
 

@@ -129,7 +129,14 @@ HOSTILE_DOCUMENTS: Final = tuple(
 
 LABEL: Final = "Greenhouse pi"
 DURATIONS: Final = (b"15m", b"90s", b"1h30m", b"30d", b"1d2h3m4s5ms", b"999999999d")
-NODE_NAMES: Final = (LABEL.encode(), b"gateway,site=north", b"0-1 2~{|}", NODE_ID.encode())
+NODE_NAMES: Final = (
+    LABEL.encode(),
+    "Gewächshaus Süd".encode(),
+    b"xn--Gewchshaus-s5a",
+    b"gateway,site=north",
+    b"0-1 2~{|}",
+    NODE_ID.encode(),
+)
 REFERENCES: Final = (LABEL.encode(), NODE_ID.encode(), NODE_ID[:8].upper().encode())
 QUERIES: Final = (
     b"view=kinds&names=dashed",

@@ -1,12 +1,16 @@
 """``relay node``: labels, tags, and which nodes there are."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.cli.options import narrowed
+from relay.state.label_forms import columns_of
 from schemas.certificates import make_csr
 from tests.fakes.relay_command import Outcome, RelayCommand
 from tests.fakes.signer import key_named
@@ -56,6 +60,34 @@ def test_a_node_is_labelled_and_found_by_its_label(relay: RelayCommand, referenc
     assert listed(relay)[FIRST]["label"] == "barn"
     assert EMPTY in done(relay("node", "label", "barn", "--remove"))
     assert listed(relay)[FIRST]["label"] is None
+
+
+def test_a_label_beyond_ascii_is_shown_with_what_is_typed_for_it(relay: RelayCommand) -> None:
+    assert done(relay("node", "label", FIRST, "Gewa\u0308chshaus")) == (
+        f"{FIRST} of tenant acme: Gewächshaus (Gewachshaus)\n"
+    )
+    assert listed(relay)[FIRST]["label"] == "Gewächshaus"
+    assert listed(relay)[FIRST]["label_ascii"] == "Gewachshaus"
+    assert "  Gewächshaus (Gewachshaus)  " in relay("node", "list").out
+    for reference in ("gewachshaus", "GEWÄCHSHAUS", "xn--Gewchshaus-s5a"):
+        assert "label   Gewächshaus (Gewachshaus)\n" in relay("node", "show", reference).out
+    assert "looks like, the label of" in relay("node", "label", SECOND, "Gewachshaus").error
+    assert "looks like, the label of" in relay("join-token", "create", "--label", "gewachshaus").error
+    relay("node", "label", SECOND, "温室の北")
+    lines = relay("node", "list").out.splitlines()
+    assert len({columns_of(line[: line.index("in force")]) for line in lines[1:]}) == 1
+
+
+@pytest.mark.integration
+def test_a_terminal_that_lacks_a_letter_is_shown_an_escape(relay: RelayCommand, tmp_path: Path) -> None:
+    relay("node", "label", FIRST, "Łódź")
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "relay", "node", "list", "--state-dir", tmp_path / "state"],
+        env={**os.environ, "PYTHONIOENCODING": "iso-8859-1"},
+        capture_output=True,
+        check=True,
+    )
+    assert b"\\u0141\xf3d\\u017a (Lodz)" in ran.stdout
 
 
 def test_a_node_is_found_by_the_beginning_of_its_id_if_no_other_begins_so(relay: RelayCommand) -> None:

@@ -43,6 +43,13 @@ def machine(system: str, **environment: str) -> Machine:
         ("vscode", "darwin", {}, "/home/ada/Library/Application Support/Code/User/mcp.json"),
         ("codex", "linux", {}, "/home/ada/.codex/config.toml"),
         ("codex", "darwin", {"CODEX_HOME": "/c"}, "/c/config.toml"),
+        ("cursor", "linux", {}, "/home/ada/.cursor/mcp.json"),
+        ("gemini", "darwin", {}, "/home/ada/.gemini/settings.json"),
+        ("windsurf", "linux", {}, "/home/ada/.codeium/windsurf/mcp_config.json"),
+        ("zed", "linux", {}, "/home/ada/.config/zed/settings.json"),
+        ("zed", "linux", {"XDG_CONFIG_HOME": "/x"}, "/x/zed/settings.json"),
+        ("zed", "darwin", {}, "/home/ada/.config/zed/settings.json"),
+        ("zed", "win32", {"APPDATA": "/r"}, "/r/Zed/settings.json"),
     ],
 )
 def test_a_configuration_lies_where_its_client_reads_it(

@@ -30,6 +30,13 @@ def test_what_was_added_is_taken_out_again() -> None:
     assert without_server(with_server(before, "mcpServers", "edge", ENTRY), "mcpServers", "edge") == before
 
 
+def test_comments_above_the_document_stay() -> None:
+    before = '// Zed settings\n//\n\n  // See the manual\n{\n  "theme": "dark"\n}\n'
+    after = with_server(before, "context_servers", "edge", ENTRY)
+    assert after.startswith('// Zed settings\n//\n\n  // See the manual\n{\n  "theme": "dark",\n')
+    assert without_server(after, "context_servers", "edge") == before
+
+
 def test_the_other_servers_stay() -> None:
     before = json.dumps({"servers": {"edge": ENTRY, "other": {}}})
     assert json.loads(without_server(before, "servers", "edge")) == {"servers": {"other": {}}}

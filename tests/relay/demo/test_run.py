@@ -1,11 +1,13 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from relay.cli.entry import main
 from relay.demo.run import DemoError, run_demo
-from schemas.error_roots import OperatorError
+from relay.telemetry.hub import PER_AGENT
 from schemas.process.exit_codes import EXIT_NO
 
 
@@ -35,9 +37,32 @@ def test_more_nodes_than_open_files_are_refused_in_one_line_before_anything_star
     )
 
 
-async def test_roots_that_cannot_be_read_are_named_before_anything_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.integration
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_demo_of_more_nodes_than_a_caller_may_subscribe_to_ends_well(tmp_path: Path) -> None:
+    nodes = PER_AGENT + 4
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "relay", "demo", "--once", "--nodes", str(nodes)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:]
+    assert f"{nodes} mock nodes" in done.stdout
+    assert "Calling those of 32 nodes, each:" in done.stdout
+
+
+def test_roots_that_cannot_be_read_are_one_line_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nothing"))
-    with pytest.raises(OperatorError, match=f"SSL_CERT_FILE names {tmp_path / 'nothing'}: No such file"):
-        await run_demo(nodes=0, once=True, ready_file=None)
+    nothing = tmp_path / "nothing"
+    monkeypatch.setenv("SSL_CERT_FILE", str(nothing))
+    monkeypatch.setattr(sys, "argv", ["relay", "demo", "--once"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == EXIT_NO
+    error = f"relay: SSL_CERT_FILE names {nothing}: No such file or directory\n"
+    assert capsys.readouterr() == ("", error)

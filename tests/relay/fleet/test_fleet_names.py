@@ -1,5 +1,6 @@
 """The labels of nodes in the titles of tools, and the names by which tools are found."""
 
+import json
 from typing import Any
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_label_is_in_the_titles_from_the_first_manifest_on_and_after_it_is_cha
     assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).label == "barn"
     hub.fleet.rename({NODE_ID: None})
     assert titles(hub) == {"CPU, memory, disks", "Echo"}
+
+
+def test_a_label_beyond_ascii_is_in_the_titles_in_its_letters(hub: Hub, node: SimulatedNode) -> None:
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "Gewächshaus")})
+    hub.connect(node)
+    assert titles(hub) == {"Gewächshaus: CPU, memory, disks", "Gewächshaus: Echo"}
+    for tool in hub.fleet.selected.listed(Rights(TENANT, READ_ONLY)):
+        assert tool.listed_text().isascii()
+        assert json.loads(tool.listed_text()) == tool.listed()
 
 
 def test_a_tag_changes_no_title_and_no_version(hub: Hub, node: SimulatedNode) -> None:

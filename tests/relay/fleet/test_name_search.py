@@ -105,3 +105,9 @@ def test_a_search_sees_the_newest_names() -> None:
 def test_another_tenants_names_are_not_searched() -> None:
     names = names_of(LABELS, [()] * 8)
     assert NameSearch(names).ranked("globex", [], "pi") == []
+
+
+@pytest.mark.parametrize("query", ["gewächs", "GEWACHSHAUS", "haus"])
+def test_a_label_beyond_ascii_is_searched_in_its_letters_and_as_it_is_typed(query: str) -> None:
+    search = NameSearch(names_of(["barn", "Gewächshaus"], [(), ()]))
+    assert search.ranked(ACME, IDS, query) == [IDS[1]]

@@ -155,3 +155,35 @@ def test_the_differences_are_what_has_to_be_changed(names: NodeNames) -> None:
 def test_labels_are_listed_by_name(names: NodeNames) -> None:
     assert list(names.labels("acme")) == [("barn", SECOND), ("Greenhouse Pi", FIRST)]
     assert list(names.labels("initech")) == []
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["Gewächshaus 2", "GEWÄCHSHAUS 2", "Gewa\u0308chshaus 2", "gewachshaus 2", "xn--Gewchshaus_2-icb"],
+)
+def test_a_label_beyond_ascii_is_named_in_its_letters_and_in_ascii(names: NodeNames, reference: str) -> None:
+    names.change({THIRD: NodeName("acme", "Gewächshaus 2")})
+    assert names.resolve("acme", reference) == THIRD
+    names.change({THIRD: None})
+    with pytest.raises(UnknownNodeError):
+        names.resolve("acme", reference)
+
+
+def test_what_is_typed_for_two_labels_names_neither_but_an_ascii_label_keeps_its_own(
+    names: NodeNames,
+) -> None:
+    # Two relays can give two such labels at once; one alone refuses the second.
+    names.change({SECOND: NodeName("acme", "Wärme"), THIRD: NodeName("acme", "Wárme")})
+    with pytest.raises(UnknownNodeError):
+        names.resolve("acme", "warme")
+    assert names.resolve("acme", "wärme") == SECOND
+    names.change({FIRST: NodeName("acme", "warme")})
+    assert names.resolve("acme", "warme") == FIRST
+
+
+def test_an_error_shows_a_reference_in_its_letters_unless_they_deceive(names: NodeNames) -> None:
+    names.change({THIRD: NodeName("acme", "Gewächshaus")})
+    with pytest.raises(UnknownNodeError, match=r"'Gewächshäuser' is no .*; close: Gewächshaus"):
+        names.resolve("acme", "Gewächshäuser")
+    with pytest.raises(UnknownNodeError, match=r"'G\\u0430teway' is no"):
+        names.resolve("acme", "G\u0430teway")

@@ -80,3 +80,15 @@ def test_as_many_labels_as_fit_are_named_and_that_there_are_more(
     if length > 1:
         assert text.endswith(", and more, which fleet://nodes lists.")
         assert len(text) > MAX_BYTES - length - (10 if view is View.KINDS else 10 + len(f" ({NODE_ID})"))
+
+
+def test_labels_beyond_ascii_are_named_in_their_letters_within_the_bytes(
+    hub: Hub, instructions: Instructions
+) -> None:
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "Gewächshaus")})
+    assert instructions.text(READERS, View.KINDS).endswith('"Gewächshaus".')
+    labels = {node_id(number): NodeName(TENANT, f"温室の北側ポンプ {number:03}") for number in range(100)}
+    hub.fleet.rename(labels)
+    text = instructions.text(READERS, View.KINDS)
+    assert MAX_BYTES - 60 < len(text.encode()) <= MAX_BYTES
+    assert text.endswith("which fleet://nodes lists.")

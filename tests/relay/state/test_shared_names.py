@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from relay.state.label_forms import kept_form
 from relay.state.ledger import Entry
 from relay.state.names import NameLedger, NodeName
 from schemas.registry import SchemaRegistry
@@ -146,3 +147,28 @@ def test_two_nodes_with_one_label_in_the_stream_do_not_damage_the_file(one: Rela
 def test_what_may_be_no_label_or_tag_has_no_key(one: Relay, changed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"label|tag"):
         one.shared.key_of({"node_id": NODE_ID, "tenant": TENANT, "label": "pump", "tags": []} | changed)
+
+
+def test_a_label_beyond_ascii_arrives_in_its_letters_by_an_entry_that_older_relays_read(
+    one: Relay, other: Relay
+) -> None:
+    one.ledger.label(NODE_ID, TENANT, "Gewächshaus")
+    settled(one, other)
+    assert other.labels == {NODE_ID: "Gewächshaus"}
+    (entry,) = one.stream.entries.values()
+    assert SchemaRegistry().load("cluster.name@1.0.0").is_valid(entry)
+    assert one.settle() == other.settle() == {}
+
+
+def test_labels_that_look_alike_from_two_relays_at_once_damage_no_file(one: Relay, other: Relay) -> None:
+    one.ledger.label(NODE_ID, TENANT, "Gewächshaus")
+    other.ledger.label(OTHER_NODE_ID, TENANT, "Gewachshaus")
+    settled(one, other)
+    assert one.labels == other.labels == {NODE_ID: "Gewächshaus", OTHER_NODE_ID: "Gewachshaus"}
+
+
+def test_two_kept_forms_of_one_label_in_the_stream_do_not_damage_the_file(one: Relay) -> None:
+    for node_id, label in ((NODE_ID, kept_form("Äpfel")), (OTHER_NODE_ID, kept_form("äpfel"))):
+        one.stream.append(node_id, {"node_id": node_id, "tenant": TENANT, "label": label, "tags": []})
+    one.settle(appends=False)
+    assert one.labels == {OTHER_NODE_ID: "äpfel"}

@@ -188,3 +188,11 @@ async def test_what_goes_through_the_fleet_is_charged_by_its_size(
     assert error["code"] == "E_RATE_LIMITED"
     assert error["retry_after_ms"] > 0
     assert stage.router.commands == []
+
+
+async def test_a_label_beyond_ascii_is_found_and_shown_in_its_letters(stage: ViewStage) -> None:
+    node_id = stage.node("Gewächshaus")
+    for query in ("gewächs", "gewachs"):
+        assert await labels(stage, query=query) == ["Gewächshaus"]
+    for reference in ("Gewächshaus", "gewachshaus", "xn--Gewchshaus-s5a"):
+        assert stage.hub.fleet.names.resolve(TENANT, reference) == node_id

@@ -1,0 +1,106 @@
+"""A label in the letters of people, and its forms in ASCII."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relay.state.label_forms import columns_of, kept_form, legible, shown_form, typed_form
+from relay.state.name_rules import folded, label_of
+from relay.state.names import LabelTakenError, NameLedger, NodeName
+from schemas.registry import SchemaRegistry
+from tests.fakes.clock import FakeClock
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
+
+GREENHOUSE = "Gewächshaus"
+KEPT = "xn--Gewchshaus-s5a"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "node_names.jsonl"
+
+
+@pytest.fixture
+def ledger(path: Path) -> NameLedger:
+    return NameLedger(path, FakeClock(NOW_MS))
+
+
+@pytest.mark.parametrize(
+    ("label", "typed"),
+    [
+        (GREENHOUSE, "Gewachshaus"),
+        ("Straße 5 (Süd)", "Strasse 5 (Sud)"),
+        ("Łódź, Dąb", "Lodz, Dab"),
+        ("Nhà kính số 2", "Nha kinh so 2"),
+        ("Теплица на севере", "xn--__-zjc0dbnqebaz9a3axzm3f"),
+        ("Теплица PLC 3", kept_form("Теплица PLC 3")),
+        ("Θερμοκήπιο", "xn--wwa8buardlvdhf"),
+        ("温室北側ポンプ", "xn--udkl0e801oo0cisrgs5a"),
+        ("온실 펌프", "xn--_-xi5fr7f34tzwb"),
+        ("greenhouse pi", "greenhouse pi"),
+    ],
+)
+def test_a_label_is_shown_in_its_letters_and_every_form_of_it_means_it(label: str, typed: str) -> None:
+    assert typed_form(label) == typed
+    assert {label_of(label), label_of(kept_form(label)), shown_form(kept_form(label))} == {label}
+    assert folded(kept_form(label).upper()) == folded(label)
+    assert legible(f"{label}: Echo") == f"{label}: Echo"
+
+
+def test_what_is_typed_with_combining_accents_is_the_same_label() -> None:
+    assert label_of("Gewa\u0308chshaus") == GREENHOUSE
+
+
+@pytest.mark.parametrize(
+    "text", ["xn--", "xn--abc-", "xn--pi", "xn--a-ecp.ru", "xn--99999999", "xn---", "Xn--A"]
+)
+def test_what_only_begins_like_a_kept_form_is_an_ordinary_label(text: str) -> None:
+    assert label_of(text) == shown_form(text) == text
+
+
+def test_what_is_kept_is_ascii_that_the_shared_document_has_admitted_from_the_first(
+    ledger: NameLedger, path: Path
+) -> None:
+    ledger.label(NODE_ID, "acme", GREENHOUSE)
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert line["label"] == KEPT
+    entry = {key: line[key] for key in ("node_id", "tenant", "label", "tags")}
+    assert SchemaRegistry().load("cluster.name@1.0.0").is_valid(entry)
+    assert ledger.read().by_node == {NODE_ID: NodeName("acme", GREENHOUSE)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (GREENHOUSE, "gewächsHAUS"),
+        (GREENHOUSE, "Gewachshaus"),
+        ("Gewachshaus", GREENHOUSE),
+        (GREENHOUSE, KEPT),
+        ("Gewächshaus", "Gewáchshaus"),
+        ("OCA", "\u041e\u0421\u0410"),  # in Cyrillic
+        ("\u041e\u0421\u0410", "oca"),
+        ("\u03a4\u0391\u039d\u039a", "TANK"),
+        ("\u53e3", "\u30ed"),  # a mouth, and the syllable ro
+    ],
+)
+def test_two_labels_of_a_tenant_do_not_look_alike(ledger: NameLedger, first: str, second: str) -> None:
+    ledger.label(NODE_ID, "acme", first)
+    with pytest.raises(LabelTakenError, match=NODE_ID):
+        ledger.label(OTHER_NODE_ID, "acme", second)
+    assert not ledger.name_new(OTHER_NODE_ID, "acme", second, ())
+    ledger.label(OTHER_NODE_ID, "globex", second)
+    ledger.label(NODE_ID, "acme", second)  # its own
+    ledger.label(NODE_ID, "acme", "")
+    ledger.label(OTHER_NODE_ID, "acme", first)  # free again
+
+
+def test_text_that_deceives_is_escaped_where_it_is_shown() -> None:
+    for text in ("G\u0430teway", "a\u202eb", "\u05e9\u05dc", "ä\x1b[31m", "ä\nb"):
+        assert legible(text).isascii()
+        assert legible(text).isprintable()
+    assert len(legible("ä" * 300)) == 256
+
+
+def test_letters_of_double_width_are_counted_as_terminals_show_them() -> None:
+    assert [columns_of(text) for text in ("pi", GREENHOUSE, "温室 3", "온실")] == [2, 11, 6, 4]
