@@ -8,13 +8,15 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from relay.http.faulty_connection import Abortable, end_faulty
+
 KEEPALIVE_IN_STATE = "edge.keepalive"
 """The key of the server's ``Keepalive`` in the ASGI ``state`` of each connection."""
 
 _TURNS_PER_INTERVAL = 64
 
 
-class Pinged(Protocol):
+class Pinged(Abortable, Protocol):
     """A connection that is kept alive."""
 
     def ping(self) -> bool:
@@ -63,11 +65,19 @@ class Keepalive:
         now = self._loop.time()
         for connection in _due(self._unanswered, now):
             del self._unanswered[connection]
-            connection.keepalive_timeout()
+            try:
+                connection.keepalive_timeout()
+            except Exception as error:  # noqa: BLE001 - a bug of one must not stop the pings of the others
+                end_faulty(self._loop, connection, error)
         for connection in _due(self._resting, now):
             del self._resting[connection]
-            if connection.ping():
-                self._unanswered[connection] = now + self._timeout_s
+            try:
+                is_pinged = connection.ping()
+            except Exception as error:  # noqa: BLE001 - as above
+                end_faulty(self._loop, connection, error)
+            else:
+                if is_pinged:
+                    self._unanswered[connection] = now + self._timeout_s
         self._schedule()
 
 
