@@ -21,6 +21,8 @@ from schemas.health import Loop
 from schemas.tokens import TokenError
 
 INTERVAL_S = 0.25
+_IDLE_S = 1.0
+"""Without a session: one that is opened meanwhile lasts for longer."""
 _ROUND_S = 60.0
 _SESSIONS_EVERY = 4
 """Sessions are checked in every fourth round: there are thousands, and seconds do not matter to them."""
@@ -54,8 +56,8 @@ class Expiry:
         """Sweep until cancelled."""
         rounds = 0
         while True:
-            self.loop.busy(INTERVAL_S + _ROUND_S)
-            await asyncio.sleep(INTERVAL_S)
+            self.loop.busy(_IDLE_S + _ROUND_S)
+            await asyncio.sleep(INTERVAL_S if len(self._registry) or len(self._outbox) else _IDLE_S)
             try:
                 self.sweep_requests()
                 if rounds % _SESSIONS_EVERY == 0:

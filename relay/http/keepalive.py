@@ -58,7 +58,10 @@ class Keepalive:
 
     def _schedule(self) -> None:
         if self._timer is None and (self._resting or self._unanswered):
-            self._timer = self._loop.call_later(self._turn_s, self._turn)
+            # The first of each is due first, and what is answered until then rests for the whole interval.
+            due_s = min(next(iter(queue.values())) for queue in (self._resting, self._unanswered) if queue)
+            wait_s = min(due_s - self._loop.time(), self._interval_s)
+            self._timer = self._loop.call_later(max(self._turn_s, wait_s), self._turn)
 
     def _turn(self) -> None:
         self._timer = None

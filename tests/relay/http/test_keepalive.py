@@ -182,6 +182,15 @@ def test_the_number_of_timers_does_not_follow_the_number_of_connections(
     assert loop.fired <= 62 * 4 + 1
 
 
+def test_a_single_connection_takes_one_turn_for_each_step(loop: PlayedLoop, keepalive: Keepalive) -> None:
+    peer = Peer(keepalive, loop)
+    keepalive.watch(peer)
+    for _ in range(10):
+        loop.advance(16)
+        assert peer.answer()
+    assert (len(peer.pings), loop.fired <= 20) == (10, True)
+
+
 async def until_going_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer the pings that are sent before the application goes on."""
     while (said := await read_ws_frame(reader)) != b"going on":
