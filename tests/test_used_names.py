@@ -14,6 +14,7 @@ CALLED_BY_OTHERS = {
     "describe": "by prometheus_client",
     "_unset_keepalive_if_required": "by uvicorn",
     "capture_signals": "by uvicorn",
+    "main_loop": "by uvicorn",
     "start_keepalive": "by uvicorn",
     "stop_keepalive": "by uvicorn",
     "handle_pong": "by uvicorn",

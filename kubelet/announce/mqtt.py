@@ -16,7 +16,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from schemas.addresses import BrokerAddress
 from schemas.connection_faults import connection_reason
 from schemas.health import Health, Loop
@@ -53,7 +53,7 @@ class MqttPublisher:
         broker: BrokerAddress,
         client_id: str,
         log: FilteringBoundLogger,
-        backoff: Backoff,
+        backoff: NodeBackoff,
         tls: ssl.SSLContext | None = None,
         *,
         nodes: int = 1,

@@ -205,7 +205,13 @@ class CallerRequests:
     def _flush_all(self) -> None:
         self._retry = None
         for session_id, queue in list(self._queues.items()):
-            self._flush(queue)
+            try:
+                self._flush(queue)
+            except Exception as error:  # noqa: BLE001 - a bug with one session must not hold up the others
+                context = {"message": "requests not sent", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+                for request in queue.all():
+                    _fail(request)
             self._drop_if_empty(session_id, queue)
 
     def _remove(self, session_id: str, queue: _SessionQueue, request: _Pending) -> None:

@@ -12,7 +12,7 @@ from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from kubelet.clock import now_ms
 from kubelet.daemon.composition import last_issued_file, make_handlers
 from schemas import topics
@@ -61,7 +61,7 @@ async def publish_once(
     tls: ssl.SSLContext | None = None,
 ) -> bool:
     """Publish identity and ``manifest``, retained; return whether the broker confirmed both."""
-    backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
+    backoff = NodeBackoff(random.Random())  # noqa: S311 - jitter, not a secret
     publisher = MqttPublisher(
         broker, f"edge-announce-{identity.node_id}", make_logger("kubelet", stream), backoff, tls
     )

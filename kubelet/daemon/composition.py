@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from kubelet.announce.publisher import NoPublisher, Publisher
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools.assembly import CallerTools
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.clock import now_ms
@@ -95,7 +95,7 @@ def _publisher(  # noqa: PLR0913, PLR0917 - what comes in from outside
 ) -> Publisher:
     if broker is None:
         return NoPublisher()
-    backoff = Backoff(rng, FIRST_WAIT_S, LONGEST_WAIT_S)
+    backoff = NodeBackoff(rng, FIRST_WAIT_S, LONGEST_WAIT_S)
     return MqttPublisher(broker, client_id, log, backoff, tls.to_broker(broker), nodes=nodes)
 
 

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from kubelet.clock import now_ms
 from kubelet.handlers.base import Handler
 from kubelet.local_agent.agent_tools import AgentTools
@@ -67,7 +67,7 @@ async def _run(  # noqa: PLR0913, PLR0917 - as above
 
     toolbox = Toolbox(log)
     tools = AgentTools(toolbox, make_own, ulids.new)
-    backoff = Backoff(random.Random(), _FIRST_WAIT_S, _LONGEST_WAIT_S)  # noqa: S311 - jitter, not a secret
+    backoff = NodeBackoff(random.Random(), _FIRST_WAIT_S, _LONGEST_WAIT_S)  # noqa: S311 - jitter, not a secret
     daemon = DaemonClient(socket, session_id, tools, backoff, log)
     server = McpServer(
         toolbox.entries, lambda name, arguments: tools.call(daemon, name, arguments), version("edge-kubelet")

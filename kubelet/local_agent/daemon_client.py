@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools import json_rpc
 from kubelet.caller_tools.lines import LineSplitter
 from kubelet.local_agent.daemon_messages import (
@@ -73,7 +73,7 @@ class DaemonClient:
         path: Path,
         session_id: str | None,
         follower: Follower,
-        backoff: Backoff,
+        backoff: NodeBackoff,
         log: FilteringBoundLogger,
         patience_s: float = PATIENCE_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

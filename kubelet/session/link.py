@@ -10,13 +10,14 @@ from typing import NoReturn
 from websockets.exceptions import ConnectionClosed
 
 from kubelet.announce.signer import SignedManifest
-from kubelet.backoff import LONGEST_REQUESTED_S, RivalBackoff
+from kubelet.backoff import LONGEST_REQUESTED_S
 from kubelet.session.call_flow import CallFlow
 from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened, retry_after_s
 from kubelet.session.handshake import AudienceError, answer_to
 from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_addresses import RelayAddress
+from schemas.backoff import Backoff
 from schemas.connection_faults import connection_reason
 from schemas.delivery import TransitGauge
 from schemas.frames import SUBPROTOCOL_1_1, Frame
@@ -49,7 +50,7 @@ class RelayLink:
         self._gauge = TransitGauge()
         self._requested_wait_s = 0.0
         self.connected_to: RelayAddress | None = None
-        self._rival = RivalBackoff(_SUPERSEDED_WAIT_S, LONGEST_REQUESTED_S)
+        self._rival = Backoff(_SUPERSEDED_WAIT_S, LONGEST_REQUESTED_S)
         self._opened_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.state = LinkState.CONNECTING
@@ -265,7 +266,11 @@ class RelayLink:
                 self.state = LinkState.REVOKED
             case CloseCode.SUPERSEDED:
                 self.state = LinkState.SUPERSEDED
-                self._requested_wait_s = max(self._requested_wait_s, self._rival.displaced(self._held_s()))
+                # Two machines with one identity displace each other, and each connects whenever it tries:
+                # only a session that held for longer than the other one waits is a reason to start over.
+                if self._held_s() > LONGEST_REQUESTED_S:
+                    self._rival.reset()
+                self._requested_wait_s = max(self._requested_wait_s, self._rival.next_s())
             case _:
                 self._parts.log.info("relay lost", code=code)
                 return

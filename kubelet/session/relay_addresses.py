@@ -14,7 +14,7 @@ from hashlib import sha256
 from ipaddress import ip_address
 from socket import SOCK_STREAM
 
-from kubelet.backoff import FIRST_S, Backoff
+from kubelet.backoff import FIRST_S, NodeBackoff
 from schemas.addresses import host_of, is_loopback, is_secure, port_of
 
 MOST_ADDRESSES = 16
@@ -45,7 +45,7 @@ class RelayAddress:
 class _Attempts:
     """The waits of one address. ``not_before_ms`` is in ticks."""
 
-    backoff: Backoff
+    backoff: NodeBackoff
     not_before_ms: float = 0.0
 
 
@@ -114,7 +114,7 @@ class RelayAddresses:
         self._attempts[address].backoff.reset()
 
     def _new(self) -> _Attempts:
-        return _Attempts(Backoff(self._rng))
+        return _Attempts(NodeBackoff(self._rng))
 
     def _rank(self, address: RelayAddress) -> bytes:
         return sha256(f"{self._node_id} {address.url} {address.host}".encode()).digest()

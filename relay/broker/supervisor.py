@@ -21,6 +21,7 @@ from relay.broker.log_lines import BrokerLines
 from relay.broker.ports import is_free, listening
 from relay.broker.server_config import AccessFiles, nats_config
 from schemas.addresses import BrokerAddress, HostPort
+from schemas.backoff import Backoff
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, make_private_directory, open_state, write_atomic
 from schemas.health import Health
@@ -105,18 +106,18 @@ class BrokerSupervisor:
 
     async def run(self) -> None:
         """Start the broker again whenever it ends, until cancelled."""
-        wait_s = _FIRST_WAIT_S
+        backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
         while True:
             status = await self._ended()
             self.is_running = False
             self._on_end()
             if self._monotonic() - self._started_s > _HELD_S:
-                wait_s = _FIRST_WAIT_S
+                backoff.reset()
+            wait_s = backoff.next_s()
             self._log.error(
                 "broker ended", status=status, last_lines=self._lines.last(), started_again_in_s=wait_s
             )
             await self._sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             try:
                 await self._launch()
             except BrokerStartError:

@@ -21,6 +21,8 @@ from schemas.health import Loop
 from schemas.tokens import TokenError
 
 INTERVAL_S = 0.25
+_IDLE_S = 1.0
+"""Without a session: one that is opened meanwhile lasts for longer."""
 _ROUND_S = 60.0
 _SESSIONS_EVERY = 4
 """Sessions are checked in every fourth round: there are thousands, and seconds do not matter to them."""
@@ -54,8 +56,8 @@ class Expiry:
         """Sweep until cancelled."""
         rounds = 0
         while True:
-            self.loop.busy(INTERVAL_S + _ROUND_S)
-            await asyncio.sleep(INTERVAL_S)
+            self.loop.busy(_IDLE_S + _ROUND_S)
+            await asyncio.sleep(INTERVAL_S if len(self._registry) or len(self._outbox) else _IDLE_S)
             try:
                 self.sweep_requests()
                 if rounds % _SESSIONS_EVERY == 0:
@@ -68,27 +70,37 @@ class Expiry:
         """End the requests whose time is over, or whose caller has left; send what nodes can take by now."""
         now = self._monotonic()
         self._outbox.flush()
-        for session in self._registry:
-            if session.is_abandoned(now):
-                self._endings.end_session(session, SessionEnding.DISCONNECTED)
-                continue
-            unreachable_s = session.unreachable_s(now)
-            for request in session.requests:
-                error = self._end_of(request, unreachable_s, now)
-                if error is not None:
-                    self._endings.fail(session, request, error)
+        self._each(self._sweep_requests_of, now)
 
     def sweep_sessions(self) -> None:
         """End the sessions that are over."""
-        now = self._monotonic()
+        self._each(self._sweep_session, self._monotonic())
+
+    def _each(self, sweep: Callable[[CallerSession, float], None], now: float) -> None:
         for session in self._registry:
-            session.requests.forget_before(now - self._timeouts.kept)
-            if now - session.last_used >= self._timeouts.idle:
-                self._endings.end_session(session, SessionEnding.IDLE)
-            elif not any(map(self._is_accepted, session.tokens.values())):
-                self._endings.end_session(session, SessionEnding.REVOKED)
-            elif not self._is_with_its_node(session):
-                self._endings.end_session(session, SessionEnding.NODE_REVOKED)
+            try:
+                sweep(session, now)
+            except Exception as error:  # noqa: BLE001 - a bug with one session must not keep the others open
+                self._log.error("session not swept", session_id=session.session_id, exc_info=error)
+
+    def _sweep_requests_of(self, session: CallerSession, now: float) -> None:
+        if session.is_abandoned(now):
+            self._endings.end_session(session, SessionEnding.DISCONNECTED)
+            return
+        unreachable_s = session.unreachable_s(now)
+        for request in session.requests:
+            error = self._end_of(request, unreachable_s, now)
+            if error is not None:
+                self._endings.fail(session, request, error)
+
+    def _sweep_session(self, session: CallerSession, now: float) -> None:
+        session.requests.forget_before(now - self._timeouts.kept)
+        if now - session.last_used >= self._timeouts.idle:
+            self._endings.end_session(session, SessionEnding.IDLE)
+        elif not any(map(self._is_accepted, session.tokens.values())):
+            self._endings.end_session(session, SessionEnding.REVOKED)
+        elif not self._is_with_its_node(session):
+            self._endings.end_session(session, SessionEnding.NODE_REVOKED)
 
     def _end_of(self, request: PendingRequest, unreachable_s: float, now: float) -> CallerToolError | None:
         waited_s = now - request.arrived

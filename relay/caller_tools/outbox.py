@@ -83,10 +83,11 @@ class Outbox:
             type_, payload = waiting[0]
             try:
                 self._frames.send(node_id, type_, payload)
-            except ToolError as error:
-                if error.failure is Failure.RATE_LIMITED:
+            except Exception as error:  # noqa: BLE001 - a bug with one frame must not hold up those behind it
+                failure = error.failure if isinstance(error, ToolError) else None
+                if failure is Failure.RATE_LIMITED:
                     return False
-                if error.failure is not Failure.NODE_OFFLINE:
+                if failure is not Failure.NODE_OFFLINE:
                     self._log.error("frame not sent", node_id=node_id, type=type_.value, exc_info=error)
             waiting.popleft()
         self.drop(node_id)

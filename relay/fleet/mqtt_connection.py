@@ -20,6 +20,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
 from schemas.addresses import BrokerAddress
+from schemas.backoff import Backoff
 from schemas.connection_faults import connection_reason
 from schemas.health import Loop
 from schemas.threads import NoThreadError, started
@@ -76,10 +77,9 @@ class MqttConnection:
         self._refused = refused
         self._progress = progress
         self._log = log
-        self._longest_wait_s = longest_wait_s
         self._keepalive_s = keepalive_s
         self._sleep = sleep
-        self._wait_s = _FIRST_WAIT_S
+        self._backoff = Backoff(_FIRST_WAIT_S, longest_wait_s)
         self._answered = False
         self._batch: list[MqttMessage] = []
         self._readable: asyncio.Future[None] | None = None
@@ -106,7 +106,7 @@ class MqttConnection:
                 except Exception as error:  # noqa: BLE001 - a broker must not end the relay
                     self._log.error("broker not understood", broker=str(self._broker), exc_info=error)
                     self._client.disconnect()
-                wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, self._longest_wait_s)
+                wait_s = self._backoff.next_s()
                 self._progress.busy(wait_s + _TURN_S)
                 await self._sleep(wait_s)
         finally:
@@ -211,7 +211,7 @@ class MqttConnection:
         if code.is_failure:
             self._changed(False, str(code))  # noqa: FBT003 - as above
             return
-        self._wait_s = _FIRST_WAIT_S
+        self._backoff.reset()
         self._client.subscribe(self._subscriptions)
 
     def _on_subscribe(

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from relay.http.faulty_connection import Abortable, end_faulty
+
 DEFERRAL_IN_STATE = "edge.deferral"
 """The key of the server's ``Deferral`` in the ASGI ``state`` of each connection."""
 
@@ -17,7 +19,7 @@ _AT_ONCE = 8
 """After as many, the event loop serves other connections: a call must not wait for a hundred heartbeats."""
 
 
-class Deferred(Protocol):
+class Deferred(Abortable, Protocol):
     """A connection that waits."""
 
     def resume(self) -> None:
@@ -51,7 +53,10 @@ class Deferral:
         self._timer = None
         for connection in list(self.waiting)[:_AT_ONCE]:
             del self.waiting[connection]
-            connection.resume()
+            try:
+                connection.resume()
+            except Exception as error:  # noqa: BLE001 - a bug of one must not leave the others waiting
+                end_faulty(self._loop, connection, error)
         if self.waiting and self._timer is None:
             self._timer = self._loop.call_later(0, self._turn)
 

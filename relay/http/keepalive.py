@@ -8,13 +8,15 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from relay.http.faulty_connection import Abortable, end_faulty
+
 KEEPALIVE_IN_STATE = "edge.keepalive"
 """The key of the server's ``Keepalive`` in the ASGI ``state`` of each connection."""
 
 _TURNS_PER_INTERVAL = 64
 
 
-class Pinged(Protocol):
+class Pinged(Abortable, Protocol):
     """A connection that is kept alive."""
 
     def ping(self) -> bool:
@@ -56,18 +58,29 @@ class Keepalive:
 
     def _schedule(self) -> None:
         if self._timer is None and (self._resting or self._unanswered):
-            self._timer = self._loop.call_later(self._turn_s, self._turn)
+            # The first of each is due first, and what is answered until then rests for the whole interval.
+            due_s = min(next(iter(queue.values())) for queue in (self._resting, self._unanswered) if queue)
+            wait_s = min(due_s - self._loop.time(), self._interval_s)
+            self._timer = self._loop.call_later(max(self._turn_s, wait_s), self._turn)
 
     def _turn(self) -> None:
         self._timer = None
         now = self._loop.time()
         for connection in _due(self._unanswered, now):
             del self._unanswered[connection]
-            connection.keepalive_timeout()
+            try:
+                connection.keepalive_timeout()
+            except Exception as error:  # noqa: BLE001 - a bug of one must not stop the pings of the others
+                end_faulty(self._loop, connection, error)
         for connection in _due(self._resting, now):
             del self._resting[connection]
-            if connection.ping():
-                self._unanswered[connection] = now + self._timeout_s
+            try:
+                is_pinged = connection.ping()
+            except Exception as error:  # noqa: BLE001 - as above
+                end_faulty(self._loop, connection, error)
+            else:
+                if is_pinged:
+                    self._unanswered[connection] = now + self._timeout_s
         self._schedule()
 
 

@@ -27,6 +27,8 @@ from schemas.frames import MAX_FRAME_BYTES
 _PING_INTERVAL_S = 15
 _PING_TIMEOUT_S = 10
 _SHUTDOWN_S = 3
+_DATE_S = 1.0
+"""How old the date in an answer's head may be."""
 _BACKLOG = 2048
 """The connections that wait in the kernel to be accepted, if its ``somaxconn`` permits as many."""
 
@@ -65,6 +67,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._begin = begin
         self._hooks = hooks
+        self._ended = asyncio.Event()
         self._connections = connections
         self._deferral = Deferral(asyncio.get_running_loop(), deferred_s)
         self._turn_end = TurnEnd(asyncio.get_running_loop())
@@ -76,8 +79,19 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=[])
         self._acceptor.listen(self.config.backlog)
         self._accepting = asyncio.create_task(self._acceptor.run())
-        self._accepting.add_done_callback(self._end)
+        self._accepting.add_done_callback(self.end)
         self._hooks.started()
+
+    async def main_loop(self) -> None:
+        """Refresh the date of answers until ``end``: uvicorn would wake ten times a second to see of that."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _DATE_S)
+
+    def end(self, _accepting: "asyncio.Task[None] | None" = None) -> None:
+        """Have the server end."""
+        self.should_exit = True
+        self._ended.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, drain, give other requests a few seconds, and close what is left.
@@ -96,9 +110,6 @@ class _Server(uvicorn.Server):
         self._connections.abort()
         if not self._accepting.cancelled():
             self._accepting.result()
-
-    def _end(self, _accepting: "asyncio.Task[None]") -> None:
-        self.should_exit = True
 
     def _make_protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
         state = {
@@ -153,7 +164,7 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:
-        server.should_exit = True
+        server.end()
         await serving
         raise
 

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from relay.http.faulty_connection import Abortable, end_faulty
+
 TURN_END_IN_STATE = "edge.turn_end"
 """The key of the server's ``TurnEnd`` in the ASGI ``state`` of each connection."""
 
@@ -19,11 +21,11 @@ MOST_HELD = 64
 """How many frames a connection holds at most. More of them are sent at once."""
 
 
-class Holding(Protocol):
+class Holding(Abortable, Protocol):
     """A connection that holds what it has to send."""
 
     def send_held(self) -> None:
-        """Send it, unless that was done meanwhile, or the connection is closing. Must not raise."""
+        """Send it, unless that was done meanwhile, or the connection is closing."""
 
 
 class TurnEnd:
@@ -42,7 +44,10 @@ class TurnEnd:
     def _send(self) -> None:
         holding, self._holding = self._holding, []
         for connection in holding:
-            connection.send_held()
+            try:
+                connection.send_held()
+            except Exception as error:  # noqa: BLE001 - a bug of one must not hold back what the others send
+                end_faulty(self._loop, connection, error)
 
 
 def turn_end_in(state: Mapping[str, Any]) -> TurnEnd:

@@ -6,7 +6,9 @@ Must not know what has changed.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
+from schemas.backoff import Backoff
 from schemas.health import Loop
 
 RETRY_S = 2.0
@@ -47,21 +49,19 @@ class FollowUps:
 
     async def run(self) -> None:
         """Run them until cancelled: now, after each change, and with backoff while one fails."""
-        retry_s = self._retry_s
+        backoff = Backoff(self._retry_s, LONGEST_RETRY_S)
         while True:
             self._changed.clear()
             self.loop.busy(_ROUND_S)
-            done = await self.follow()
-            if done:
+            retry_s = None if await self.follow() else backoff.next_s()
+            if retry_s is None:
                 self.loop.waits()
             else:
                 self.loop.busy(retry_s + _ROUND_S)
-            try:
-                async with asyncio.timeout(None if done else retry_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(retry_s):
                     await self._changed.wait()
-                retry_s = self._retry_s
-            except TimeoutError:
-                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+                backoff.reset()
 
     async def follow(self) -> bool:
         """Run those that are pending; return whether none is any more."""

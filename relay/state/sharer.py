@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.state.ledger import Entry
 from relay.state.merging import AT_ONCE, SharedLedger
-from relay.state.retry_backoff import RetryBackoff
+from schemas.backoff import Backoff, half_by_chance
 from schemas.connection_faults import connection_reason
 from schemas.error_roots import EdgeError, PeerError, StateError
 from schemas.text import printable
@@ -187,7 +187,7 @@ class Compared:
     """
 
     ledger: SharedLedger
-    backoff: RetryBackoff
+    backoff: Backoff
     known: dict[str, int | None] = field(default_factory=dict)
     unfit: set[str] = field(default_factory=set)
     arrived: dict[str, Entry] = field(default_factory=dict)
@@ -337,7 +337,7 @@ class Sharer:
         self._count = count
         self._filled = filled
         self._chance = chance
-        self._backoff = RetryBackoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, chance)
+        self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, half_by_chance(chance))
         self._log = log
         self._sleep = sleep
         self._wake = asyncio.Event()
@@ -357,7 +357,8 @@ class Sharer:
         self._reading = self._new_reading()
 
     def _new_reading(self) -> Reading:
-        backoffs = (RetryBackoff(_FIRST_WAIT_S, _LONGEST_WAIT_S, self._chance) for _ in self._ledgers)
+        drawn = half_by_chance(self._chance)
+        backoffs = (Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S, drawn) for _ in self._ledgers)
         return Reading(
             list(map(Compared, self._ledgers, backoffs)),
             now_ms=self._now_ms,
@@ -397,7 +398,7 @@ class Sharer:
                 wait_s = _READ_AGAIN_S
             except* (PeerError, OSError) as errors:
                 self._report(errors.exceptions[0])
-            await self._sleep(wait_s or self._backoff.wait_s())
+            await self._sleep(wait_s or self._backoff.next_s())
 
     def _report(self, error: Exception, kind: str = "all") -> None:
         """Log why the ledger of that kind is not equal: once, until it is, or the reason is another."""
@@ -463,7 +464,7 @@ class Sharer:
         return True
 
     async def _try_again(self, compared: Compared) -> None:
-        await self._sleep(compared.backoff.wait_s())
+        await self._sleep(compared.backoff.next_s())
         compared.waits, compared.due = False, True
         self._wake.set()
 

@@ -1,9 +1,11 @@
 """Applies what the operator decides while the relay runs, and knows whether it can be known.
 
-The commands write ledgers, which are polled four times a second: that costs less than a way into this
-process. They are read on threads of their own: with thousands of nodes that takes a while, and calls go on.
+The commands write ledgers, which are looked at four times a second: that costs less than a way into this
+process. One thread looks, and wakes the event loop when a file has changed: an idle relay would do little
+else. Whatever that thread finds, all are polled once a second. They are read on threads of their own: with
+thousands of nodes that takes a while, and calls go on.
 A relay that cannot read a ledger cannot know of a revocation, nor that a label now is another node's, so it
-must refuse calls. A disk that hangs raises no error, so the age of the last successful read counts. A second
+must refuse calls. A disk that hangs raises no error, so the age of the last successful read counts. The
 thread counts ledgers that have not changed, however busy the event loop is. Must not know what a ledger says.
 """
 
@@ -14,6 +16,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Lock
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -25,15 +28,17 @@ from schemas.health import Health, Loop, endless
 from schemas.process.prestarted_pool import prestarted_pool
 from schemas.text import printable
 
-INTERVAL_S = 0.25
-"""How often the ledgers are polled."""
+LOOK_S = 0.25
+"""How often the ledgers are looked at."""
+POLL_S = 1.0
+"""How often they are polled, changed or not."""
 LIMIT_S = 3.0
 """How long ago each ledger may have been read."""
 SHARED = "shared"
 """What other relays of the fleet have sent: that counts as read while all of it is understood, without a
 connection too."""
 RESERVED = 8
-_POLL_S = 120.0
+_ROUND_S = 120.0
 """How long one poll may take: the ledgers of thousands of nodes, on a slow disk."""
 
 _T = TypeVar("_T")
@@ -176,7 +181,8 @@ class Watcher:
         reserve: DescriptorReserve,
         after_poll: Sequence[Callable[[], None]],
         log: FilteringBoundLogger,
-        interval_s: float = INTERVAL_S,
+        look_s: float = LOOK_S,
+        poll_s: float = POLL_S,
     ) -> None:
         self._files = files
         self._freshness = freshness
@@ -184,9 +190,11 @@ class Watcher:
         self._reserve = reserve
         self._after_poll = after_poll
         self._log = log
-        self._interval_s = interval_s
+        self._look_s = look_s
+        self._poll_s = poll_s
+        self._due = asyncio.Event()
         self.loop = Loop()
-        # One for each file, and the one that counts those that are unchanged.
+        # One for each file, and the one that looks at all of them.
         self._threads = LedgerThreads(reserve, len(files) + 1, "watch")
         self._was_fresh = True
         # The stamps of what was applied, and of what the other relays were told of.
@@ -211,32 +219,47 @@ class Watcher:
     async def run(self) -> None:
         """Poll until cancelled."""
         ended = Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, self._due.set)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(endless("ledgers", self._threads.run(lambda: self._confirm_until(ended))))
+            tasks.create_task(endless("ledgers", self._threads.run(lambda: self._look_until(ended, wake))))
+            tasks.create_task(endless("shared ledgers", self._wake_when_written()))
             try:
                 while True:
-                    self.loop.busy(_POLL_S)
-                    await self._sharing.written(self._interval_s)
+                    self.loop.busy(self._poll_s + _ROUND_S)
+                    await self._due.wait()
+                    self._due.clear()
                     await self.poll()
             finally:
                 ended.set()
 
-    def confirm_unchanged(self) -> None:
-        """Count the files that are as they were when they were last applied. Thread-safe.
+    async def _wake_when_written(self) -> None:
+        while True:
+            await self._sharing.written(self._poll_s)
+            self._due.set()
 
-        Of one that has changed, or cannot be looked at, only the poll that applies it counts.
+    def confirm_unchanged(self) -> bool:
+        """Count the files that are as they were when they were last applied; return whether all are.
+
+        Of one that has changed, or cannot be looked at, only the poll that applies it counts. Thread-safe.
         """
         if self._sharing.understands:
             self._freshness.read(SHARED)
+        changed = False
         for file in self._files:
-            with suppress(StateError, OSError):
-                applied = self._seen.get(file.name)
-                if self._reserve.run(file.stamp) == applied:
-                    self._freshness.read(file.name)
+            try:
+                is_unchanged = self._reserve.run(file.stamp) == self._seen.get(file.name)
+            except (StateError, OSError):
+                is_unchanged = False
+            if is_unchanged:
+                self._freshness.read(file.name)
+            else:
+                changed = True
+        return not changed
 
-    def _confirm_until(self, ended: Event) -> None:
-        while not ended.wait(self._interval_s):
-            self.confirm_unchanged()
+    def _look_until(self, ended: Event, wake: Callable[[], object]) -> None:
+        while not ended.wait(self._look_s):
+            if not self.confirm_unchanged():
+                wake()
 
     async def poll(self) -> None:
         """Apply what has been decided since the last poll."""

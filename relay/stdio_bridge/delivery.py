@@ -24,6 +24,7 @@ from relay.stdio_bridge.messages import (
     list_changed,
 )
 from relay.stdio_bridge.session import Conversation, RefusedError, SessionGoneError
+from schemas.backoff import Backoff, half_by_chance
 from schemas.text import printable
 
 RETRY_TIMEOUT_S = 50.0
@@ -67,17 +68,15 @@ class RetryDelays:
 
     def __init__(self, monotonic: Callable[[], float], chance: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._chance = chance
-        self._bound_s = FIRST_DELAY_S
+        self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, half_by_chance(chance))
         self._began_s = monotonic()
 
     def next(self) -> float:
         """Return the seconds until the next attempt; the first delay again after a long success."""
         now_s = self._monotonic()
         if now_s - self._began_s > 2 * LONGEST_DELAY_S:
-            self._bound_s = FIRST_DELAY_S
-        wait_s = self._bound_s * (1 + self._chance()) / 2
-        self._bound_s = min(2 * self._bound_s, LONGEST_DELAY_S)
+            self._backoff.reset()
+        wait_s = self._backoff.next_s()
         self._began_s = now_s + wait_s
         return wait_s
 

@@ -231,7 +231,11 @@ class TelemetryHub:
                 self._log.warning("sample not accepted", node_id=node.node_id)
             return
         self._metrics.telemetry_samples.labels("accepted").inc()
-        stream.take(payload["sample"]["ts_ms"], answer.text, now)
+        for key, error in stream.take(payload["sample"]["ts_ms"], answer.text, now).items():
+            self._log.error("a subscriber cannot take a sample", node_id=node.node_id, exc_info=error)
+            if (subscription := stream.get(key)) is not None:
+                self._leave(stream, key)
+                subscription.on_end(ToolError(Failure.INTERNAL))
         for listener in self._on_sample:
             listener(node.node_id, answer.result or {})
 

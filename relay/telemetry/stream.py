@@ -97,14 +97,19 @@ class Stream:
         wanted = None if None in self._includes else frozenset[str]().union(*filter(None, self._includes))
         return Terms(min(self._intervals), wanted)
 
-    def take(self, ts_ms: int, text: str, now_s: float) -> None:
-        """Take in a sample, and give it to every subscriber for which it is due."""
+    def take(self, ts_ms: int, text: str, now_s: float) -> dict[Hashable, Exception]:
+        """Take in a sample, and give it to all for whom it is due; return whose subscription raised what."""
+        failed: dict[Hashable, Exception] = {}
         sample = self.history.append(ts_ms, text)
         interval_s = min(self._intervals, default=0) / 1000
         self.received_s = now_s
-        for subscription in list(self._subscriptions.values()):
-            if subscription.takes(now_s, interval_s):
-                subscription.on_sample(sample)
+        for key, subscription in self:
+            try:
+                if subscription.takes(now_s, interval_s):
+                    subscription.on_sample(sample)
+            except Exception as error:  # noqa: BLE001 - a bug of one must not keep the sample from the others
+                failed[key] = error
+        return failed
 
     def shown(self, sample: Sample, include: frozenset[str] | None) -> str:
         """Return the text of ``sample`` with the parts of ``include``, and those that every sample has."""

@@ -2,7 +2,7 @@
 
 import random
 
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 
 
 class FixedChance(random.Random):
@@ -16,6 +16,6 @@ class FixedChance(random.Random):
         return self._share
 
 
-def short_waits() -> Backoff:
+def short_waits() -> NodeBackoff:
     """Return a backoff whose every wait is as short as it can be."""
-    return Backoff(FixedChance(0.0))
+    return NodeBackoff(FixedChance(0.0))

@@ -85,7 +85,7 @@ class Stage:
         if server is not None:
             server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self.sessions.serve)])
 
-    def watching(self, *follows: Follow, interval_s: float = 1000) -> Watcher:
+    def watching(self, *follows: Follow, look_s: float = 1000, poll_s: float = 1000) -> Watcher:
         self.follow_ups = FollowUps([self._follow, *follows], retry_s=1000)
         hub = self.hub
         records = DecisionRecords(hub.audit, hub.log)
@@ -114,7 +114,8 @@ class Stage:
             reserve=self.reserve,
             after_poll=[self.sessions.end_expired, records.write],
             log=hub.log,
-            interval_s=interval_s,
+            look_s=look_s,
+            poll_s=poll_s,
         )
 
     async def _follow(self) -> bool:

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.caller_tools.client import Client, ClientParts
 from kubelet.caller_tools.methods import LocalMethods
@@ -126,7 +126,7 @@ async def _daemon_lines(data: bytes) -> None:
         OwnTools, handlers=[], registry=registry, kinds=kinds, ulids=ulids, now_ms=lambda: NOW_MS, log=log
     )
     tools = AgentTools(toolbox, make_own, ulids.new)
-    backoff = Backoff(FixedChance(0.5), 1.0, 2.0)
+    backoff = NodeBackoff(FixedChance(0.5), 1.0, 2.0)
     client = DaemonClient(directory() / "none", ANT, tools, backoff, log, sleep=_never)
     (reader, writer), (_, far_writer) = await _connected()
     serving = asyncio.create_task(client._serve(reader, writer))  # noqa: SLF001 - without a socket's file

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_UNCONFIRMED, MqttPublisher
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from schemas.addresses import BrokerAddress
 from schemas.process.logs import make_logger
 from tests.fakes.chance import short_waits
@@ -167,7 +167,7 @@ async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
 ) -> None:
     chance, clock = Ceilings(), Seconds()
     async with FaultProxy(broker).running() as proxy:
-        backoff = Backoff(chance, FIRST_WAIT_S, LONGEST_WAIT_S)
+        backoff = NodeBackoff(chance, FIRST_WAIT_S, LONGEST_WAIT_S)
         publisher = MqttPublisher(
             proxy.address, "a-clone", make_logger("kubelet", log), backoff, monotonic=clock
         )

@@ -20,8 +20,11 @@ class Relay:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Mapping[str, Any]]] = []
         self.takes = True
+        self.bug_with: object = None
 
     def send(self, type_: OneWayType, payload: Mapping[str, Any]) -> bool:
+        if self.takes and payload["session_id"] == self.bug_with:
+            raise KeyError
         if self.takes:
             self.sent.append((type_.value, payload))
         return self.takes
@@ -264,6 +267,24 @@ async def test_what_the_connection_does_not_take_is_sent_soon(
     await until(lambda: relay.of("caller_tool"))
     calls.answer(answered(relay.of("caller_tool")[0], result=1))
     assert await task == 1
+
+
+async def test_a_bug_with_one_session_ends_its_requests_alone(
+    calls: CallerRequests, relay: Relay, session: Session
+) -> None:
+    faults: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
+    relay.takes = False
+    faulty = await started(calls, session)
+    task = await started(calls, Session(BEE, "bee", OWNER, session.tools))
+    relay.takes, relay.bug_with = True, ANT
+    assert await failure_of(faulty) is Failure.CALLER_DISCONNECTED
+    await until(lambda: relay.of("caller_tool"))
+    calls.answer(answered(relay.of("caller_tool")[0], result=1))
+    assert await task == 1
+    assert [type(fault) for fault in faults] == [KeyError]
+    loop.set_exception_handler(None)
 
 
 async def test_a_resumed_connection_gets_it_again_with_the_same_id(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.backoff import Backoff
+from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools import methods
 from kubelet.caller_tools.methods import LocalMethods
 from kubelet.local_agent.daemon_client import PATIENCE_S, DaemonClient, ResponseError
@@ -52,7 +52,7 @@ async def followed(
     path: Path, log: LogLines, session_id: str | None = None, patience_s: float = PATIENCE_S
 ) -> AsyncIterator[tuple[DaemonClient, Follower]]:
     follower = Follower()
-    backoff = Backoff(FixedChance(0.5), 0.001, 0.002)
+    backoff = NodeBackoff(FixedChance(0.5), 0.001, 0.002)
     client = DaemonClient(path, session_id, follower, backoff, make_logger("kubelet", log), patience_s)
     running = asyncio.create_task(client.run())
     try:

@@ -144,6 +144,22 @@ async def test_a_node_that_moves_to_another_tenant_leaves_its_sessions(stage: Ca
     assert len(stage.hub.caller_sessions) == 0
 
 
+@pytest.mark.parametrize("broken", ["is_abandoned", "requests"])
+async def test_a_bug_with_one_session_does_not_keep_the_others_open(
+    stage: CallerStage, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    await stage.open()
+    session_id = await stage.open()
+    stage.request(session_id)
+    faulty = next(iter(stage.hub.caller_sessions))
+    monkeypatch.setattr(faulty, broken, None)
+    sweep(stage, 10.1)
+    assert stage.results() == {request_id(): "caller_disconnected"}
+    sweep(stage, 1800)
+    assert [session.session_id for session in stage.hub.caller_sessions] in ([], [faulty.session_id])
+    assert stage.hub.lines.entries("session not swept")
+
+
 async def test_it_sweeps_until_cancelled_and_a_bug_does_not_stop_it(
     stage: CallerStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

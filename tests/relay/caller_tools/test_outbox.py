@@ -90,6 +90,18 @@ def test_a_frame_that_cannot_be_sent_at_all_is_a_fault_and_does_not_stop_the_oth
     assert len(hub.lines.entries("frame not sent")) == 1
 
 
+def test_a_bug_with_one_nodes_frame_does_not_hold_up_those_of_others(hub: Hub) -> None:
+    frames = Frames(0)
+    outbox = Outbox(frames, hub.log)
+    post(outbox, 1)
+    outbox.post("other", OneWayType.SESSION_END, {})  # a node takes none without its number
+    outbox.post("third", OneWayType.SESSION_END, {"n": 3})
+    frames.accepts = 9
+    outbox.flush()
+    assert (frames.sent, len(outbox)) == ([1, 3], 0)
+    assert len(hub.lines.entries("frame not sent")) == 1
+
+
 def test_a_limited_number_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     frames = Frames(0)

@@ -10,7 +10,7 @@ from tests.fakes.polling import until
 from tests.fakes.raw_http import exchange
 from tests.fakes.raw_websocket import read_ws_frame, ws_frame
 from tests.fakes.serving import Server
-from tests.relay.http.test_keepalive import PlayedLoop
+from tests.relay.http.test_keepalive import Aborted, PlayedLoop
 from tests.relay.http.test_websocket_protocol import REQUEST, Application, served
 
 LATER_S = 3600.0
@@ -18,11 +18,15 @@ LATER_S = 3600.0
 
 
 class Connection:
-    def __init__(self, loop: PlayedLoop) -> None:
+    def __init__(self, loop: PlayedLoop, bug: Exception | None = None) -> None:
         self._loop = loop
+        self._bug = bug
+        self.transport: Any = Aborted()
         self.resumed: list[float] = []
 
     def resume(self) -> None:
+        if self._bug is not None:
+            raise self._bug
         self.resumed.append(self._loop.now)
 
 
@@ -65,6 +69,20 @@ def test_the_event_loop_has_turns_of_its_own_between_many() -> None:
     assert loop.fired >= 5
 
 
+def test_a_bug_of_one_ends_it_alone_and_the_others_are_resumed() -> None:
+    loop, bug = PlayedLoop(), KeyError()
+    faulty, others = Connection(loop, bug), [Connection(loop) for _ in range(20)]
+    deferral = made(loop)
+    for connection in (others[0], faulty, *others[1:]):
+        deferral.add(connection)
+    loop.advance(DEFERRED_S)
+    assert all(len(other.resumed) == 1 and not other.transport.aborts for other in others)
+    assert (faulty.transport.aborts, loop.faults) == (1, [bug])
+    deferral.add(others[0])
+    loop.advance(DEFERRED_S)
+    assert len(others[0].resumed) == 2
+
+
 async def offered(application: Application, texts: list[str]) -> None:
     """Have the texts that begin with w wait, and all of them put into ``texts`` when they are handled."""
     application.go_on.set()
@@ -103,6 +121,39 @@ async def test_what_arrives_behind_a_text_that_waits_ends_the_wait() -> None:
         await until(lambda: texts == ["wait", "answer"])
         writer.write(ws_frame(b"urgent") + ws_frame(b"wait"))
         await until(lambda: texts == ["wait", "answer", "urgent", "wait"])
+
+
+@pytest.mark.integration
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_text_that_raises_closes_its_connection_and_is_reported() -> None:
+    loop, faults = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
+    bug = KeyError()
+
+    def raising(_text: str) -> None:
+        raise bug
+
+    try:
+        async with (
+            Server.running() as server,
+            served(server, admits=True) as (other, other_reads, other_writes),
+            served(server, admits=True) as (application, reader, writer),
+        ):
+            texts: list[str] = []
+            await offered(other, texts)
+            assert await read_ws_frame(other_reads) == b"going on"
+            application.go_on.set()
+            (await application.texts).handle_texts(raising, lambda _: True)
+            assert await read_ws_frame(reader) == b"going on"
+            writer.write(ws_frame(b"wait"))
+            other_writes.write(ws_frame(b"wait"))
+            async with asyncio.timeout(10):
+                await application.ended
+            await until(lambda: texts == ["wait"])
+            assert not other.ended.done()
+    finally:
+        loop.set_exception_handler(None)
+    assert faults == [bug]
 
 
 @pytest.mark.integration

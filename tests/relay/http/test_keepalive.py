@@ -18,11 +18,16 @@ INTERVAL_S, TIMEOUT_S = 16.0, 10.0
 
 
 class PlayedLoop:
-    """Timers by a clock that the test moves."""
+    """Timers by a clock that the test moves.
+
+    Attributes:
+        faults: what was reported as asyncio reports the errors of protocols.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.fired = 0
+        self.faults: list[object] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
 
     def time(self) -> float:
@@ -31,6 +36,9 @@ class PlayedLoop:
     def call_later(self, delay: float, callback: Callable[[], None]) -> object:
         heappush(self._timers, (self.now + delay, id(callback), callback))
         return object()
+
+    def call_exception_handler(self, context: dict[str, object]) -> None:
+        self.faults.append(context["exception"])
 
     @property
     def pending(self) -> int:
@@ -45,6 +53,16 @@ class PlayedLoop:
         self.now = end
 
 
+class Aborted:
+    """A transport that can only be aborted."""
+
+    def __init__(self) -> None:
+        self.aborts = 0
+
+    def abort(self) -> None:
+        self.aborts += 1
+
+
 class Peer:
     """A connection whose other end answers at once, or never."""
 
@@ -53,16 +71,22 @@ class Peer:
     ) -> None:
         self._keepalive, self._loop = keepalive, loop
         self._answers, self._closing = answers, closing
+        self.transport: Any = Aborted()
+        self.bugs: dict[str, Exception] = {}
         self.pings: list[float] = []
         self.ended: list[float] = []
 
     def ping(self) -> bool:
+        if "ping" in self.bugs:
+            raise self.bugs["ping"]
         if self._closing:
             return False
         self.pings.append(self._loop.now)
         return True
 
     def keepalive_timeout(self) -> None:
+        if "timeout" in self.bugs:
+            raise self.bugs["timeout"]
         self.ended.append(self._loop.now)
 
     def answer(self) -> bool:
@@ -127,6 +151,21 @@ def test_one_that_is_forgotten_or_closing_is_left_alone(loop: PlayedLoop, keepal
     assert loop.pending == 0
 
 
+@pytest.mark.parametrize("where", ["ping", "timeout"])
+def test_a_bug_of_one_ends_it_alone_and_the_others_are_pinged_on(
+    where: str, loop: PlayedLoop, keepalive: Keepalive
+) -> None:
+    faulty, other = Peer(keepalive, loop, answers=False), Peer(keepalive, loop)
+    faulty.bugs[where] = KeyError(where)
+    keepalive.watch(faulty)
+    keepalive.watch(other)
+    loop.advance(16)
+    assert other.answer()
+    loop.advance(16)
+    assert (other.pings, other.transport.aborts) == ([16, 32], 0)
+    assert (faulty.transport.aborts, loop.faults) == (1, [faulty.bugs[where]])
+
+
 def test_the_number_of_timers_does_not_follow_the_number_of_connections(
     loop: PlayedLoop, keepalive: Keepalive
 ) -> None:
@@ -141,6 +180,15 @@ def test_the_number_of_timers_does_not_follow_the_number_of_connections(
             peer.answer()
     assert {len(peer.pings) for peer in peers} == {3}
     assert loop.fired <= 62 * 4 + 1
+
+
+def test_a_single_connection_takes_one_turn_for_each_step(loop: PlayedLoop, keepalive: Keepalive) -> None:
+    peer = Peer(keepalive, loop)
+    keepalive.watch(peer)
+    for _ in range(10):
+        loop.advance(16)
+        assert peer.answer()
+    assert (len(peer.pings), loop.fired <= 20) == (10, True)
 
 
 async def until_going_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

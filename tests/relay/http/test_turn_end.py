@@ -1,23 +1,29 @@
 """What connections send at the end of a turn of the event loop: over real sockets, and by a real loop."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from relay.http.turn_end import LARGE_BYTES, TurnEnd
 from tests.fakes.raw_websocket import read_ws_frame, until_closed
 from tests.fakes.serving import Server
+from tests.relay.http.test_keepalive import Aborted
 from tests.relay.http.test_websocket_protocol import WatchedTransport, served
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 
 class Connection:
-    def __init__(self, name: str, events: list[str]) -> None:
+    def __init__(self, name: str, events: list[str], bug: Exception | None = None) -> None:
         self._name = name
         self._events = events
+        self._bug = bug
+        self.transport: Any = Aborted()
 
     def send_held(self) -> None:
+        if self._bug is not None:
+            raise self._bug
         self._events.append(self._name)
 
 
@@ -37,6 +43,22 @@ async def test_all_send_once_what_is_ready_to_run_has_run_and_in_their_order() -
     assert events == ["ready", "second", "third"]
     await asyncio.sleep(0)
     assert len(events) == 3
+
+
+async def test_a_bug_of_one_ends_it_alone_and_the_others_send() -> None:
+    events, bug, faults = list[str](), KeyError(), list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
+    try:
+        turn_end = TurnEnd(loop)
+        faulty, other = Connection("faulty", events, bug), Connection("other", events)
+        for connection in (faulty, other):
+            turn_end.add(connection)
+        await asyncio.sleep(0)
+    finally:
+        loop.set_exception_handler(None)
+    assert (events, faults) == (["other"], [bug])
+    assert (faulty.transport.aborts, other.transport.aborts) == (1, 0)
 
 
 async def test_texts_of_one_turn_are_one_write_and_a_close_follows_them(server: Server) -> None:

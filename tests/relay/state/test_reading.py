@@ -7,9 +7,9 @@ import pytest
 
 from relay.state.join_tokens import JoinTokens
 from relay.state.ledger import Entry
-from relay.state.retry_backoff import RetryBackoff
 from relay.state.sharer import Arrived, Compared, LostReaderError, Reading, StreamEntry
 from relay.state.tokens import RevokedTokens
+from schemas.backoff import Backoff
 from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
@@ -42,7 +42,7 @@ def reading(tmp_path: Path, clock: CountedClock) -> Reading:
         shared("join_token_use", JoinTokens(tmp_path / "join.jsonl", clock, bytes).ledger, clock),
     ]
     return Reading(
-        [Compared(ledger, RetryBackoff(1.0, 10.0, lambda: 0.0)) for ledger in ledgers],
+        [Compared(ledger, Backoff(1.0, 10.0)) for ledger in ledgers],
         now_ms=clock,
         is_reported=False,
         wake=lambda: None,

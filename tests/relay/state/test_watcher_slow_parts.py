@@ -20,7 +20,7 @@ THIRD_NODE_ID = NODE_ID[:-1] + "1"
 async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = stage.watching(interval_s=0.001)
+    watch = stage.watching(look_s=0.001)
     watch.begin()
     task = asyncio.create_task(watch.run())
     await asyncio.sleep(0)
@@ -45,7 +45,7 @@ async def test_a_part_that_does_not_follow_yet_holds_up_no_revocation(stage: Sta
         await asyncio.Event().wait()
         return True
 
-    watch = stage.watching(never_done, interval_s=0)
+    watch = stage.watching(never_done, look_s=0)
     watch.begin()
     following, task = asyncio.create_task(stage.follow_ups.run()), asyncio.create_task(watch.run())
     await asyncio.wait_for(began.get(), BOUND_S)

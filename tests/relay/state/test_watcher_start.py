@@ -68,8 +68,17 @@ async def test_revocations_survive_a_restart(
     hub.close()
 
 
-async def test_it_looks_again_and_again_until_it_is_cancelled(stage: Stage) -> None:
-    watch = stage.watching(interval_s=0)
+@pytest.mark.parametrize(
+    ("look_s", "poll_s"),
+    [
+        pytest.param(0.001, 1000, id="woken by the thread that has seen a change"),
+        pytest.param(1000, 0.001, id="though nothing wakes it"),
+    ],
+)
+async def test_it_looks_again_and_again_until_it_is_cancelled(
+    stage: Stage, look_s: float, poll_s: float
+) -> None:
+    watch = stage.watching(look_s=look_s, poll_s=poll_s)
     watch.begin()
     task = asyncio.create_task(watch.run())
     for node in (stage.real.node(), stage.real.node(OTHER_NODE_ID)):
@@ -79,6 +88,37 @@ async def test_it_looks_again_and_again_until_it_is_cancelled(stage: Stage) -> N
             while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
     assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_nothing_is_polled_while_nothing_has_changed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = stage.watching(look_s=0.001)
+    watch.begin()
+    looks, polls = asyncio.Queue[None](), list[None]()
+    loop, confirm, poll = asyncio.get_running_loop(), watch.confirm_unchanged, watch.poll
+
+    def confirmed() -> bool:
+        loop.call_soon_threadsafe(looks.put_nowait, None)
+        return confirm()
+
+    async def polled() -> None:
+        polls.append(None)
+        await poll()
+
+    monkeypatch.setattr(watch, "confirm_unchanged", confirmed)
+    monkeypatch.setattr(watch, "poll", polled)
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(BOUND_S):
+        for _ in range(20):
+            await looks.get()
+        assert not polls
+        stage.revoke_token("jti-1")
+        while not polls:
+            await looks.get()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
