@@ -8,6 +8,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from schemas.error_roots import PeerError
+
 MAX_SIDE = 8000
 """Pixels. A small file can state any size, and whoever decodes it would need memory for that."""
 
@@ -28,7 +30,7 @@ class ImageMember(NamedTuple):
     media_type: str
 
 
-class NoImageError(ValueError):
+class NoImageError(PeerError):
     """A member is no image of its type, or a too large one. The text has the member and the rule."""
 
 

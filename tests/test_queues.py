@@ -70,6 +70,7 @@ EXEMPT = {
     "relay/pki/enrolment_endpoint.py": ("to_thread", "reads the roots, for each connection that asks"),
     "relay/pki/tls_contexts.py": ("3 to_thread", ONE),
     "relay/remote_tools/connection.py": ("2 create_task", "in the process of an agent, one connection"),
+    "relay/remote_tools/manifests.py": ("Semaphore", "in the process of an agent, the nodes of one answer"),
     "relay/remote_tools/older_http.py": ("create_task", "in the process of an agent, one connection"),
     "relay/remote_tools/server_output.py": ("to_thread", "in the process of an agent, as a program ends"),
     "relay/server/app.py": ("3 create_task", LOOPS),

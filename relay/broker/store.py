@@ -17,6 +17,7 @@ from typing import Any
 from nacl.signing import SigningKey
 from structlog.typing import FilteringBoundLogger
 
+from schemas.error_roots import PeerError
 from schemas.text import printable
 
 _MIB = 1024 * 1024
@@ -34,7 +35,7 @@ _ASKED_AGAIN_S = 1.0  # until there are streams: the relay's own connection make
 _MEASURED_S = 10.0
 
 
-class _StoreError(Exception):
+class _StoreError(PeerError):
     """The broker has not answered as it should."""
 
 

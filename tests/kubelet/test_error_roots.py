@@ -10,7 +10,8 @@ from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.cli.fleet import FleetProcessError
 from kubelet.cli.retire import RetirementError
 from kubelet.config import StoredConfigError
-from kubelet.identity.enrolment import ClockError, EnrolmentError
+from kubelet.handlers.base import ToolFault
+from kubelet.identity.enrolment import ClockError, EnrolmentError, NotAdmittedError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.manual import ServerRootsMissingError
 from kubelet.local_agent.daemon_client import ResponseError
@@ -27,6 +28,7 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     AudienceError: PeerError,
     BadRequestError: PeerError,
     EnrolmentError: PeerError,
+    NotAdmittedError: EnrolmentError,
     NoAnswerError: PeerError,
     RetirementError: PeerError,
     RpcError: PeerError,
@@ -47,6 +49,8 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     # A call that failed.
     CallerFailedError: ToolError,
     ResponseError: ToolError,
+    # What a handler states, for the dispatcher alone.
+    ToolFault: Exception,
 }
 
 
