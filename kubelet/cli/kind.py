@@ -18,7 +18,7 @@ def options() -> None:
     """Kinds of your own, in packages."""
 
 
-@app.command(epilog=example("kubelet kind new acme.uptime"))
+@app.command(epilog=example("edge-kubelet kind new acme.uptime"))
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The kind, such as acme.uptime.")],
     directory: Annotated[

@@ -73,7 +73,7 @@ def join_token_create(
     except JoinError as error:
         fail(str(error), EXIT_USAGE)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
-    command = f"kubelet enroll {url}" + ("" if is_private_url(url) else f" {PLAIN_OPTION}")
+    command = f"edge-kubelet enroll {url}" + ("" if is_private_url(url) else f" {PLAIN_OPTION}")
     # In a variable, because every user of a machine can read the arguments of a process.
     line = f"{JOIN_TOKEN_VARIABLE}={token.text()} {command}"
     note = f"join token {token.id} for tenant {tenant_used}.\n"

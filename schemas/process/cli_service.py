@@ -30,7 +30,7 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
 
     ``next_steps`` is printed after its installation.
     """
-    program = service.program.name
+    program = service.name
     command = f"{program} service"
 
     @app.command(epilog=example(f"{command} install --dry-run"))
