@@ -12,12 +12,7 @@ PROJECT = tomllib.loads(TEXT)["project"]
 EXTRAS = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
 # The tools of `dev` are those of the lock.
 OURS = sorted(
-    {
-        requirement
-        for extra in EXTRAS.keys() - {"dev"}
-        for requirement in EXTRAS[extra]
-        if not requirement.startswith("edge-kubelet[")
-    }
+    {requirement for extra in EXTRAS.keys() - {"dev"} for requirement in EXTRAS[extra] if ">=" in requirement}
 )
 LOCK = (ROOT / "requirements-lowest.lock").read_text("utf-8")
 LOCKED = dict(re.findall(r"^([\w-]+)==(\S+)", LOCK, re.MULTILINE))
