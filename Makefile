@@ -119,6 +119,7 @@ lock: ## renew the lock files (needs uv)
 	$(LOCK) --extra agent pyproject.toml -o requirements-agent.lock
 	$(LOCK) --extra relay --extra broker pyproject.toml -o requirements-relay.lock
 	$(LOCK) --group fuzz -o requirements-fuzz.lock
+	$(LOCK) --resolution lowest-direct --extra demo --extra agent --extra otel pyproject.toml -o requirements-lowest.lock
 
 man: $(READY) ## write the man pages, from the commands, to build/man
 	@$(BIN)/python -P packaging/man_pages.py build/man

@@ -158,7 +158,7 @@ class LoadedNodeSettings:
             raise ConfigError(["--broker and --no-broker exclude each other"])
         if not relay or (broker is None and not settings[NO_BROKER]):
             raise ConfigError(
-                ["enrol first with `kubelet enroll`, or give --relay, and --broker or --no-broker"]
+                ["enrol first with `edge-kubelet enroll`, or give --relay, and --broker or --no-broker"]
             )
         if settings[TTL] < 2 * settings[HEARTBEAT]:
             raise ConfigError(["--ttl must span two heartbeats, or one late heartbeat unlists the node"])

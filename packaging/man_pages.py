@@ -1,6 +1,6 @@
-"""``make man``: writes ``relay.1`` and ``kubelet.1``, made from the commands and from the tables of settings.
+"""``make man``: writes ``edge-kubelet.1`` and ``edge-relay.1``, from the commands and tables of settings.
 
-Must not describe a command: each describes itself.
+Each also by its short name, as a page that shows it. Must not describe a command: each describes itself.
 """
 
 import os
@@ -38,12 +38,13 @@ def main(directory: Path) -> None:
     """Write a page for each program to ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     for program, app in _PROGRAMS:
-        page = "\n".join(_page(program, typer.main.get_command(app))) + "\n"
-        (directory / f"{program.name}.1").write_text(page, "utf-8")
+        name = f"edge-{program.name}"
+        page = "\n".join(_page(name, program, typer.main.get_command(app))) + "\n"
+        (directory / f"{name}.1").write_text(page, "utf-8")
+        (directory / f"{program.name}.1").write_text(f".so man1/{name}.1\n", "utf-8")
 
 
-def _page(program: Program, root: Any) -> Iterator[str]:
-    name = program.name
+def _page(name: str, program: Program, root: Any) -> Iterator[str]:
     context = root.context_class(root, info_name=name)
     # As builds that can be repeated have it.
     built = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), UTC)

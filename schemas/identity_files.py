@@ -191,7 +191,7 @@ class IdentityFiles:
             leaf = self.leaf_pem()
             root = self.root_pem()
         except FileNotFoundError as error:
-            raise IdentityFilesError(f"{error.filename} is missing: run `kubelet init`") from None
+            raise IdentityFilesError(f"{error.filename} is missing: run `edge-kubelet init`") from None
         except KeyFormatError as error:
             raise IdentityFilesError(f"{self.key}: {error}") from None
         except UnicodeDecodeError:

@@ -19,14 +19,22 @@ FILES = sorted(
     ]
 )
 
-INLINE = re.compile(r"`((?:relay|kubelet) [^`]+)`")
+INLINE = re.compile(r"`((?:edge-)?(?:relay|kubelet) [^`]+)`")
 LINE = re.compile(
-    r"^\s*(?:ExecStart=)?(?:sudo (?:-u [\w-]+ )?)?(?:/[\w/-]+/)?((?:relay|kubelet) \S.*)$", re.MULTILINE
+    r"^\s*(?:ExecStart=)?(?:sudo (?:-u [\w-]+ )?)?(?:/[\w/-]+/)?((?:edge-)?(?:relay|kubelet) \S.*)$",
+    re.MULTILINE,
 )
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"--?[a-z][\w-]*")
 
 LINES_OF_THE_LOG = {"relay started", "relay ended"}
+SIGNED_LABELS = {
+    "edge-kubelet root",
+    "edge-kubelet server roots",
+    "edge-kubelet enrol request\\n",
+    "edge-kubelet enrol response\\n",
+}
+NO_COMMANDS = LINES_OF_THE_LOG | SIGNED_LABELS
 
 
 def named_commands(file: Path) -> list[str]:
@@ -35,13 +43,14 @@ def named_commands(file: Path) -> list[str]:
     examples = FENCED.findall(text) if file.suffix == ".md" else [text]
     lines = [line for each in examples for line in LINE.findall(each)]
     lines += [" ".join(each.split()) for each in INLINE.findall(FENCED.sub("", text))]
-    return [part for line in lines if line not in LINES_OF_THE_LOG for part in commands_of(line)]
+    return [part for line in lines if line not in NO_COMMANDS for part in commands_of(line)]
 
 
 def commands_of(line: str) -> list[str]:
     """Return the commands of ours in ``line``, without its comment, redirections and other programs."""
-    parts = re.split(r" (?:>|&&|;) | \| (?=(?:relay|kubelet) )", line.partition(" #")[0])
-    return [part for part in parts if part.startswith(("relay ", "kubelet "))]
+    parts = re.split(r" (?:>|&&|;) | \| (?=(?:edge-)?(?:relay|kubelet) )", line.partition(" #")[0])
+    names = (part.removeprefix("edge-") for part in parts)
+    return [name for name in names if name.startswith(("relay ", "kubelet "))]
 
 
 def called(words: list[str]) -> Iterator[tuple[str, list[str]]]:

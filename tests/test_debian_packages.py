@@ -2,7 +2,7 @@
 
 Steps: build · lintian · install the hub, the board and the agent · call · upgrade · roll back ·
 uninstall, which leaves nothing. One root under systemd stands for the three machines: each has a home
-directory in it.
+directory in it. Then the same root has a package of Kubernetes, which has a kubelet too.
 """
 
 import fcntl
@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +104,55 @@ def build(work: Path) -> None:
         shutil.rmtree(newer / "DEBIAN")
         (newer / "control.tar.gz").unlink()
     newer.rename(work / "newer")
+
+
+def of_kubernetes(work: Path, *, is_link: bool) -> Path:
+    """Build a package as Kubernetes': it owns /usr/bin/kubelet, as a program or as a link to one."""
+    root = work / "kubernetes"
+    program = root / ("usr/lib/kubernetes/kubelet" if is_link else "usr/bin/kubelet")
+    for directory in (root / "DEBIAN", root / "usr/bin", program.parent):
+        directory.mkdir(parents=True, exist_ok=True)
+    program.write_text("#!/bin/sh\necho Kubernetes v1.34.2\n", "utf-8")
+    program.chmod(0o755)
+    if is_link:
+        (root / "usr/bin/kubelet").symlink_to("../lib/kubernetes/kubelet")
+    facts = {
+        "Package": "kubelet",
+        "Version": "1.34.2-1",
+        "Architecture": "all",
+        "Maintainer": "x <x@y.example>",
+    }
+    return rebuilt(root, {**facts, "Description": "as that of Kubernetes"}, work / "kubelet_1.34.2-1_all.deb")
+
+
+def of_version_0_2(package: Path, work: Path) -> Path:
+    """Build from ``package`` what 0.2 had: it owns the short name, and knows nothing of alternatives."""
+    root = work / "older"
+    subprocess.run(["/usr/bin/dpkg-deb", "--raw-extract", package, root], check=True, timeout=BOUND_S)
+    (root / "usr/bin/edge-kubelet").rename(root / "usr/bin/kubelet")
+    pages = root / "usr/share/man/man1"
+    (pages / "edge-kubelet.1.gz").rename(pages / "kubelet.1.gz")
+    for script in ("postinst", "prerm", "postrm"):
+        (root / "DEBIAN" / script).unlink()
+    lines = (root / "DEBIAN/control").read_text("utf-8").splitlines()
+    facts = dict(line.split(": ", 1) for line in lines if line[0] != " ")
+    return rebuilt(root, {**facts, "Version": "0.2.0~"}, work / "edge-kubelet_0.2.0~.deb")
+
+
+def rebuilt(root: Path, facts: Mapping[str, str], package: Path) -> Path:
+    control = "".join(f"{name}: {value}\n" for name, value in facts.items())
+    (root / "DEBIAN/control").write_text(control, "utf-8")
+    command: list[str | Path] = [
+        "/usr/bin/dpkg-deb",
+        "-Zgzip",
+        "-z1",
+        "--root-owner-group",
+        "--build",
+        root,
+        package,
+    ]
+    subprocess.run(command, check=True, timeout=BOUND_S, stdout=subprocess.DEVNULL)
+    return package
 
 
 class Site:
@@ -202,6 +251,14 @@ class Site:
     def version(self, package: str) -> str:
         return self.root.run("dpkg-query", "--show", "--showformat=${Version}", package)
 
+    def install(self, package: Path) -> None:
+        self.root.copy(package, "/machines/packages")
+        self.root.run("dpkg", "--install", f"/machines/packages/{package.name}")
+
+    def answers(self, program: str) -> str:
+        """Return the first word of what ``program`` says of its version: who it is."""
+        return self.root.run(program, "--version").split()[0]
+
     @staticmethod
     def _machine_of(package: Path) -> str:
         return "hub" if package.name.startswith("edge-relay") else "board"
@@ -226,11 +283,11 @@ def test_a_package_brings_completion_and_says_what_is_next(built: Built, tmp_pat
             subprocess.run(unpack, timeout=BOUND_S, check=True)
         share, script = root / "--extract/usr/share", root / "--control/postinst"
         for name in (
-            f"bash-completion/completions/{program}",
-            f"zsh/vendor-completions/_{program}",
-            f"fish/vendor_completions.d/{program}.fish",
+            f"bash-completion/completions/edge-{program}",
+            f"zsh/vendor-completions/_edge-{program}",
+            f"fish/vendor_completions.d/edge-{program}.fish",
         ):
-            assert f"_{program.upper()}_COMPLETE=" in (share / name).read_text("utf-8")
+            assert f"_EDGE_{program.upper()}_COMPLETE=" in (share / name).read_text("utf-8")
         assert f'echo "edge-{program} is installed. Next' in script.read_text("utf-8")
         assert f"systemctl start edge-{program}" in script.read_text("utf-8")
 
@@ -290,3 +347,65 @@ def test_the_lines_of_the_page_install_upgrade_roll_back_and_leave_nothing(built
     assert sorted(site.files() - files) == []
     assert site.accounts() == accounts
     assert '"edge"' not in site.root.run("cat", "/machines/agent/.claude.json")
+
+
+def node_of(packages: list[Path]) -> Path:
+    return next(package for package in packages if package.name.startswith("edge-kubelet_"))
+
+
+@pytest.mark.parametrize("is_link", [False, True], ids=["program", "link"])
+def test_a_kubelet_of_kubernetes_that_comes_later_takes_the_name(
+    built: Built, site: Site, tmp_path: Path, *, is_link: bool
+) -> None:
+    files = site.files()
+    theirs = of_kubernetes(tmp_path, is_link=is_link)
+    site.install(node_of(built.packages))
+    assert site.answers("kubelet") == site.answers("edge-kubelet") == "kubelet"
+    page = "/usr/share/man/man1/kubelet.1.gz"
+    assert site.root.run("readlink", "--canonicalize", page).strip() == page.replace(
+        "kubelet", "edge-kubelet"
+    )
+    site.install(theirs)
+    assert site.answers("kubelet") == "Kubernetes"
+    site.install(node_of(built.newer))
+    assert (site.answers("kubelet"), site.answers("edge-kubelet")) == ("Kubernetes", "kubelet")
+    site.root.run("dpkg", "--purge", "edge-kubelet")
+    assert site.answers("kubelet") == "Kubernetes"
+    assert site.root.run("dpkg", "--verify", "kubelet") == ""
+    site.root.run("dpkg", "--purge", "kubelet")
+    assert sorted(site.files() - files) == []
+
+
+@pytest.mark.parametrize("is_link", [False, True], ids=["program", "link"])
+def test_a_kubelet_of_kubernetes_that_is_there_keeps_the_name(
+    built: Built, site: Site, tmp_path: Path, *, is_link: bool
+) -> None:
+    files = site.files()
+    site.install(of_kubernetes(tmp_path, is_link=is_link))
+    site.install(node_of(built.packages))
+    assert (site.answers("kubelet"), site.answers("edge-kubelet")) == ("Kubernetes", "kubelet")
+    site.root.run("dpkg", "--purge", "kubelet")
+    site.root.run("dpkg-reconfigure", "edge-kubelet")
+    assert site.answers("kubelet") == "kubelet"
+    site.root.run("dpkg", "--purge", "edge-kubelet")
+    assert sorted(site.files() - files) == []
+
+
+def test_an_upgrade_from_0_2_which_owned_the_name_and_the_way_back(
+    built: Built, site: Site, tmp_path: Path
+) -> None:
+    files = site.files()
+    older = of_version_0_2(node_of(built.packages), tmp_path)
+    for package in (older, node_of(built.packages), older, node_of(built.newer)):
+        site.install(package)
+        assert site.answers("kubelet") == "kubelet"
+        owns = site.root.begin("dpkg", "--search", "/usr/bin/kubelet")
+        owns.communicate(timeout=BOUND_S)
+        assert (owns.returncode == 0) is (package is older)
+        assert ("kubelet" in site.root.run("update-alternatives", "--get-selections").split()) is (
+            package is not older
+        )
+    site.install(of_kubernetes(tmp_path, is_link=False))
+    assert (site.answers("kubelet"), site.answers("edge-kubelet")) == ("Kubernetes", "kubelet")
+    site.root.run("dpkg", "--purge", "edge-kubelet", "kubelet")
+    assert sorted(site.files() - files) == []

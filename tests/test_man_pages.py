@@ -23,12 +23,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_each_program_has_a_page_with_all_of_its_commands_and_settings(pages: list[Path]) -> None:
-    assert [page.name for page in pages] == ["kubelet.1", "relay.1"]
-    for page in pages:
-        text = page.read_text("utf-8")
-        expected = [name for name in COMMANDS if name.startswith(page.stem) and not TREE[name][0].hidden]
-        assert [name for name in expected if f'.SS "{name}"'.replace("-", "\\-") not in text] == []
-        assert f"{page.stem.upper()}_STATE_DIR" in text
+    assert [page.name for page in pages] == ["edge-kubelet.1", "edge-relay.1", "kubelet.1", "relay.1"]
+    for page in pages[:2]:
+        text, program = page.read_text("utf-8"), page.stem.removeprefix("edge-")
+        expected = [name for name in COMMANDS if name.startswith(program) and not TREE[name][0].hidden]
+        assert [name for name in expected if f'.SS "edge-{name}"'.replace("-", "\\-") not in text] == []
+        assert f"{program.upper()}_STATE_DIR" in text
+    assert [page.read_text("utf-8") for page in pages[2:]] == [
+        f".so man1/{page.name}\n" for page in pages[:2]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -37,5 +40,7 @@ def test_each_program_has_a_page_with_all_of_its_commands_and_settings(pages: li
 def test_roff_has_nothing_to_complain_about(pages: list[Path], checker: list[str]) -> None:
     if shutil.which(checker[0]) is None:
         pytest.skip(f"{checker[0]} is not installed")
-    done = subprocess.run([*checker, *pages], capture_output=True, text=True, timeout=BOUND_S, check=False)
+    done = subprocess.run(
+        [*checker, *pages[:2]], capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
     assert (done.stdout, done.stderr) == ("", "")

@@ -64,8 +64,8 @@ def options_of(name: str) -> set[str]:
 def example_of(name: str) -> list[str]:
     """Return the command lines of the example of a command."""
     text = (TREE[name][0].epilog or "").partition("Example:\n")[2].replace("\\\n", "")
-    # Commands of a service run as its user.
-    return [re.sub("^sudo -u [a-z-]+ ", "", line.strip()) for line in text.splitlines()]
+    # Commands of a service run as its user; a node's have the name that Kubernetes has not.
+    return [re.sub("^(sudo -u [a-z-]+ )?(edge-)?", "", line.strip()) for line in text.splitlines()]
 
 
 def test_there_are_commands() -> None:

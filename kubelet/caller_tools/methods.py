@@ -11,7 +11,7 @@ from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 
 _SEVERAL = "More than one session is live, and this connection is attached to none."
-_ATTACH = "Attach the connection to one of them: session_attach, or kubelet mcp --session ID."
+_ATTACH = "Attach the connection to one of them: session_attach, or edge-kubelet mcp --session ID."
 _NONE = "No session is live, and no tool is lent."
 _ENDED = "The session of this connection has ended."
 

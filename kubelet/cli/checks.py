@@ -113,11 +113,13 @@ class NodeChecks:
         """Check that the leaf is of the root."""
         root_pem = self.identity.root_pem
         if root_pem is None:
-            return Finding.failure("no CA has issued the leaf", "enrol with `kubelet enroll`")
+            return Finding.failure("no CA has issued the leaf", "enrol with `edge-kubelet enroll`")
         try:
             leaf = verify_leaf(self.identity.leaf_pem, [root_pem], self.now_ms())
         except IdentityError as error:
-            return Finding.failure(f"the leaf is not accepted: {error.reason}", "enrol with `kubelet enroll`")
+            return Finding.failure(
+                f"the leaf is not accepted: {error.reason}", "enrol with `edge-kubelet enroll`"
+            )
         return Finding.good(f"the leaf is the root's, for tenant {leaf.tenant}")
 
     def clock(self) -> Finding:

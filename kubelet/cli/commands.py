@@ -73,9 +73,9 @@ app = program(
     "kubelet", "The edge node: announces what it can do, and does what the relay sends down.", _Commands
 )
 app.add_typer(config.app, name="config")
-app.command(epilog=example("kubelet init"))(init)
-app.command(epilog=example("kubelet run --ttl 15m --heartbeat 1m"))(run)
-app.command(epilog=example("kubelet mcp --session gogol_20261122_093000_1a2b3c4d"))(mcp)
+app.command(epilog=example("edge-kubelet init"))(init)
+app.command(epilog=example("edge-kubelet run --ttl 15m --heartbeat 1m"))(run)
+app.command(epilog=example("edge-kubelet mcp --session gogol_20261122_093000_1a2b3c4d"))(mcp)
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def main() -> None:
         app()
 
 
-@app.command(epilog=example("kubelet enroll https://relay.example --token-file join-token"))
+@app.command(epilog=example("edge-kubelet enroll https://relay.example --token-file join-token"))
 def enroll(
     relay: Annotated[
         list[str] | None, typer.Argument(metavar="URL", help="The relay, and then others of its fleet.")
@@ -145,7 +145,7 @@ def enroll(
         say(f"\nnext: {EnrolledPlace.here(files.root, usual_state_dir()).next_step()}")
 
 
-@app.command(epilog=example("kubelet announce --dry-run"))
+@app.command(epilog=example("edge-kubelet announce --dry-run"))
 @takes_settings(KUBELET, STATE_DIR, BROKER, TTL, KINDS, PLAIN)
 def announce(
     sources: Sources,
@@ -181,7 +181,9 @@ def announce(
         return
     address = settings.get(BROKER)
     if address is None:
-        fail("enrol first with `kubelet enroll`, name a --broker HOST:PORT, or use --dry-run", EXIT_CONFIG)
+        fail(
+            "enrol first with `edge-kubelet enroll`, name a --broker HOST:PORT, or use --dry-run", EXIT_CONFIG
+        )
     if not (settings[PLAIN] or address.is_private):
         fail(f"{address} is not encrypted: use mqtts, or give {PLAIN_OPTION}", EXIT_CONFIG)
     tls = NodeTls(files, own_root=loaded.own_root).to_broker(address)
@@ -194,7 +196,7 @@ def announce(
         say(f"published {manifest.etag}")
 
 
-@app.command(epilog=example("kubelet verify manifest.json --root root.pem --identity leaf.pem"))
+@app.command(epilog=example("edge-kubelet verify manifest.json --root root.pem --identity leaf.pem"))
 def verify(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="The manifest; - for standard input.")],
     state_dir: StateDir = None,
@@ -232,7 +234,7 @@ def verify(
     print_facts(facts, as_json=as_json)
 
 
-@app.command(epilog=example("kubelet retire --yes"))
+@app.command(epilog=example("edge-kubelet retire --yes"))
 @takes_settings(KUBELET, STATE_DIR, RELAY, BROKER, NO_BROKER, PLAIN)
 def retire(
     sources: Sources,
@@ -267,7 +269,7 @@ def retire(
 
 @app.command(
     epilog=example(
-        "kubelet fleet --identities mocks \\", "  --broker 127.0.0.1:1883 --relay http://127.0.0.1:8700"
+        "edge-kubelet fleet --identities mocks \\", "  --broker 127.0.0.1:1883 --relay http://127.0.0.1:8700"
     )
 )
 def fleet(

@@ -25,7 +25,7 @@ from schemas.settings_sources import Sources
 app = group("What keeps calls from reaching this node.")
 
 
-@app.command(epilog=example("kubelet doctor", "kubelet doctor --explain broker"))
+@app.command(epilog=example("edge-kubelet doctor", "edge-kubelet doctor --explain broker"))
 @takes_settings(KUBELET)
 def doctor(
     sources: Sources,
@@ -34,8 +34,8 @@ def doctor(
 ) -> None:
     """Check what calls to this node need, one line each.
 
-    The settings are those that the running daemon has. The options are those of `kubelet run`: what a restart
-    would give it.
+    The settings are those that the running daemon has. The options are those of `edge-kubelet run`: what a
+    restart would give it.
 
     Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot flow.
     """

@@ -62,4 +62,4 @@ def init(
     print_facts(facts, as_json=as_json)
     if identity.root_pem is None and not as_json:
         say(f"\nnext: relay ca issue {files.csr} -o leaf.pem && relay ca roots --pem > roots.pem")
-        say("      kubelet init --certificate leaf.pem --root roots.pem --relay URL --broker URL")
+        say("      edge-kubelet init --certificate leaf.pem --root roots.pem --relay URL --broker URL")

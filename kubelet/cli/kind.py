@@ -25,7 +25,7 @@ def options() -> None:
     """Kinds of your own, in packages."""
 
 
-@app.command(epilog=example("kubelet kind new acme.oven --from sensor"))
+@app.command(epilog=example("edge-kubelet kind new acme.oven --from sensor"))
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The kind, such as acme.oven.")],
     directory: Annotated[

@@ -36,7 +36,7 @@ class EnrolledPlace:
         if self.state_dir == SERVICE_STATE_DIR and (self.root / _SYSTEMD_RUNS).is_dir():
             if any((self.root / directory / _UNIT).exists() for directory in _UNIT_DIRECTORIES):
                 return "systemctl enable --now edge-kubelet"
-            return "kubelet service install, and then: systemctl enable --now edge-kubelet"
+            return "edge-kubelet service install, and then: systemctl enable --now edge-kubelet"
         if self.state_dir == self.usual:
-            return "kubelet run"
-        return f"kubelet run --state-dir {shlex.quote(str(self.state_dir))}"
+            return "edge-kubelet run"
+        return f"edge-kubelet run --state-dir {shlex.quote(str(self.state_dir))}"

@@ -20,7 +20,7 @@ def run(sources: Sources) -> None:
     """Run the daemon. Broker and relay are those of the enrolment unless given.
 
     Each option is also a setting: --ttl is ttl in kubelet.toml, and the variable KUBELET_TTL.
-    `kubelet config show` prints which value holds, and where it stands.
+    `edge-kubelet config show` prints which value holds, and where it stands.
     """
     loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
     config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings

@@ -12,7 +12,7 @@ from schemas.process.cli_manual import group
 from schemas.process.cli_service import add_commands
 from schemas.process.service_steps import Service
 
-_NEXT = """next, once: kubelet enroll URL --token-file FILE
+_NEXT = """next, once: edge-kubelet enroll URL --token-file FILE
 then: systemctl start edge-kubelet"""
 
 SERVICE = Service(

@@ -26,7 +26,7 @@ from schemas.process.status_view import (
 app = group("What the daemon does now.")
 
 
-@app.command(epilog=example("kubelet status --watch"))
+@app.command(epilog=example("edge-kubelet status --watch"))
 def status(
     state_dir: StateDir = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")] = False,

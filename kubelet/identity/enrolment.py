@@ -57,7 +57,7 @@ _REFUSALS = {
     404: "is no relay, or one that is too old for this",
     421: "has another name: use the relay's public URL",
     429: "is busy: run it again",
-    503: "has no CA key: enrol this node with `kubelet init` and `relay ca issue`",
+    503: "has no CA key: enrol this node with `edge-kubelet init` and `relay ca issue`",
 }
 
 

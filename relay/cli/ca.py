@@ -82,7 +82,7 @@ def ca_issue(
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Issue the leaf that a certificate request asks for, or mock identities for `kubelet fleet`."""
+    """Issue the leaf that a certificate request asks for, or mock identities for `edge-kubelet fleet`."""
     if mock is not None and (csr is not None or out is None):
         fail("--mock N goes with --out DIR, and without a CSR", EXIT_USAGE)
     if mock is None and csr is None:
@@ -157,7 +157,7 @@ def ca_revoke(
 
 @app.command("roots", epilog=example("relay ca roots --pem"))
 def ca_roots(
-    pem: Annotated[bool, typer.Option("--pem", help="Print them, for `kubelet init --root`.")] = False,
+    pem: Annotated[bool, typer.Option("--pem", help="Print them, for `edge-kubelet init --root`.")] = False,
     servers: Annotated[bool, typer.Option("--servers", help="Those of servers alone, for agents.")] = False,
     as_json: AsJson = False,
     state_dir: StateDir = None,

@@ -157,7 +157,7 @@ class RelayChecks:
             some = ", ".join(f"{node_id} ({how})" for node_id, how in sorted(wrong.items())[:_SHOWN])
             return Finding.warning(
                 f"{len(wrong)} nodes sign by clocks that differ from this one by more than 5 min: {some}",
-                "run `kubelet doctor` there, and compare this clock too: timedatectl set-ntp true",
+                "run `edge-kubelet doctor` there, and compare this clock too: timedatectl set-ntp true",
             )
         return Finding.good(
             "the system's clock was not set by minutes since the start, nor do nodes contradict it"
@@ -178,10 +178,10 @@ class RelayChecks:
         """Read how many nodes are connected."""
         nodes = self.status["nodes"]
         if nodes["known"] == nodes["connected"] == 0:
-            return Finding.good("no node is known yet: `relay join-token create`, then `kubelet enroll`")
+            return Finding.good("no node is known yet: `relay join-token create`, then `edge-kubelet enroll`")
         found = f"{nodes['connected']} of {nodes['known']} known nodes are connected"
         if nodes["connected"] == 0:
-            return Finding.warning(found, "start one; run `kubelet doctor` there")
+            return Finding.warning(found, "start one; run `edge-kubelet doctor` there")
         return Finding.good(found)
 
     def announces(self) -> Finding:
@@ -215,7 +215,8 @@ class RelayChecks:
             return Finding.failure(calls["state"], "see the relay's log: it names the hop that failed")
         if silent:
             return Finding.warning(
-                f"{calls['state']}; silent: {', '.join(sorted(silent)[:3])}", "run `kubelet doctor` there"
+                f"{calls['state']}; silent: {', '.join(sorted(silent)[:3])}",
+                "run `edge-kubelet doctor` there",
             )
         return Finding.good(calls["state"])
 

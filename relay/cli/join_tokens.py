@@ -85,7 +85,7 @@ def join_token_create(
         fail(str(error), EXIT_USAGE)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
     again = "" if kept is None else " --again"
-    command = f"kubelet enroll {url}{again}" + ("" if is_private_url(url) else f" {PLAIN_OPTION}")
+    command = f"edge-kubelet enroll {url}{again}" + ("" if is_private_url(url) else f" {PLAIN_OPTION}")
     # In a variable, because every user of a machine can read the arguments of a process.
     line = f"{JOIN_TOKEN_VARIABLE}={token.text()} {command}"
     note = f"join token {token.id} for tenant {tenant_used}.\n"

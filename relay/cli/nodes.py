@@ -150,7 +150,7 @@ def node_forget(node: NodeReference, as_json: AsJson = False, state_dir: StateDi
     if directory.records.unrevoked(found.node_id):
         fail(
             f"{found.node_id} has a certificate that is not revoked: "
-            f"run `kubelet retire` on it, or `relay ca revoke {found.node_id}`",
+            f"run `edge-kubelet retire` on it, or `relay ca revoke {found.node_id}`",
             EXIT_NO,
         )
     name_ledger(state_dir).forget(found.node_id)

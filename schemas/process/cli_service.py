@@ -42,7 +42,7 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
 
     ``next_steps`` is printed after its installation.
     """
-    program = service.program.name
+    program = service.name
     command = f"{program} service"
 
     @app.command(epilog=example(f"{command} install --dry-run"))
@@ -91,13 +91,13 @@ def _install_steps(service: Service, source: Path | None) -> list[Step]:
         host.check_movable(service, moved)
         if host.is_packaged(service):
             return host.due(move_steps(service, moved))
-    return host.due(install_steps(service, scripts_of(service.program.name), moved))
+    return host.due(install_steps(service, scripts_of(service.name), moved))
 
 
 def _check_installable(service: Service, source: Path | None) -> None:
     if source is None or not Host().is_packaged(service):
         Host().check_not_packaged(service)
-        program = service.program.name
+        program = service.name
         check_reachable(scripts_of(program) / program, Path(sys.executable))
 
 

@@ -67,6 +67,6 @@ async def test_a_node_that_is_retired_is_gone_for_good(system: LocalSystem) -> N
 
     code, _, err = await run(kubelet_command(plan))
     assert code == 3
-    assert "kubelet init" in err
+    assert "edge-kubelet init" in err
     code, _, err = await run(retire_command(system))
     assert code == 3

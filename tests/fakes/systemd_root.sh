@@ -96,6 +96,7 @@ install_programs() {
   for program in kubelet.cli.commands relay.cli.entry; do
     printf '#!/opt/edge-kubelet/bin/python3\nfrom %s import main\nmain()\n' "$program" >"$to/bin/${program%%.*}"
     chmod 0755 "$to/bin/${program%%.*}"
+    ln -s "${program%%.*}" "$to/bin/edge-${program%%.*}"
   done
   # An interpreter outside of /usr finds its library by a path that the services do not see.
   mkdir -p "$root/etc/systemd/system/service.d"

@@ -131,7 +131,7 @@ def test_an_identity_that_was_not_wholly_written_does_not_exist_and_can_be_made_
             files.write(NODE_ID, NODE.key, SELF_SIGNED, CSR)
     assert len(list(tmp_path.iterdir())) == written
     assert not files.exists()
-    with pytest.raises(IdentityFilesError, match="is missing: run `kubelet init`"):
+    with pytest.raises(IdentityFilesError, match="is missing: run `edge-kubelet init`"):
         files.read()
     files.write(OTHER_NODE_ID, OTHER.key, OTHER.leaf_pem)
     assert files.exists()
@@ -186,7 +186,7 @@ def test_a_missing_file_is_named_with_what_to_do(fresh: IdentityFiles, name: str
     (fresh.root / name).unlink()
     with pytest.raises(IdentityFilesError) as caught:
         fresh.read()
-    assert str(caught.value) == f"{fresh.root / name} is missing: run `kubelet init`"
+    assert str(caught.value) == f"{fresh.root / name} is missing: run `edge-kubelet init`"
 
 
 def test_the_request_is_not_needed_to_read_an_identity(fresh: IdentityFiles) -> None:

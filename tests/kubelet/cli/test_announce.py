@@ -53,7 +53,7 @@ def test_a_dry_run_of_a_node_without_a_ca_says_what_it_is_worth(run: Run, state:
 def test_announcing_needs_a_broker_or_a_dry_run(run: Run, enrolled: IdentityFiles) -> None:
     ran = run("announce", "--state-dir", enrolled.root)
     assert (ran.code, ran.out) == (CONFIG, b"")
-    assert ran.said_in_one_line("`kubelet enroll`, name a --broker HOST:PORT, or use --dry-run")
+    assert ran.said_in_one_line("`edge-kubelet enroll`, name a --broker HOST:PORT, or use --dry-run")
 
 
 def test_an_enrolled_node_announces_to_the_broker_of_its_enrolment(
@@ -129,7 +129,7 @@ def test_a_node_that_was_never_made_is_sent_to_init(
 ) -> None:
     ran = run(*arguments, "--state-dir", state.root)
     assert (ran.code, ran.out) == (CANNOT_RUN, b"")
-    assert ran.said_in_one_line("run `kubelet init`")
+    assert ran.said_in_one_line("run `edge-kubelet init`")
 
 
 @pytest.mark.integration

@@ -106,13 +106,13 @@ async def test_a_leaf_that_no_ca_has_issued_is_found(tmp_path: Path, checks: Nod
     own = IdentityFiles(tmp_path / "own")
     create_identity(own, now_ms(), bytes)
     finding = await made(replace(checks, files=own), "chain")
-    assert (finding.severity, finding.fix) == (FAILURE, "enrol with `kubelet enroll`")
+    assert (finding.severity, finding.fix) == (FAILURE, "enrol with `edge-kubelet enroll`")
 
 
 async def test_a_node_without_identity_fails_and_is_told_so(tmp_path: Path, checks: NodeChecks) -> None:
     nothing = replace(checks, files=IdentityFiles(tmp_path / "nothing"))
     finding = await made(nothing, "certificate")
-    assert (finding.severity, "run `kubelet init`" in finding.found) == (FAILURE, True)
+    assert (finding.severity, "run `edge-kubelet init`" in finding.found) == (FAILURE, True)
     for name in ("chain", "broker"):
         finding = await made(nothing, name)
         assert finding == Finding(SKIPPED, "not checked: the node's identity cannot be used")

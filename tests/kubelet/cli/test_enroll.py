@@ -35,7 +35,7 @@ def test_enrolling_takes_one_command_and_says_what_comes_next(
     )
     assert ran.code == DONE
     assert state.read().node_id in ran.out.decode()
-    assert ran.err == f"\nnext: kubelet run --state-dir {state.root}\n"
+    assert ran.err == f"\nnext: edge-kubelet run --state-dir {state.root}\n"
     assert state.read().root_pem == enrolment_server.ca.root_pem
     assert stat.S_IMODE(state.key.stat().st_mode) == 0o600
 
@@ -257,4 +257,4 @@ def test_a_state_directory_with_a_long_path_has_no_socket_and_says_so(
 @pytest.mark.integration
 def test_a_node_that_is_told_nothing_is_told_what_to_do(run: Run, state: IdentityFiles) -> None:
     ran = run("run", "--state-dir", state.root)
-    assert (ran.code, ran.said_in_one_line("enrol first with `kubelet enroll`")) == (CONFIG, True)
+    assert (ran.code, ran.said_in_one_line("enrol first with `edge-kubelet enroll`")) == (CONFIG, True)

@@ -268,7 +268,7 @@ async def test_a_key_that_others_can_read_is_refused_before_anything_starts(
 
 
 async def test_a_node_without_identity_is_sent_to_init(tmp_path: Path, log: LogLines) -> None:
-    with pytest.raises(IdentityFilesError, match="run `kubelet init`"):
+    with pytest.raises(IdentityFilesError, match="run `edge-kubelet init`"):
         await run_daemon(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0), log)
 
 

@@ -131,4 +131,4 @@ def test_what_the_daemon_cannot_do_is_said_in_one_line(tmp_path: Path) -> None:
         timeout=STOP_TIMEOUT_S,
     )
     assert done.returncode == 3
-    assert done.stderr == f"kubelet: {tmp_path / 'node_id'} is missing: run `kubelet init`\n"
+    assert done.stderr == f"kubelet: {tmp_path / 'node_id'} is missing: run `edge-kubelet init`\n"

@@ -87,7 +87,7 @@ def test_whatever_else_it_is_one_line_says_why_and_nothing_changes(
 def test_without_an_identity_there_is_nothing_to_renew(tmp_path: Path) -> None:
     ended = run(tmp_path, issued(FRESH))
     assert (ended.returncode, ended.stderr.count("\n")) == (EXIT_CANNOT_RUN, 1)
-    assert "kubelet init" in ended.stderr
+    assert "edge-kubelet init" in ended.stderr
 
 
 def test_to_import_it_installs_nothing(files: IdentityFiles) -> None:

@@ -33,7 +33,7 @@ def test_join_token_create_prints_the_token_alone_and_says_besides_what_to_type(
     assert outcome.out == token.text() + "\n"
     root = (state / "ca" / "root.pem").read_text()
     assert token.fingerprint == sha256(first_certificate_in(root)).digest()
-    assert "  kubelet enroll https://relay.example --token-file FILE\n" in outcome.err
+    assert "  edge-kubelet enroll https://relay.example --token-file FILE\n" in outcome.err
     assert token.text() not in outcome.err
     assert mode(state / "join_tokens.jsonl") == 0o600
     [join] = joins(relay)
@@ -52,7 +52,7 @@ def test_a_join_token_is_for_one_node_and_an_hour_unless_told(relay: Relay) -> N
 def test_the_command_to_type_is_one_that_the_node_accepts(relay: Relay) -> None:
     relay("ca", "init")
     plain = relay("join-token", "create", "--public-url", "http://192.0.2.1:8700")
-    assert f"kubelet enroll http://192.0.2.1:8700 {PLAIN_OPTION} --token-file FILE\n" in plain.err
+    assert f"edge-kubelet enroll http://192.0.2.1:8700 {PLAIN_OPTION} --token-file FILE\n" in plain.err
 
 
 def test_on_a_terminal_the_line_to_paste_on_the_node_is_printed(
@@ -64,11 +64,11 @@ def test_on_a_terminal_the_line_to_paste_on_the_node_is_printed(
     variable, *command = outcome.out.split()
     token = JoinToken.parse(variable.removeprefix("EDGE_JOIN_TOKEN="))
     assert token.text() in outcome.out
-    assert command == ["kubelet", "enroll", "https://relay.example"]
+    assert command == ["edge-kubelet", "enroll", "https://relay.example"]
     assert outcome.err.endswith("Paste this line on the node:\n")
     listed = relay("join-token", "create", "--public-url", "https://relay.example", "--json")
     facts = json.loads(listed.out)
-    assert facts["line"] == f"EDGE_JOIN_TOKEN={facts['token']} kubelet enroll https://relay.example"
+    assert facts["line"] == f"EDGE_JOIN_TOKEN={facts['token']} edge-kubelet enroll https://relay.example"
 
 
 def test_during_a_rotation_a_join_token_names_the_root_that_the_relay_still_shows(

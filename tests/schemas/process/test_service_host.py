@@ -72,7 +72,7 @@ def test_an_upgrade_replaces_the_unit_and_keeps_the_configuration(machine: Machi
     (machine.root / "etc/edge-kubelet/kubelet.toml").write_text("heartbeat = '30s'\n")
     machine.install(Path("/opt/newer/bin"))
     files = machine.files()
-    assert "ExecStart=/opt/newer/bin/kubelet" in files["etc/systemd/system/edge-kubelet.service"][0]
+    assert "ExecStart=/opt/newer/bin/edge-kubelet" in files["etc/systemd/system/edge-kubelet.service"][0]
     assert files["etc/edge-kubelet/kubelet.toml"][0] == "heartbeat = '30s'\n"
 
 

@@ -25,7 +25,7 @@ def written(service: Service) -> dict[Path, Write]:
 @BOTH
 def test_the_unit_starts_the_program_where_it_lies(service: Service) -> None:
     unit = written(service)[Path(f"/etc/systemd/system/{service.name}.service")]
-    assert f"\nExecStart={SCRIPTS}/{service.program.name} run " in unit.text
+    assert f"\nExecStart={SCRIPTS}/{service.name} run " in unit.text
     assert str(DEFAULT_SCRIPTS) not in unit.text
 
 
