@@ -14,6 +14,7 @@ from kubelet.config import (
     DEFAULT_LOOPBACK_PORT,
     DEFAULT_TTL_MS,
     NodeConfig,
+    kinds_directory,
     read_stored,
     stored_file,
 )
@@ -140,6 +141,11 @@ class LoadedNodeSettings:
     settings: Settings
     state_dir: Path
     own_root: bool
+
+    @property
+    def kinds_directory(self) -> Path:
+        """Where packages are installed for their kinds alone."""
+        return kinds_directory(self.state_dir)
 
     def config(self) -> NodeConfig:
         """Return the configuration of the node.

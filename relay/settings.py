@@ -203,6 +203,11 @@ class LoadedRelaySettings:
     kept: KeptSettings
     named: frozenset[str]
 
+    @property
+    def kinds_directory(self) -> None:
+        """Nowhere: the relay finds the packages of its environment alone."""
+        return None
+
     def broker(self, find_free: FindFree = HostPort) -> BrokerChoice:
         """Return the relay's broker; ``find_free`` finds a port for its own, by default without looking.
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
@@ -32,6 +33,10 @@ class Loaded(Protocol):
     def settings(self) -> Settings:
         """Each setting, and where its value comes from."""
 
+    @property
+    def kinds_directory(self) -> Path | None:
+        """Where packages are installed for their kinds alone; None if nowhere."""
+
     def config(self) -> Config:
         """Return what the program runs with.
 
@@ -54,7 +59,8 @@ def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], L
 
         problems: tuple[str, ...] = ()
         try:
-            read_contract(load(sources).config().kinds)
+            loaded = load(sources)
+            read_contract(loaded.config().kinds, loaded.kinds_directory)
         except ConfigError as error:
             problems = error.problems
         file = None if sources.file is None else str(sources.file)
