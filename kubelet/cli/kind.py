@@ -77,7 +77,7 @@ def install(
     wheel: Annotated[Path, typer.Argument(metavar="WHEEL", help="The package of the kind, as a wheel.")],
     requirements: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What it needs: lines NAME==VERSION --hash=sha256:…"),
+        typer.Option(metavar="FILE", help="What it needs: lines NAME==VERSION --hash=sha256:HEX"),
     ] = None,
     state_dir: StateDir = None,
     dry_run: DryRun = False,

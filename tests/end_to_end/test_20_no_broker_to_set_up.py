@@ -220,7 +220,7 @@ async def test_without_a_broker_the_sessions_carry_everything_and_that_is_said(f
     subsystems = await fleet.until_ready()
     assert not {"broker", "broker_process"} & subsystems.keys()
     assert await fleet.metric("edge_relay_inventory_missing") == 0
-    # Said, and never implied: the next start without it brings a broker.
+    # Never implied: no broker of its own was begun.
     assert "own_broker" not in fleet.kept
     assert not (fleet.state.broker / "store").exists()
     await fleet.processes.stop("kitchen")
