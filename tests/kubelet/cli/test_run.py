@@ -39,6 +39,7 @@ def running(state: Path, *options: str) -> Iterator[list[str]]:
             assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_a_bare_second_run_does_what_the_first_was_told(tmp_path: Path, node_of_today: SimulatedNode) -> None:
     write_identity(tmp_path / "state", node_of_today)
     port = unused_port()
@@ -47,6 +48,13 @@ def test_a_bare_second_run_does_what_the_first_was_told(tmp_path: Path, node_of_
         pass
     with running(tmp_path / "state"):
         command = [*KUBELET, "config", "show", "--json", "--state-dir", str(tmp_path / "state")]
+        # Nor does a second one, which cannot run, change what is kept.
+        again = subprocess.run(
+            [*KUBELET, "run", "--state-dir", str(tmp_path / "state"), "--ttl", "10m"],
+            check=False,
+            capture_output=True,
+        )
+        assert (again.returncode, b"another kubelet runs" in again.stderr) == (3, True)
         shown = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert {name: shown[name]["value"] for name in ("loopback_port", "no_broker", "ttl")} == {
         "loopback_port": port,
