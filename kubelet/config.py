@@ -155,6 +155,14 @@ def stored_file(state_dir: Path) -> Path:
     return state_dir / _STORED
 
 
+def kinds_directory(state_dir: Path) -> Path:
+    """Return where `kubelet kind install` puts packages, for their kinds alone.
+
+    Those of the service belong to root: what its handlers run, they cannot change.
+    """
+    return SERVICE_KINDS if state_dir == SERVICE_STATE_DIR else state_dir / "kinds"
+
+
 def forget(state_dir: Path) -> None:
     """Remove what ``store`` wrote."""
     stored_file(state_dir).unlink(missing_ok=True)
@@ -185,6 +193,7 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
 
 
 SERVICE_STATE_DIR = Path("/var/lib/edge-kubelet")
+SERVICE_KINDS = Path("/etc/edge-kubelet/kinds")
 SERVICE_SOCKET = Path("/run/edge-kubelet/relay.sock")
 SOCKET_GROUP = "edge-kubelet"
 

@@ -4,7 +4,8 @@ Everything that decides how a node runs is read here, for `kubelet run`, for `ku
 reload of a running daemon. Must not start anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kubelet.config import (
     DEFAULT_LOOPBACK_PORT,
     DEFAULT_TTL_MS,
     NodeConfig,
+    kinds_directory,
     read_stored,
     stored_file,
 )
@@ -36,6 +38,7 @@ from schemas.settings import (
     whole_number,
 )
 from schemas.settings_sources import Program, Sources
+from schemas.told_settings import Alternatives, ToldSettings, read_told
 
 STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")
 RELAY = Setting(
@@ -129,17 +132,43 @@ KUBELET = Program(
 )
 
 
+BY_ENROLMENT = frozenset(setting.name for setting in (RELAY, BROKER, NO_BROKER, PLAIN))
+"""What an enrolment decides: it counts more than what starts were told before it."""
+_BROKERS = frozenset({BROKER.name, NO_BROKER.name})
+_ALTERNATIVES = (Alternatives(_BROKERS, _BROKERS),)
+_TOLD = frozenset(setting.name for setting in KUBELET.table) - {STATE_DIR.name}
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedNodeSettings:
     """The settings of a node, and what they were made of.
 
     Attributes:
         own_root: whether the node was enrolled at a relay with a certificate of its own CA.
+        told: what earlier starts were told; None where there were none.
     """
 
     settings: Settings
     state_dir: Path
     own_root: bool
+    told: ToldSettings | None = None
+
+    @property
+    def kinds_directory(self) -> Path:
+        """Where packages are installed for their kinds alone."""
+        return kinds_directory(self.state_dir)
+
+    def keep_told(self, sources: Sources) -> Sequence[str]:
+        """Keep what the command line says for later starts, and return what that replaces.
+
+        Raises:
+            ConfigError: it reads another file than an earlier start was told.
+            OSError: it cannot be written.
+        """
+        if self.told is None:
+            return ()
+        self.told.check_file(sources.named_file, sources.file)
+        return self.told.keep(sources.flags.keys() & _TOLD, self.settings, sources.named_file)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -197,19 +226,20 @@ def load_settings(
     if enter is not None:
         enter(state_dir)
     stored = read_stored(state_dir)
-    enrolled = {} if stored is None else _enrolled(stored, state_dir, sources)
-    return LoadedNodeSettings(
-        sources.settings(usual, enrolled), state_dir, own_root=stored is not None and stored.own_root
-    )
+    named = frozenset(name for source in sources.by_precedence for name in source)
+    told = read_told(state_dir, _TOLD, named, _ALTERNATIVES)
+    enrolled = {} if stored is None else _enrolled(stored, state_dir, named | told.texts.keys())
+    settings = sources.settings(usual, enrolled, told.source())
+    return LoadedNodeSettings(settings, state_dir, stored is not None and stored.own_root, told)
 
 
-def _enrolled(stored: NodeConfig, state_dir: Path, sources: Sources) -> Source:
+def _enrolled(stored: NodeConfig, state_dir: Path, named: AbstractSet[str]) -> Source:
     texts: dict[Setting[Any], str] = {
         RELAY: ",".join(stored.relays),
         PLAIN: "true" if stored.plain_allowed else "false",
     }
     # Not beside what the operator gives: the two exclude each other.
-    if not any(BROKER.name in source or NO_BROKER.name in source for source in sources.by_precedence):
+    if not named & _BROKERS:
         texts |= {NO_BROKER: "true"} if stored.broker is None else {BROKER: str(stored.broker)}
     source = f"enrolled, in {stored_file(state_dir)}"
     return {setting.name: Given(text, source) for setting, text in texts.items()}

@@ -78,7 +78,7 @@ def choose_broker(
     """
     _check_alone(options)
     if options.none:
-        # Not kept: it is said at each start, and never implied.
+        # What is kept stays so: a start that names a broker takes its own again at the same port.
         return BrokerChoice(None, None, None, kept)
     if options.broker is not None or (kept.broker is not None and options.listen is None):
         return _named(options, kept)

@@ -10,6 +10,7 @@ from relay.broker_choice import BrokerOptions
 from relay.kept_settings import KeptSettings
 from schemas.addresses import parse_broker
 from schemas.settings import Form, Given, Setting, Settings, Source, parse_flag, parse_path
+from schemas.told_settings import Alternatives
 
 BROKER = Setting("broker", parse_broker, "The MQTT broker. It is kept for later starts.", "URL")
 BROKER_LISTEN = Setting(
@@ -45,6 +46,12 @@ BROKER_PID_FILE = Setting(
 )
 _OF_A_NAMED_BROKER = (BROKER_ROOT, BROKER_DIRECTORY, BROKER_PID_FILE)
 
+BROKER_ALTERNATIVES = Alternatives(
+    choices=frozenset({BROKER.name, BROKER_LISTEN.name, NO_BROKER.name}),
+    members=frozenset({NO_BROKER.name, *(setting.name for setting in _OF_A_NAMED_BROKER)}),
+)
+"""Which broker it is; what was told of another one is not kept."""
+
 
 def broker_options(settings: Settings, named: AbstractSet[str]) -> BrokerOptions:
     """Return what the operator says of the broker; ``named`` are the names of the settings that are given."""
@@ -61,7 +68,7 @@ def kept_broker(kept: KeptSettings, named: AbstractSet[str], file: Path) -> Sour
 
     All of it together: the way of nodes to another broker is no way to this one.
     """
-    if named & {BROKER.name, BROKER_LISTEN.name, NO_BROKER.name}:
+    if named & BROKER_ALTERNATIVES.choices:
         return {}
     texts = {BROKER: kept.broker, BROKER_LISTEN: kept.own_broker, NODE_BROKER: kept.node_broker}
     return {

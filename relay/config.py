@@ -205,7 +205,7 @@ class StateFiles:
     | `revoked_tokens.jsonl` | the agent tokens that were revoked (0600) |
     | `node_names.jsonl` | the labels and tags of nodes (0600) |
     | `settings.json` | the public URL, the broker and the tenant that commands were given (0600) |
-    | `served.json` | where and how `relay run` was told to serve: later starts do the same |
+    | `run.json` | what `relay run` was told besides: a later start that is told less does the same |
     | `tls/` | certificates of the relay's own CA and their keys (0600): `server.pem`, which is served with, \
 and `relay.pem`, which the broker is shown |
     | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access`; with the |
@@ -223,7 +223,6 @@ and `relay.pem`, which the broker is shown |
         self.marks = root / "marks"
         self.issued_tokens = root / "issued_tokens.jsonl"
         self.settings = root / "settings.json"
-        self.served = root / "served.json"
         self.revoked_tokens = root / "revoked_tokens.jsonl"
         self.node_names = root / "node_names.jsonl"
         self.own_tls = TlsFiles(root / "tls" / "server.pem", root / "tls" / "server.key")

@@ -5,8 +5,6 @@ the relay's is worthless. Must not hold a secret, and must not decide what overr
 """
 
 import json
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -47,7 +45,18 @@ def read_kept(path: Path) -> KeptSettings:
         KeptSettingsError: the file is damaged.
         OSError: it cannot be read, or others can write it.
     """
-    return KeptSettings(**_texts_in(path, {field.name for field in fields(KeptSettings)}))
+    try:
+        document = loads(read_state(path, _MAX_BYTES), max_bytes=_MAX_BYTES)
+    except FileNotFoundError:
+        return KeptSettings()
+    except StrictJsonError:
+        raise _damaged(path) from None
+    names = {field.name for field in fields(KeptSettings)}
+    if not isinstance(document, dict) or not document.keys() <= names:
+        raise _damaged(path)
+    if not all(isinstance(value, str) for value in document.values()):
+        raise _damaged(path)
+    return KeptSettings(**document)
 
 
 def write_kept(path: Path, settings: KeptSettings) -> None:
@@ -57,45 +66,8 @@ def write_kept(path: Path, settings: KeptSettings) -> None:
         OSError: it cannot be written.
     """
     make_private_directory(path.parent)
-    _write(path, {name: value for name, value in asdict(settings).items() if value is not None})
-
-
-def read_served(path: Path, names: AbstractSet[str]) -> dict[str, str]:
-    """Return what is kept in ``path`` of the settings ``names``, by which a relay serves.
-
-    In a file of its own: a relay of an earlier version would find ``settings.json`` damaged.
-
-    Raises:
-        KeptSettingsError, OSError: as ``read_kept``.
-    """
-    return _texts_in(path, names)
-
-
-def write_served(path: Path, texts: Mapping[str, str]) -> None:
-    """Keep ``texts`` in ``path``, in place of what is kept there.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    _write(path, texts)
-
-
-def _write(path: Path, texts: Mapping[str, str]) -> None:
-    write_atomic(path, json.dumps(texts, indent=2) + "\n")
-
-
-def _texts_in(path: Path, names: AbstractSet[str]) -> dict[str, str]:
-    try:
-        document = loads(read_state(path, _MAX_BYTES), max_bytes=_MAX_BYTES)
-    except FileNotFoundError:
-        return {}
-    except StrictJsonError:
-        raise _damaged(path) from None
-    if not isinstance(document, dict) or not document.keys() <= names:
-        raise _damaged(path)
-    if not all(isinstance(value, str) for value in document.values()):
-        raise _damaged(path)
-    return document
+    document = {name: value for name, value in asdict(settings).items() if value is not None}
+    write_atomic(path, json.dumps(document, indent=2) + "\n")
 
 
 def _damaged(path: Path) -> KeptSettingsError:

@@ -4,16 +4,16 @@ Everything that decides how a relay runs is read here, for `relay run`, for `rel
 of a running relay. Must not start anything, and must not write what is kept.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from relay.allowance import Allowance
 from relay.broker_choice import BrokerChoice, FindFree, choose_broker
 from relay.broker_settings import (
     BROKER,
+    BROKER_ALTERNATIVES,
     BROKER_DIRECTORY,
     BROKER_LISTEN,
     BROKER_PID_FILE,
@@ -37,7 +37,7 @@ from relay.config import (
     TlsFiles,
     View,
 )
-from relay.kept_settings import KeptSettings, read_kept, read_served, write_served
+from relay.kept_settings import KeptSettings, read_kept
 from schemas.addresses import PLAIN_OPTION, HostPort, collector_url, normal_url, parse_host_port
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
@@ -57,6 +57,7 @@ from schemas.settings import (
     whole_number,
 )
 from schemas.settings_sources import Program, Sources
+from schemas.told_settings import Alternatives, ToldSettings, read_told
 
 _MOST = 1_000_000
 
@@ -153,9 +154,8 @@ PLAIN = Setting(
     form=Form.FLAG,
 )
 
-SERVED: tuple[Setting[Any], ...] = (LISTEN, TLS_OWN, TLS_CERTIFICATE, TLS_KEY)
-"""Where and how to serve; kept for later starts."""
 _TLS = frozenset({TLS_OWN.name, TLS_CERTIFICATE.name, TLS_KEY.name})
+_ALTERNATIVES = (Alternatives(_TLS, _TLS), BROKER_ALTERNATIVES)
 
 RELAY = Program(
     "relay",
@@ -189,24 +189,38 @@ RELAY = Program(
 )
 
 
+_KEPT_AS_CHOSEN = frozenset(
+    setting.name for setting in (STATE_DIR, PUBLIC_URL, BROKER, BROKER_LISTEN, NODE_BROKER)
+)
+"""What is kept whether or not it was told: in ``settings.json``."""
+_TOLD = frozenset(setting.name for setting in RELAY.table) - _KEPT_AS_CHOSEN
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedRelaySettings:
     """The settings of a relay, and what they were made of.
 
     Attributes:
         kept: what is kept in its state directory.
+        told: what earlier starts were told besides.
         named: the names of the settings that the operator gives.
     """
 
     settings: Settings
     state: StateFiles
     kept: KeptSettings
+    told: ToldSettings
     named: frozenset[str]
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that an installed package must bring."""
         return self.settings.get(KINDS) or ()
+
+    @property
+    def kinds_directory(self) -> None:
+        """Nowhere: the relay finds the packages of its environment alone."""
+        return None
 
     def broker(self, find_free: FindFree = HostPort) -> BrokerChoice:
         """Return the relay's broker; ``find_free`` finds a port for its own, by default without looking.
@@ -232,21 +246,13 @@ class LoadedRelaySettings:
         except OperatorError as error:
             raise ConfigError([str(error)]) from None
 
-    def keep_served(self, flags: Mapping[str, str]) -> None:
-        """Keep what ``flags`` say on where and how to serve: a later start must not serve in another way.
+    def keep_told(self, sources: Sources) -> Sequence[str]:
+        """Keep what the command line says for later starts, and return what that replaces.
 
         Raises:
             OSError: it cannot be written.
         """
-        told = {setting.name: self._text(setting) for setting in SERVED if setting.name in flags}
-        if told:
-            kept = {name: given.text for name, given in _served_source(self.named, self.state).items()}
-            write_served(self.state.served, {**kept, **told})
-
-    def _text(self, setting: Setting[Any]) -> str:
-        value = self.settings.get(setting)
-        # A path does not depend on where the next start is typed.
-        return str(value) if isinstance(value, Path) else self.settings.given[setting.name].text
+        return self.told.keep(sources.flags.keys() & _TOLD, self.settings, sources.named_file)
 
     def to_keep(self, broker: BrokerChoice) -> KeptSettings:
         """Return what later commands and starts should find as kept."""
@@ -273,8 +279,9 @@ def load_settings(
     state = StateFiles(state_dir)
     kept = read_kept(state.settings)
     named = frozenset(name for source in sources.by_precedence for name in source)
-    kept_sources = _kept_source(named, kept, state), _served_source(named, state)
-    return LoadedRelaySettings(sources.settings(usual, *kept_sources), state, kept, named)
+    told = read_told(state_dir, _TOLD, named, _ALTERNATIVES)
+    kept_sources = _kept_source(named | told.texts.keys(), kept, state), told.source()
+    return LoadedRelaySettings(sources.settings(usual, *kept_sources), state, kept, told, named)
 
 
 def _kept_source(named: AbstractSet[str], kept: KeptSettings, state: StateFiles) -> Source:
@@ -282,13 +289,6 @@ def _kept_source(named: AbstractSet[str], kept: KeptSettings, state: StateFiles)
     if kept.public_url is not None:
         found[PUBLIC_URL.name] = Given(kept.public_url, f"kept in {state.settings}")
     return {**found, **kept_broker(kept, named, state.settings)}
-
-
-def _served_source(named: AbstractSet[str], state: StateFiles) -> Source:
-    """Return how the relay was told to serve; a way of TLS that is named now excludes the others."""
-    kept = read_served(state.served, {setting.name for setting in SERVED})
-    gone = _TLS if named & _TLS else frozenset()
-    return {name: Given(text, f"kept in {state.served}") for name, text in kept.items() if name not in gone}
 
 
 def _config_of(settings: Settings, state: StateFiles, broker: BrokerChoice) -> RelayConfig:

@@ -5,6 +5,7 @@ Must not read a package by itself: a process without named kinds does without wh
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from schemas.kinds import KINDS, KindRegistry, NamedKind
 from schemas.registry import SchemaRegistry
@@ -23,8 +24,10 @@ class Contract:
     named: tuple[NamedKind, ...] = ()
 
 
-def read_contract(names: tuple[str, ...]) -> Contract:
+def read_contract(names: tuple[str, ...], directory: Path | None = None) -> Contract:
     """Return the contract with the kinds ``names`` of installed packages beside those that ship.
+
+    ``directory`` has packages that are installed for their kinds alone.
 
     Raises:
         ConfigError: one of them is not installed, is damaged, or cannot be told from another kind.
@@ -33,7 +36,7 @@ def read_contract(names: tuple[str, ...]) -> Contract:
         return Contract(SchemaRegistry(), KindRegistry())
     from schemas.kind_packages import read_named_kinds  # noqa: PLC0415 - as in the module's docstring
 
-    return contract_of(read_named_kinds(names))
+    return contract_of(read_named_kinds(names, directory))
 
 
 def contract_of(named: Sequence[NamedKind]) -> Contract:

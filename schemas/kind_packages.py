@@ -9,8 +9,10 @@ Must not import a package, and must not read one that was not named.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, PackagePath, entry_points
+from functools import partial
+from importlib.metadata import EntryPoint, PackagePath, distributions, entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -50,8 +52,15 @@ class KindPackageError(OperatorError):
     """A package's kind cannot be used. The text names the file and the rule."""
 
 
-def read_named_kinds(names: Sequence[str]) -> tuple[NamedKind, ...]:
-    """Return the kinds ``names``, which installed packages bring.
+def sites_in(directory: Path | None) -> list[Path]:
+    """Return the directories of the packages that are installed in ``directory``, for their kinds alone."""
+    if directory is None or not directory.is_dir():
+        return []
+    return sorted(each for each in directory.iterdir() if not each.name.startswith("."))
+
+
+def read_named_kinds(names: Sequence[str], directory: Path | None = None) -> tuple[NamedKind, ...]:
+    """Return the kinds ``names``, which installed packages bring, also those in ``directory``.
 
     Raises:
         ConfigError: one of them is not installed, is installed twice, breaks a rule, or has the name or the
@@ -61,7 +70,8 @@ def read_named_kinds(names: Sequence[str]) -> tuple[NamedKind, ...]:
     problems: list[str] = []
     for name in names:
         try:
-            found.append(_read_beside(KindRegistry([*KINDS, *(each.kind for each in found)]), name))
+            known = KindRegistry([*KINDS, *(each.kind for each in found)])
+            found.append(_read_beside(known, name, sites_in(directory)))
         except KindPackageError as error:
             problems.append(f"kinds: {name}: {error}")
     if problems:
@@ -69,11 +79,11 @@ def read_named_kinds(names: Sequence[str]) -> tuple[NamedKind, ...]:
     return tuple(found)
 
 
-def _read_beside(known: KindRegistry, name: str) -> NamedKind:
+def _read_beside(known: KindRegistry, name: str, sites: Sequence[Path]) -> NamedKind:
     if known.get(name) is not None:
         raise KindPackageError("a kind of this name exists already")
-    entry = _entry_point(name)
-    read = read_kind(_directory(entry), name, entry.load)
+    entry = _entry_point(name, sites)
+    read = read_kind(_directory(entry, sites), name, partial(_load, entry))
     if (other := known.by_short(read.kind.short)) is not None:
         raise KindPackageError(f"its kind_short {read.kind.short} is that of {other.name}")
     return read
@@ -118,8 +128,17 @@ def read_kind(directory: Path, name: str, load_handler: Callable[[], object]) ->
     )
 
 
-def _entry_point(name: str) -> EntryPoint:
+def _load(entry: EntryPoint) -> object:
+    site = str(entry.dist.locate_file("")) if entry.dist is not None else ""
+    if site not in sys.path:
+        sys.path.append(site)  # last, so that it replaces no module
+    return entry.load()
+
+
+def _entry_point(name: str, sites: Sequence[Path]) -> EntryPoint:
     found = list(entry_points(group=GROUP, name=name))
+    for package in distributions(path=[str(site) for site in sites]):
+        found += package.entry_points.select(group=GROUP, name=name)
     if not found:
         raise KindPackageError(f"no installed package has an entry point of this name in {GROUP}")
     if len(found) > 1:
@@ -128,7 +147,7 @@ def _entry_point(name: str) -> EntryPoint:
     return found[0]
 
 
-def _directory(entry: EntryPoint) -> Path:
+def _directory(entry: EntryPoint, sites: Sequence[Path]) -> Path:
     """Return where the module of the handler lies, by the files that the installation has recorded."""
     if not _HANDLER.fullmatch(entry.value):
         raise KindPackageError(f"its entry point must be package.module:attribute in {GROUP}")
@@ -137,7 +156,8 @@ def _directory(entry: EntryPoint) -> Path:
         raise KindPackageError(f"its package is installed without {row}; an editable installation has none")
     site = Path(str(entry.dist.locate_file("")))
     try:
-        _check_owners(site, site / row.parts[0])
+        # With what it needs, where all that is there is the kind's.
+        _check_owners(site, site if site in sites else site / row.parts[0])
     except OSError as error:
         raise KindPackageError(str(error)) from None
     return Path(str(entry.dist.locate_file(row))).parent

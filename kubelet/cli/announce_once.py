@@ -14,6 +14,7 @@ from kubelet.announce.mqtt import MqttPublisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
 from kubelet.backoff import NodeBackoff
 from kubelet.clock import now_ms
+from kubelet.config import kinds_directory
 from kubelet.daemon.composition import last_issued_file, make_handlers
 from schemas import topics
 from schemas.addresses import BrokerAddress
@@ -39,7 +40,7 @@ def sign_once(
     Raises:
         ConfigError: one of them cannot be used.
     """
-    log, contract = make_logger("kubelet", stream), read_contract(kinds)
+    log, contract = make_logger("kubelet", stream), read_contract(kinds, kinds_directory(state_dir))
     signer = ManifestSigner(
         identity=identity,
         hw_fingerprint=fingerprint(read_hardware_ids(Path("/"))),

@@ -211,13 +211,16 @@ def verify(
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
         wire = source.read(MAX_MANIFEST_BYTES + 1)
     given_leaf, given_root = (named_pem(file) if file else None for file in (identity, root))
-    files = IdentityFiles(directory_of(state_dir))
+    directory = directory_of(state_dir)
+    files = IdentityFiles(directory)
     leaf_pem = files.leaf_pem() if given_leaf is None else given_leaf
     root_pem = files.root_pem() if given_root is None else given_root
     if root_pem is None:
         say("no root is given or installed: this checks the node's own signature, not who it is")
         root_pem = files.leaf_pem()
-    finding = verify_manifest(wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms(), contract_of_settings())
+    finding = verify_manifest(
+        wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms(), contract_of_settings(directory)
+    )
     if finding.manifest is None:
         if as_json:
             print_facts({"valid": False, "reason": finding.reason}, as_json=True)

@@ -53,5 +53,5 @@ def mcp(
     directory = directory_of(state_dir)
     # The system's default ends the process at once: a read of standard input cannot be interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    place, contract = agent_socket(socket, directory), contract_of_settings()
+    place, contract = agent_socket(socket, directory), contract_of_settings(directory)
     asyncio.run(run_local_agent(place, session, directory, make_handlers, contract, sys.stderr))

@@ -18,6 +18,7 @@ from kubelet.config import (
     SOCKET_GROUP,
     NodeConfig,
     default_socket,
+    kinds_directory,
     own_state_dir,
 )
 from kubelet.process import fail
@@ -135,15 +136,16 @@ def directory_of(state_dir: Path | None) -> Path:
     return directory
 
 
-def contract_of_settings() -> "Contract":
-    """Return the contract with the kinds that the environment or the file names.
+def contract_of_settings(directory: Path) -> "Contract":
+    """Return the contract with the kinds that environment or file name, for the state in ``directory``.
 
     Raises:
         ConfigError: one of them cannot be used, or the settings cannot.
     """
     from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for commands that need it
 
-    return read_contract(read_sources(KUBELET, {}, None, os.environ).value(KINDS) or ())
+    names = read_sources(KUBELET, {}, None, os.environ).value(KINDS) or ()
+    return read_contract(names, kinds_directory(directory))
 
 
 def usual_state_dir() -> Path | None:

@@ -9,7 +9,9 @@ import typer
 
 from kubelet.cli.options import socket_group, socket_of, usual_state_dir
 from kubelet.config import DaemonPlan
+from kubelet.lock import held_alone
 from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, load_settings
+from schemas.identity_files import IdentityFiles
 from schemas.process.cli_settings import takes_settings
 from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
@@ -24,6 +26,11 @@ def run(sources: Sources) -> None:
     """
     loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
     config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings
+    if not IdentityFiles(directory).are_absent():
+        with held_alone(directory):  # not while another daemon runs by what is kept
+            replaced = loaded.keep_told(sources)
+        if replaced:
+            typer.echo(f"kubelet: not as it was told before: {', '.join(replaced)}", err=True)
     place = socket_of(settings.get(SOCKET), directory)
     if place is None:
         typer.echo(

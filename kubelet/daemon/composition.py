@@ -22,7 +22,7 @@ from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools.assembly import CallerTools
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.clock import now_ms
-from kubelet.config import DaemonPlan, NodeConfig
+from kubelet.config import DaemonPlan, NodeConfig, kinds_directory
 from kubelet.daemon.health import loops_of, readiness_of
 from kubelet.daemon.metrics import metrics_text
 from kubelet.daemon.node import Node, NodeEnvironment
@@ -152,7 +152,7 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
     spans: SpanSink,
 ) -> None:
     state_dir = plan.state_dir
-    contract = read_contract(plan.config.kinds)
+    contract = read_contract(plan.config.kinds, kinds_directory(plan.state_dir))
     client_id = f"edge-kubelet-{identity.node_id}"
     environment = replace(
         node_environment(plan.config, client_id, log, IdentityFiles(state_dir), contract), spans=spans

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from nacl.signing import SigningKey
 
 from kubelet.config import NodeConfig, store
+from kubelet.settings import BY_ENROLMENT
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
 from schemas.identity import CertificateFormatError, Identity, certificates_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.node_ids import new_node_id
+from schemas.told_settings import forget_told
 
 _SELF_SIGNED_DAYS = 3650
 _SERIAL_BYTES = 16
@@ -100,6 +102,7 @@ def install_enrolled(files: IdentityFiles, issued: Issued, config: NodeConfig, n
     identity = _verified(files, issued, now_ms)
     # The leaf comes last: when it is there, all of it is.
     store(config, files.root)
+    forget_told(files.root, BY_ENROLMENT)
     _install(files, identity, issued)
     return Enrolled(identity, config)
 

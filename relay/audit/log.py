@@ -9,8 +9,8 @@ section 12).
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class AuditLog:
         self._checked_ms = now_ms()
         self.available = True
         with ExitStack() as held:
-            self._lock = _locked(path.with_name(f"{path.stem}.lock"))
+            self._lock = _locked(path)
             held.callback(os.close, self._lock)
             self._descriptor = _opened(path)
             held.callback(os.close, self._descriptor)
@@ -190,11 +190,26 @@ def _opened(path: Path) -> int:
     return descriptor
 
 
+@contextmanager
+def held_alone(path: Path) -> Iterator[None]:
+    """Hold the audit ``path`` alone, and with it the state directory, without writing a line of it.
+
+    Raises:
+        AuditInUseError: another relay uses it.
+        OSError: its lock file cannot be used.
+    """
+    lock = _locked(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def _locked(path: Path) -> int:
-    """Lock ``path`` until it is closed: a lock on the audit's own file would be renamed with it."""
+    """Lock the audit ``path``, by a file of its own: a lock on the audit would be renamed with it."""
     import fcntl  # noqa: PLC0415 - Unix alone has it, and the client's commands run elsewhere too
 
-    descriptor = _opened(path)
+    descriptor = _opened(path.with_name(f"{path.stem}.lock"))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

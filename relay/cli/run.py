@@ -25,6 +25,7 @@ def run(sources: Sources) -> None:
     Each option is also a setting: --listen is listen in relay.toml, and the variable RELAY_LISTEN.
     `relay config show` prints which value holds, and where it stands.
     """
+    from relay.audit.log import held_alone  # noqa: PLC0415 - as below
     from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
     from relay.server.settings_reload import ReloadSource  # noqa: PLC0415 - as above
 
@@ -34,12 +35,15 @@ def run(sources: Sources) -> None:
 
     loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
     broker = loaded.broker(first_free)
-    config = loaded.config(broker)
+    config, notes = loaded.config(broker), list(broker.notes)
+    loaded.told.check_file(sources.named_file, sources.file)
     if config.state.ca.exists():
         # Not in a directory that is named by mistake: the next start would use what was kept there.
-        write_kept(config.state.settings, loaded.to_keep(broker))
-        loaded.keep_served(sources.flags)
-    for note in broker.notes:
+        with held_alone(config.state.audit):  # nor while another relay runs by it
+            write_kept(config.state.settings, loaded.to_keep(broker))
+            replaced = loaded.keep_told(sources)
+        notes += [f"not as it was told before: {', '.join(replaced)}"] if replaced else []
+    for note in notes:
         typer.echo(f"relay: {note}", err=True)
     # Read again with what is kept now: a reload must find no difference by it.
     serve(config, ReloadSource(load_settings(sources, usual_state_dir()).settings, load))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
@@ -27,6 +28,10 @@ class Loaded(Protocol):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that an installed package must bring."""
+
+    @property
+    def kinds_directory(self) -> Path | None:
+        """Where packages are installed for their kinds alone; None if nowhere."""
 
     def config(self) -> object:
         """Return what the program runs with.
@@ -79,7 +84,7 @@ def _problems_in(load: Callable[[], Loaded]) -> tuple[str, ...]:
         loaded = load()
     except ConfigError as error:
         return error.problems
-    for step in (loaded.config, lambda: read_contract(loaded.kinds)):
+    for step in (loaded.config, lambda: read_contract(loaded.kinds, loaded.kinds_directory)):
         try:
             step()
         except ConfigError as error:

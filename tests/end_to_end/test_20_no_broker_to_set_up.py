@@ -116,11 +116,15 @@ async def test_a_second_relay_with_the_same_state_leaves_the_broker_alone(
 ) -> None:
     await fleet.start_relay(*fleet.listening)
     running = fleet.broker_pid
+    files = [fleet.state.root / name for name in ("run.json", "settings.json")]
+    before = [file.read_bytes() for file in files]
     again = SmallFleet(fleet.directory, fleet.processes)
     with pytest.raises(StartError, match=r"failed: relay: .*stop it"):
         await fleet.processes.output(again.run_command())
     assert is_running(running)
     assert (await fleet.until_ready())["broker"] is True
+    # Nor does it change what the next start of the first one goes by.
+    assert [file.read_bytes() for file in files] == before
 
 
 async def test_a_kept_port_that_another_program_has_is_an_error_and_no_other_is_taken(
@@ -220,7 +224,7 @@ async def test_without_a_broker_the_sessions_carry_everything_and_that_is_said(f
     subsystems = await fleet.until_ready()
     assert not {"broker", "broker_process"} & subsystems.keys()
     assert await fleet.metric("edge_relay_inventory_missing") == 0
-    # Said, and never implied: the next start without it brings a broker.
+    # Never implied: no broker of its own was begun.
     assert "own_broker" not in fleet.kept
     assert not (fleet.state.broker / "store").exists()
     await fleet.processes.stop("kitchen")

@@ -1,28 +1,42 @@
 """22. An operator names a kind that an installed package brings.
 
 Steps: install the package · start the system with the kind named · list and call it in both views and both
-eras · let its handler fail · look at what is served, and at who imported the package's code.
+eras · let its handler fail · look at what is served, and at who imported the package's code. On a node whose
+environment is not to be changed: install it for the daemon alone, and call it.
 """
 
+import asyncio
 import base64
 import json
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from relay.demo.local_system import kubelet_command, list_tools, relay_command
 from schemas.meta_names import META_IDEMPOTENCY_KEY
 from schemas.registry import SchemaRegistry
-from tests.fakes.demo import Demo, error_of, running_demo
-from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, handler_doing, imported
+from tests.fakes.demo import Demo, error_of, local_system, running_demo
+from tests.fakes.kind_package import (
+    INPUT_REF,
+    KIND,
+    OUTPUT_REF,
+    KindPackage,
+    handler_doing,
+    imported,
+    wheel,
+)
 from tests.fakes.pictures import png
 from tests.fakes.polling import until
 
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
 FAULT = {"message": "The lens is covered.", "suggested_fix": "Ask for it to be uncovered."}
 PICTURE = base64.b64encode(png(640, 480)).decode("ascii")
+BOUND_S = 120
 DESCRIPTION = "Switch one relay of a relay board on or off."
 
 
@@ -199,3 +213,29 @@ def test_its_documents_are_served(named: Demo, ref: str) -> None:
 def test_the_served_manifest_document_keeps_its_bytes(named: Demo, ref: str) -> None:
     answer = httpx2.get(f"{named.base_url}/schemas/{ref}", trust_env=False)
     assert answer.content == SchemaRegistry().documents[ref]
+
+
+@pytest.mark.long
+async def test_a_daemon_loads_the_kind_that_was_installed_for_it_alone(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "system").mkdir()
+    async with local_system(tmp_path / "system", 0) as system, asyncio.timeout(BOUND_S):
+        processes, plan = system.processes, replace(system.plan, kinds=(KIND,))
+        install = (sys.executable, "-P", "-m", "kubelet", "kind", "install", str(wheel(tmp_path)))
+        await processes.output([*install, "--state-dir", str(plan.kubelet_state)])
+        await processes.stop("kubelet")
+        await processes.stop("relay")
+        await processes.start("relay", relay_command(plan), {"PYTHONPATH": str(site)})
+        await processes.until_listening(plan.relay_port)
+        await processes.start("kubelet", kubelet_command(plan))
+        name = f"acmerb.{system.real_node}.relays.set"
+        async with system.client() as client:
+
+            async def listed() -> bool:
+                processes.check()
+                return name in {tool.name for tool in await list_tools(client)}
+
+            async with client.listen(tools_list_changed=True) as changes:
+                while not await listed():
+                    await anext(changes)
+            result = await client.call_tool(name, {"on": True})
+    assert dict(result.structured_content or {})["on"] is True

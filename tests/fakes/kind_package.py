@@ -3,7 +3,10 @@
 Importing any module of it leaves a line in ``imported``: so a test sees who runs its code.
 """
 
+import base64
+import hashlib
 import json
+import zipfile
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -134,3 +137,34 @@ def imported(site: Path) -> list[str]:
     """Return the names of the modules that were imported from ``site``."""
     file = imported_file(site)
     return file.read_text("utf-8").split() if file.exists() else []
+
+
+def wheel(
+    directory: Path, name: str = "acme_relay_board", files: Mapping[str, str] | None = None, needs: str = ""
+) -> Path:
+    """Write the wheel of ``files``, by default those of a kind's package, and return it."""
+    if files is None:
+        site = directory / "site"
+        KindPackage().install(site)
+        files = {
+            str(file.relative_to(site)): file.read_text("utf-8").replace(
+                str(imported_file(site)), "/dev/null"
+            )
+            for file in site.rglob("*")
+            if file.is_file() and file.name not in {"RECORD", "METADATA"}
+        }
+    info = f"{name}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}"
+    whole = {**files, f"{info}/METADATA": metadata, f"{info}/WHEEL": "Wheel-Version: 1.0\n"}
+    hashes = {path: hashlib.sha256(text.encode()).digest() for path, text in whole.items()}
+    rows = [
+        f"{path},sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()},"
+        for path, digest in hashes.items()
+    ]
+    whole[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    file = directory / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for path, text in whole.items():
+            archive.writestr(path, text)
+    file.chmod(0o644)
+    return file

@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 
 from kubelet.config import NodeConfig, store
-from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, LoadedNodeSettings, load_settings
+from kubelet.settings import BY_ENROLMENT, KUBELET, LOOPBACK_PORT, SOCKET, LoadedNodeSettings, load_settings
 from schemas.addresses import BrokerAddress
 from schemas.error_roots import ConfigError
-from schemas.settings_sources import read_sources
+from schemas.settings_sources import Sources, read_sources
+from schemas.told_settings import ToldSettingsError, forget_told
 
 ENROLLED = NodeConfig(
     BrokerAddress("mqtt.example", 1883), "http://relay.example", plain_allowed=True, own_root=True
@@ -113,3 +114,59 @@ def test_settings_of_which_no_node_can_be_made_are_one_problem(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         load(tmp_path, toml).config()
+
+
+def test_what_a_start_was_told_holds_until_another_start_or_an_enrolment_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    store(ENROLLED, tmp_path)
+    flags = {
+        "relay": "https://other.example",
+        "no_broker": "true",
+        "kinds": "acme.uptime",
+        "loopback_port": "0",
+        "socket": "/run/agents.sock",
+        "heartbeat": "30s",
+        "ttl": "20m",
+        "log_level": "error",
+        "otlp": "https://collector.example",
+        "insecure_plain_transports": "false",
+    }
+    assert flags.keys() | {"broker", "state_dir"} == {setting.name for setting in KUBELET.table}
+    first = load(tmp_path, flags=flags)
+    assert first.keep_told(sources_of(flags)) == []
+    again = load(tmp_path)
+    assert (again.config(), again.settings.get(SOCKET)) == (first.config(), first.settings.get(SOCKET))
+    assert again.settings[LOOPBACK_PORT] == 0
+    named = {"broker": "mqtts://mqtt.example", "ttl": "15m"}
+    assert load(tmp_path, flags=named).keep_told(sources_of(named)) == [
+        "--no-broker was true",
+        "--ttl was 20m",
+    ]
+    assert load(tmp_path).config().broker == BrokerAddress("mqtt.example", 8883, tls=True)
+    forget_told(tmp_path, BY_ENROLMENT)
+    enrolled = load(tmp_path).config()
+    assert (enrolled.broker, enrolled.relay_url) == (ENROLLED.broker, ENROLLED.relay_url)
+    assert enrolled.kinds == ("acme.uptime",)
+
+
+def test_a_start_without_the_file_that_an_earlier_one_was_told_is_refused(tmp_path: Path) -> None:
+    store(ENROLLED, tmp_path)
+    file = tmp_path / "named.toml"
+    assert load(tmp_path).keep_told(sources_of({}, file)) == []
+    with pytest.raises(ConfigError, match=r"told --config .*named\.toml, and this one reads no file"):
+        load(tmp_path).keep_told(sources_of({}))
+    replaced = load(tmp_path).keep_told(sources_of({}, tmp_path / "other.toml"))
+    assert replaced == [f"--config was {file}"]
+
+
+def test_a_damaged_file_of_what_was_told_is_named(tmp_path: Path) -> None:
+    for text in ("[", '{"ttl": 1}', '{"teapot": "1"}'):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(ToldSettingsError, match=r"run\.json is damaged: remove it"):
+            load(tmp_path)
+    forget_told(tmp_path, BY_ENROLMENT)
+
+
+def sources_of(flags: dict[str, str], file: Path | None = None) -> Sources:
+    return Sources(KUBELET.table, flags, file, file, (), ())

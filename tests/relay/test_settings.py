@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from relay.kept_settings import KeptSettings, write_kept
 from relay.settings import PUBLIC_URL, RELAY, LoadedRelaySettings, load_settings
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.error_roots import ConfigError
-from schemas.settings_sources import read_sources
+from schemas.settings_sources import Sources, read_sources
 
 
 def load(
@@ -93,24 +94,72 @@ def test_what_is_kept_counts_least(tmp_path: Path) -> None:
     assert newer.to_keep(newer.broker()) == KeptSettings("https://file.example", "127.0.0.1:3", None, "acme")
 
 
-def test_how_a_relay_was_told_to_serve_is_kept_for_starts_that_are_told_nothing(tmp_path: Path) -> None:
-    flags = {"listen": "0.0.0.0:8700", "tls_own": "true", "public_url": "https://a.example"}
-    first = load(tmp_path, flags=flags)
-    write_kept(first.state.settings, first.to_keep(first.broker()))
-    first.keep_served(flags)
-    again = load(tmp_path)
+def start(state: Path, toml: str = "", flags: dict[str, str] | None = None) -> LoadedRelaySettings:
+    """Load and keep as `relay run` does; return what a start finds that is told nothing more."""
+    loaded = load(state, toml, flags)
+    write_kept(loaded.state.settings, loaded.to_keep(loaded.broker()))
+    loaded.keep_told(Sources(RELAY.table, flags or {}, None, None, (), ()))
+    return load(state, toml)
+
+
+def test_every_option_that_a_start_was_told_holds_at_a_start_that_is_told_nothing(tmp_path: Path) -> None:
+    told = {
+        "broker": "mqtts://mqtt.example",
+        "node_broker": "mqtts://nodes.example",
+        "public_url": "https://relay.example",
+        "listen": "0.0.0.0:8443",
+        "tls_certificate": "/tls/relay.pem",
+        "tls_key": "/tls/relay.key",
+        "broker_root": "/tls/root.pem",
+        "broker_directory": "/broker",
+        "broker_pid_file": "/run/nats.pid",
+        "cluster": "nats://a.example,tls://127.0.0.1:4333",
+        "cluster_credentials": "/cluster/relay.pem",
+        "cluster_root": "/cluster/root.pem",
+        "cluster_fleet": "north",
+        "jwks": "https://issuer.example/keys",
+        "issuer": "https://issuer.example",
+        "agent_rps": "10",
+        "agent_concurrency": "2",
+        "caller_timeout": "1m30s",
+        "envelope": "shadow",
+        "default_view": "kinds",
+        "kinds": "acme.relay_board",
+        "log_level": "error",
+        "otlp": "https://collector.example",
+        "insecure_plain_transports": "true",
+    }
+    alternatives = {"state_dir", "tls_own", "no_broker", "broker_listen"}
+    assert told.keys() | alternatives == {setting.name for setting in RELAY.table}
+    first = load(tmp_path, flags=told).config()
+    assert replace(start(tmp_path, flags=told).config(), state=first.state) == first
+
+
+def test_what_a_later_start_is_told_replaces_what_was_told_and_its_alternatives(tmp_path: Path) -> None:
+    start(tmp_path, flags={"listen": "0.0.0.0:8700", "tls_own": "true", "public_url": "https://a.example"})
+    again = start(tmp_path)
     assert (again.config().listen, again.config().own_root) == (HostPort("0.0.0.0", 8700), True)  # noqa: S104
-    assert again.settings.given["listen"].source == f"kept in {again.state.served}"
+    assert again.settings.given["listen"].source == f"kept in {tmp_path / 'run.json'}"
     # The operator's file counts more, and another way of TLS is no contradiction.
     elsewhere = load(
         tmp_path, 'listen = "127.0.0.1:1"\ntls_certificate = "/c.pem"\ntls_key = "/k.pem"'
     ).config()
     assert (elsewhere.listen, elsewhere.own_root) == (HostPort("127.0.0.1", 1), False)
     assert elsewhere.tls == TlsFiles(Path("/c.pem"), Path("/k.pem"))
-    again.keep_served({})
-    load(tmp_path, flags={"tls_own": "false"}).keep_served({"tls_own": "false"})
-    assert load(tmp_path).settings.given["tls_own"].text == "false"
-    assert load(tmp_path).settings.given["listen"].text == "0.0.0.0:8700"
+    other = start(tmp_path, flags={"tls_own": "false"})
+    assert (other.settings.given["tls_own"].text, other.settings.given["listen"].text) == (
+        "false",
+        "0.0.0.0:8700",
+    )
+
+
+def test_that_there_is_no_broker_is_kept_until_one_is_named(tmp_path: Path) -> None:
+    start(tmp_path, flags={"broker": "127.0.0.1:1883", "broker_root": "/root.pem"})
+    none = start(tmp_path, flags={"no_broker": "true"})
+    assert (none.config().broker, none.config().broker_root) == (None, None)
+    assert "broker" not in none.settings.given
+    again = start(tmp_path, flags={"broker": "127.0.0.1:1884"})
+    assert again.config().broker == BrokerAddress("127.0.0.1", 1884)
 
 
 def test_the_relays_own_broker_is_kept_and_shown_and_gives_way_to_what_is_named(tmp_path: Path) -> None:
