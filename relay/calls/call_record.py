@@ -145,7 +145,7 @@ class CallRecord:
         if self.directed is None or answer.result is None:
             return answer
         result = self.directed.shown(answer.result, self.directed.samples)
-        return CallAnswer(encoded(result), result=result)
+        return CallAnswer(encoded(result), result=result, images=answer.images)
 
     def _followed_by_caller(self) -> Following | None:
         emit = self.request.emit if self.request is not None else None

@@ -8,7 +8,6 @@ more than a moment all the same is left to ``check_process``, which runs this fi
 
 import faulthandler
 import json
-import resource
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -191,6 +190,8 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def limit_memory() -> None:
     """End this process rather than take all memory: what a value takes here is many times its text."""
+    import resource  # noqa: PLC0415 - Unix alone has it, and the client runs elsewhere too
+
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

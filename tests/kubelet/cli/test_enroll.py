@@ -226,7 +226,8 @@ def test_options_come_before_what_was_stored(
     config = plan_of("--state-dir", state.root, "--broker", "mqtts://mqtt.example").config
     assert (config.relay_url, str(config.broker)) == (enrolment_server.url, "mqtts://mqtt.example:8883")
     config = plan_of("--state-dir", state.root, "--relay", "wss://relay.example/").config
-    assert (config.relay_url, str(config.broker)) == ("https://relay.example", "mqtt://127.0.0.1:1883")
+    # The broker is the one that the start before was told.
+    assert (config.relay_url, str(config.broker)) == ("https://relay.example", "mqtts://mqtt.example:8883")
 
 
 def test_local_agents_connect_where_the_operator_says_and_else_beside_the_state(
