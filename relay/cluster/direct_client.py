@@ -153,7 +153,8 @@ def _header_block(headers: Mapping[str, str]) -> bytes | None:
     """Return ``headers`` as they are sent; None if one is not a word."""
     if not all(map(_is_word, (*headers, *headers.values()))):
         return None
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    # The library's names are members of an enumeration: formatted, they would not be their texts.
+    lines = "".join(f"{name.strip()}: {value}\r\n" for name, value in headers.items())
     return b"".join((_HEADERS_BEGIN, lines.encode(), _LINE_END))
 
 

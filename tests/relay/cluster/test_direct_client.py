@@ -8,6 +8,7 @@ from typing import Self
 
 import pytest
 from nats.aio.msg import Msg
+from nats.js.api import Header
 
 from relay.cluster import direct_client
 from relay.cluster.direct_client import DirectClient, respond_now
@@ -129,6 +130,8 @@ async def test_what_is_published_with_headers_is_written_at_once_too() -> None:
             b"HPUB edge.direct edge.reply 25 30\r\nNATS/1.0\r\nName: value\r\n\r\nhello\r\n"
         )
         assert not server.client.publish_now("edge.direct", b"hello", "", {"Name": "value\r\nOther: "})
+        await server.client.publish("edge.direct", b"", "", {Header.MSG_TTL: "1"})
+        await server.until_read(b"HPUB edge.direct  25 25\r\nNATS/1.0\r\nNats-TTL: 1\r\n\r\n\r\n")
 
 
 async def test_a_message_is_answered_at_once_unless_there_is_nothing_to_answer_or_no_connection() -> None:
