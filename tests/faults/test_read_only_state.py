@@ -29,7 +29,7 @@ _AS_ANY_USER = (
 async def test_a_program_that_cannot_write_at_its_start_names_the_file(tmp_path: Path) -> None:
     async with Site.stopped(tmp_path) as site:
         site.node, site.relay = read_only(site.node_state), read_only(site.relay_state)
-        for program, file in ((NODE, site.node_state / "lock"), (RELAY, site.relay_state / "settings.json")):
+        for program, file in ((NODE, site.node_state / "lock"), (RELAY, site.relay_state / "audit.lock")):
             ended = await site.refused(program)
             assert ended.startswith(f"{program} ended with status 3: ")
             assert ended.endswith(f"{program}: {file}: Read-only file system")
