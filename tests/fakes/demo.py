@@ -171,7 +171,8 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
 def _until_it_serves(lines: Iterable[str], printed: list[str]) -> None:
     for line in lines:
         printed.append(line)
-        if line.startswith("Serving"):
+        # The last one: what was read ahead of it would be lost to ``communicate``.
+        if line.startswith("The node's own status"):
             return
     raise AssertionError("the demo ended by itself:\n" + "".join(printed))
 
