@@ -104,9 +104,8 @@ def test_every_part_of_the_state_is_either_saved_or_made_anew() -> None:
     tokens = {"token_key", "token_keys", "join_tokens", "issued_tokens", "revoked_tokens"}
     saved = {"ca", *tokens, "node_names", "settings", "own_tls", "broker_client_tls", "marks"}
     made_anew = {"broker", "broker_tls", "audit", "audit_verified"}
-    of_the_machine = {"served"}  # its addresses, and the paths of its certificates
     # A part that is new must be put on one of the sides, and into ``save`` if it is the first.
-    assert set(vars(StateFiles(Path("state")))) == {"root"} | saved | made_anew | of_the_machine
+    assert set(vars(StateFiles(Path("state")))) == {"root"} | saved | made_anew
 
 
 def test_what_a_relay_of_an_earlier_version_remembers_of_its_nodes_is_saved(
