@@ -74,6 +74,8 @@ class BrokerStore:
 
     async def run(self) -> None:
         """Keep the limits set, and tell how much is used, until cancelled."""
+        # The broker reads its access lists again as the relay starts, and refuses who logs in at that moment.
+        await self._sleep(_ASKED_AGAIN_S)
         while True:
             # On a thread: with thousands of connections, to find it takes long.
             port, limited = await asyncio.to_thread(self._own_port), False
