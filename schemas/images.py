@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from schemas.error_roots import PeerError
 
 MAX_SIDE = 8000
-"""Pixels. A small file can state any size, and whoever decodes it would need memory for that."""
+"""Pixels. A small file can state any size, and a decoder would need memory for that."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8"

@@ -33,7 +33,7 @@ _READY_TIMEOUT_S = 60
 _NODES_STARTED_PER_S = 25
 """On a slow machine: a thousand mock nodes take longer than two."""
 _NODES_CALLED = 32
-"""A caller has at most 256 subscriptions, and nobody reads the answers of more."""
+"""A caller has at most 256 subscriptions, and no reader for the answers of more."""
 # Those of the relay that are no mock node's: of this machine's node, and of the clients.
 _OTHER_CONNECTIONS = 16
 
