@@ -111,7 +111,7 @@ class Known:
         mark: the newest manifest ever accepted.
         current_etag: the ETag of the manifest that is in force now.
         session_alive: whether the node is connected, so that an older manifest is a broker's old copy.
-        is_live: whether this manifest comes by that session, so that nobody repeats an old one.
+        is_live: whether this manifest comes by that session, and so is no replay.
         revoked: every revoked kid.
     """
 
