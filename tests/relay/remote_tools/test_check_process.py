@@ -20,9 +20,10 @@ from tests.fakes.polling import until
 
 pytestmark = pytest.mark.integration
 
-SLOW = {"anyOf": [{"not": {"pattern": "(?=[ab]*c)(?=a)"}}] * 200}
-"""Half a second for each pattern: each tries again at every letter, and reads up to the end."""
-SLOW_TEXT = "a" * 40_000
+SLOW = {"allOf": [{"not": {"pattern": "(?=[ab]*c)(?=a)"}}] * 600}
+"""Nearly a minute: each pattern tries again at every letter, reads up to the end, and all of them are applied."""
+SLOW_TEXT = "a" * 9_000
+"""Few enough letters to stay below the limit of backtracking, which would end the check with a fault."""
 # As zod 4 writes z.email().
 EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 USER = {"type": "object", "properties": {"email": {"type": "string", "pattern": EMAIL}}}
@@ -44,7 +45,7 @@ def within(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-async def test_a_result_whose_check_takes_minutes_ends_at_the_deadline() -> None:
+async def test_a_result_whose_check_takes_long_ends_at_the_deadline() -> None:
     fake = FakeMcpServer(results={"slow": {"a": SLOW_TEXT}, "user": {"email": "a@b.example"}})
     fake.tools += [
         {"name": "slow", "inputSchema": {"type": "object"}, "outputSchema": {"properties": {"a": SLOW}}},
@@ -63,7 +64,7 @@ async def test_a_result_whose_check_takes_minutes_ends_at_the_deadline() -> None
     assert processes() == []
 
 
-async def test_arguments_whose_check_takes_minutes_are_not_sent_after_the_deadline() -> None:
+async def test_arguments_whose_check_takes_long_are_not_sent_after_the_deadline() -> None:
     fake = FakeMcpServer()
     fake.tools.append({"name": "slow", "inputSchema": {"type": "object", "properties": {"a": SLOW}}})
     async with over_http(fake) as client:
