@@ -15,7 +15,7 @@ from bench.demo_system import demo_system
 from bench.load import KeptConnection, Target, latencies_ms, tool_call
 from bench.results import Figure
 from relay.auth.permissions import SESSION_SCOPE
-from relay.demo.local_system import LocalSystem, issue_token
+from relay.cli.demo.local_system import LocalSystem, issue_token
 
 MOCK_NODES = 60  # each echoes ten times a second
 _ROUNDS = 5

@@ -27,9 +27,9 @@ from bench.load import (
     tool_call,
 )
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, issue_token, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, issue_token, start_system
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
 
 NODES = 1000
 CONNECTIONS = 32

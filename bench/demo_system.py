@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from relay.demo.local_system import LocalSystem, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, start_system
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
 
 _READY_TIMEOUT_S = 180
 

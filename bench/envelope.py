@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.results import Figure
 from relay.calls.envelope import Call, EnvelopeCheck
-from relay.config import EnvelopeMode
+from relay.settings.config import EnvelopeMode
 from schemas.meta_names import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry

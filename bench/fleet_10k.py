@@ -21,11 +21,11 @@ from bench.inventory import measure_inventory
 from bench.large_fleet import CALLED, HEARTBEAT_S, LargeFleet
 from bench.load import Target, call_once, latencies_ms, latencies_until_ms, request_of, tool_call
 from bench.results import Figure
-from relay.config import AGENT_BURST_S
-from relay.demo.local_system import LocalSystem, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, start_system
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
 from relay.sessions.connect_limiter import RATE_PER_S
+from relay.settings.config import AGENT_BURST_S
 
 _NODES = int(os.environ.get("BENCH_NODES", "10000"))
 _TIMEOUT_S = 600

@@ -10,7 +10,7 @@ import time
 from bench.demo_system import demo_system
 from bench.load import Target, call_once, latencies_ms, tool_call
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, issue_token
+from relay.cli.demo.local_system import LocalSystem, issue_token
 from relay.pki.authority import CertificateAuthority
 
 _NODES = 200

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from relay.config import StateFiles
-from relay.demo.local_system import TENANT
+from relay.cli.demo.local_system import TENANT
 from relay.pki.authority import CertificateAuthority
+from relay.settings.config import StateFiles
 from schemas.files import make_private_directory
 
 _MIN_LEFT_MS = 86_400_000

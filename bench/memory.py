@@ -12,9 +12,9 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
 from bench.results import Figure
-from relay.demo.local_system import TENANT, fleet_command, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import TENANT, fleet_command, start_system
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 
 _NODES = 5000

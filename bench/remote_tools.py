@@ -16,7 +16,7 @@ from mcp.client.client import Client
 
 from bench.bare_server import TOOL
 from bench.results import Figure
-from relay.demo.processes import Processes
+from relay.cli.demo.processes import Processes
 from relay.remote_tools import Permissions, RemoteTools, Risk
 
 _ROUNDS = 61

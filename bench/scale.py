@@ -22,8 +22,8 @@ from bench.kept_identities import make_new
 from bench.load import Target, call_once, latencies_ms, tool_call, until_answered
 from bench.scale_fleet import SERVERS, ScaleFleet
 from bench.scale_plot import drawn
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 
 OUT = Path(__file__).parent / "out"

@@ -15,11 +15,11 @@ import httpx2
 
 from bench.cpu_time import cpu_s
 from bench.kept_identities import kept_identities, make_new
-from relay.config import StateFiles
-from relay.demo.local_system import issue_token, relay_command, start_broker
-from relay.demo.more_relays import SERVER, start_cluster_server
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import issue_token, relay_command, start_broker
+from relay.cli.demo.more_relays import SERVER, start_cluster_server
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
+from relay.settings.config import StateFiles
 from schemas.error_roots import OperatorError
 from schemas.files import make_private_directory
 from schemas.process.resources import raise_open_files_limit

@@ -8,7 +8,7 @@ import sys
 from bench.demo_system import demo_system
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
-from relay.demo.local_system import issue_token
+from relay.cli.demo.local_system import issue_token
 from schemas.files import PRIVATE, write_atomic
 
 _NODES = 200

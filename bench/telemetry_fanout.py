@@ -8,7 +8,7 @@ import psutil
 from bench.demo_system import demo_system
 from bench.load import call_once, listen, tool_call
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, issue_token
+from relay.cli.demo.local_system import LocalSystem, issue_token
 
 _NODES = 1000
 _AGENTS = 50

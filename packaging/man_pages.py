@@ -17,7 +17,7 @@ import typer
 import kubelet.cli.commands
 import relay.cli.main
 from kubelet.settings import KUBELET
-from relay.settings import RELAY
+from relay.settings.table import RELAY
 from schemas.settings_sources import Program
 
 _PROGRAMS: tuple[tuple[Program, typer.Typer], ...] = (

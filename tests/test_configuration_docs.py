@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.settings import KUBELET
-from relay.settings import RELAY
+from relay.settings.table import RELAY
 from schemas.settings_sources import Program
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"

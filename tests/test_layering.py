@@ -74,10 +74,13 @@ def test_a_relay_without_a_cluster_loads_nothing_of_one() -> None:
 @pytest.mark.integration
 def test_the_guarded_client_runs_without_the_relays_server() -> None:
     blocked = {"kubelet", "uvloop", "httptools", "prometheus_client", "pyrage"}
-    modules = [module for module in modules_of("relay") if ".remote_tools." in module]
+    modules = [
+        *(module for module in modules_of("relay") if ".remote_tools." in module),
+        "relay.remote_tools",
+    ]
     alone = """
-others = {name for name in sys.modules if name.startswith("relay.") and not name.startswith("relay.remote")}
-assert others <= {"relay.proxies"}, others
+others = {name for name in sys.modules if name.startswith("relay.") and not name.startswith("relay.client.remote_tools")}
+assert others == {"relay.client", "relay.client.proxies", "relay.remote_tools"}, others
 """
     done = run_python(BLOCKED.format(blocked=blocked, modules=modules) + alone)
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,7 @@ POLICIES = ("refuse", "drop oldest", "drop newest", "close", "wait", "merge")
 LOSSLESS = ("wait", "merge")
 
 # No service: what these start ends with the command.
-COMMANDS = ("relay/demo/", "relay/cli/", "kubelet/cli/")
+COMMANDS = ("relay/cli/demo/", "relay/cli/", "kubelet/cli/")
 LOOPS = "a fixed number of loops, from the start to the end"
 ENTRIES = "keeps the newest entries for readers; none of them waits for anything"
 ONE = "one at a time, awaited by the loop that starts it"
@@ -69,27 +69,36 @@ EXEMPT = {
     "relay/pki/broker_access.py": ("to_thread", ONE),
     "relay/pki/enrolment_endpoint.py": ("to_thread", "reads the roots, for each connection that asks"),
     "relay/pki/tls_contexts.py": ("3 to_thread", ONE),
-    "relay/remote_tools/connection.py": ("2 create_task", "in the process of an agent, one connection"),
-    "relay/remote_tools/manifests.py": ("Semaphore", "in the process of an agent, the nodes of one answer"),
-    "relay/remote_tools/older_http.py": ("create_task", "in the process of an agent, one connection"),
-    "relay/remote_tools/server_output.py": ("to_thread", "in the process of an agent, as a program ends"),
+    "relay/client/remote_tools/connection.py": (
+        "2 create_task",
+        "in the process of an agent, one connection",
+    ),
+    "relay/client/remote_tools/manifests.py": (
+        "Semaphore",
+        "in the process of an agent, the nodes of one answer",
+    ),
+    "relay/client/remote_tools/older_http.py": ("create_task", "in the process of an agent, one connection"),
+    "relay/client/remote_tools/server_output.py": (
+        "to_thread",
+        "in the process of an agent, as a program ends",
+    ),
     "relay/server/app.py": ("3 create_task", LOOPS),
     "relay/server/serving.py": ("create_task, listen", f"{LOOPS}; of the name: an address, no socket"),
     "schemas/process/settings_reload.py": ("to_thread", ONE),
-    "relay/telemetry/assembly.py": ("2 create_task", LOOPS),
-    "relay/telemetry/history.py": ("deque", ENTRIES),
+    "relay/streams/telemetry/assembly.py": ("2 create_task", LOOPS),
+    "relay/streams/telemetry/history.py": ("deque", ENTRIES),
 }
 # Their rows, or exceptions, say what bounds them from outside.
 UNBOUNDED = {
     "relay/cluster/direct_subscription.py": Counter({"subscribe": 1}),
     "relay/cluster/presence_bucket.py": Counter({"watchall": 1}),
-    "relay/stdio_bridge/pipes.py": Counter({"SimpleQueue": 1}),
+    "relay/client/stdio_bridge/pipes.py": Counter({"SimpleQueue": 1}),
     "schemas/process/broker_probe.py": Counter({"Queue": 4}),
 }
 UNCOUNTED = {
     "kubelet/local_agent/mailbox.py",
     "kubelet/loopback/server.py",
-    "relay/caller_tools/forwarded_calls.py",
+    "relay/streams/caller_tools/forwarded_calls.py",
     "relay/http/http_protocol.py",
     "relay/sessions/frame_handlers.py",
     "schemas/process/status_socket.py",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
-from relay.environment import RelayEnvironment
 from relay.part import Part
+from relay.settings.environment import RelayEnvironment
 from schemas.health import Health, Loop
 
 

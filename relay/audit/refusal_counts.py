@@ -13,8 +13,8 @@ from enum import StrEnum
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.address_groups import address_group
 from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.limits.address_groups import address_group
 from schemas.health import Loop
 
 MAX_UNPROVEN = 120

@@ -10,10 +10,10 @@ from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.auth.key_endorsement import KeyEndorsement
-from relay.config import ExternalIssuerConfig
-from relay.environment import RelayEnvironment
-from relay.key_files import load_or_create_key
 from relay.part import Part
+from relay.settings.config import ExternalIssuerConfig
+from relay.settings.environment import RelayEnvironment
+from relay.state.key_files import load_or_create_key
 from relay.state.token_keys import KeyEndorser, TokenKeys
 from relay.state.tokens import RevokedTokens
 from schemas.addresses import mcp_urls

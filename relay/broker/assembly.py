@@ -13,8 +13,8 @@ from relay.broker.program import find_nats_server
 from relay.broker.server_config import AccessFiles
 from relay.broker.store import BrokerStore
 from relay.broker.supervisor import BrokerSupervisor
-from relay.environment import RelayEnvironment
 from relay.part import Part
+from relay.settings.environment import RelayEnvironment
 from schemas.health import Health, endless
 
 _SEED_BYTES = 32

@@ -18,10 +18,10 @@ from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.relay_tools import RelayTools
 from relay.calls.sample_streams import SampleStreams
-from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.routing.port import NodeFrames, NodeRouter
+from relay.settings.environment import RelayEnvironment
 from schemas.delivery import CALL_BUDGET_MS
 from schemas.health import Health, Loop
 

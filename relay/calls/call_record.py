@@ -16,7 +16,7 @@ from relay.calls.hops import Hop
 from relay.calls.relay_tools import DirectedCall, Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
-from relay.rate_limits import Limiter
+from relay.limits.rate_limits import Limiter
 from relay.routing.port import Idempotency
 from schemas.errors import ToolError
 from schemas.images import Images

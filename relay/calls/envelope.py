@@ -11,7 +11,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.config import EnvelopeMode
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import (
     META_CORRELATION_ID,

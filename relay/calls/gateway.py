@@ -10,7 +10,6 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.allowance import Allowance
 from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
@@ -24,11 +23,12 @@ from relay.calls.offline import explained, is_offline
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.calls.sample_streams import SampleStreams
 from relay.calls.spans import span_of
-from relay.config import EnvelopeMode
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
+from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import KeyedLimiters, Limiter
 from relay.observability.metrics import Metrics
-from relay.rate_limits import KeyedLimiters, Limiter
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.process.spans import SpanSink, no_spans

@@ -17,7 +17,7 @@ from relay.calls.executor import CallExecutor
 from relay.calls.idempotency_store import OUTCOME_UNKNOWN, CallKey, IdempotencyStore, KeyedCall
 from relay.calls.relay_tools import RelayTool
 from relay.fleet.tools import Tool
-from relay.rate_limits import Limiter
+from relay.limits.rate_limits import Limiter
 from relay.routing.port import Idempotency
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError

@@ -1,4 +1,4 @@
-"""The interface by which a call of a verb that streams starts telemetry. ``relay.telemetry`` implements it.
+"""The interface by which a call of a verb that streams starts telemetry; ``relay.streams`` implements it.
 
 Must not know streams.
 """

@@ -28,8 +28,8 @@ from relay.cli.audits import audits_at, ids_of_call, matching_in, verify_several
 from relay.cli.exits import EXIT_LOST, fail
 from relay.cli.options import AsJson, StateDir, seconds, state_files
 from relay.cli.remote_server import own_records
-from relay.clock import now_ms
-from relay.config import StateFiles
+from relay.settings.clock import now_ms
+from relay.settings.config import StateFiles
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable

@@ -20,8 +20,8 @@ from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import ChainReport, ids_in, matching, time_of, verify
 from relay.cli.exits import EXIT_LOST
 from relay.cli.options import show_table
-from relay.clock import now_ms
-from relay.config import StateFiles
+from relay.settings.clock import now_ms
+from relay.settings.config import StateFiles
 from schemas.error_roots import StateError
 from schemas.process.exit_codes import EXIT_NO
 from schemas.text import printable

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from relay.cli import completing
-from relay.cli.backup import ca_backup, ca_restore
+from relay.cli.backup.command import ca_backup, ca_restore
 from relay.cli.exits import fail
 from relay.cli.node_references import NodeDirectory, NodeReferenceError
 from relay.cli.options import (
@@ -29,13 +29,13 @@ from relay.cli.options import (
     utc,
 )
 from relay.cli.state import authority, token_keys
-from relay.clock import now_ms
-from relay.config import SERVICE_STATE_DIR
-from relay.key_files import load_or_create_key
 from relay.pki.errors import UnknownTargetError
 from relay.pki.roots import MAX_OVERLAP_DAYS
 from relay.pki.server_files import issue_server_files
+from relay.settings.clock import now_ms
+from relay.settings.config import SERVICE_STATE_DIR
 from relay.state.certificates import KID_DIGITS
+from relay.state.key_files import load_or_create_key
 from schemas.certificates import end_of
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.cli_manual import example, group

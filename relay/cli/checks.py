@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from relay.config import RelayConfig
 from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import issued_by
 from relay.pki.tls_contexts import broker_context
+from relay.settings.config import RelayConfig
 from schemas import topics
 from schemas.addresses import host_of, is_loopback
 from schemas.files import read_named

@@ -4,7 +4,7 @@ Must not start anything, nor show a secret.
 """
 
 from relay.cli.options import usual_state_dir
-from relay.settings import RELAY, LoadedRelaySettings, load_settings
+from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
 from schemas.process.cli_config import add_commands
 from schemas.process.cli_manual import group
 from schemas.process.state_owner import act_as_owner_of

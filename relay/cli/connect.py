@@ -18,8 +18,7 @@ import typer
 from relay.cli import remote_server as remote
 from relay.cli.exits import fail
 from relay.cli.options import AsJson
-from relay.config import View
-from relay.connect.clients import (
+from relay.client.connect.clients import (
     CLIENTS,
     ClientName,
     ClientTarget,
@@ -28,10 +27,11 @@ from relay.connect.clients import (
     check_name,
     token_directory,
 )
-from relay.connect.config_file import FileChange, planned
-from relay.connect.errors import ConnectError
-from relay.connect.token_files import check_token_file
-from relay.stdio_bridge.bearer_token import RenewableToken
+from relay.client.connect.config_file import FileChange, planned
+from relay.client.connect.errors import ConnectError
+from relay.client.connect.token_files import check_token_file
+from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.settings.config import View
 from schemas.addresses import KINDS_PATH, MCP_PATH, PLAIN_OPTION, TOOLS_PATH, check_private_url, parse_mcp_url
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
@@ -237,7 +237,7 @@ async def _reach(connection: ClientTarget) -> None:
     Raises:
         ConnectError: it is not reached.
     """
-    from relay.stdio_bridge.http_client import (  # noqa: PLC0415 - for a command that runs
+    from relay.client.stdio_bridge.http_client import (  # noqa: PLC0415 - for a command that runs
         LostError,
         NotSentError,
         RelayHttp,

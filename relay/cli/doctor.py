@@ -12,9 +12,9 @@ import typer
 
 from relay.cli.checks import EXPLAINED, RelayChecks
 from relay.cli.options import AsJson, usual_state_dir
-from relay.clock import now_ms
 from relay.pki.authority import CertificateAuthority
-from relay.settings import RELAY, load_settings
+from relay.settings.clock import now_ms
+from relay.settings.table import RELAY, load_settings
 from schemas.process.asked_process import AskedProcess
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings

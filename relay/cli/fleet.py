@@ -23,11 +23,11 @@ from relay.cli.event_loop import run_until_stopped
 from relay.cli.exits import fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
-from relay.clock import now_ms
-from relay.config import StateFiles
-from relay.key_files import read_key
+from relay.client.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
+from relay.settings.clock import now_ms
+from relay.settings.config import StateFiles
+from relay.state.key_files import read_key
 from relay.state.label_forms import with_typed_form
-from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
 from schemas.addresses import check_private_url, mcp_url, parse_mcp_url
 from schemas.error_roots import PeerError
 from schemas.process.cli_manual import example, group
@@ -185,7 +185,7 @@ def _signed(state: StateFiles, public_url: str, tenant: str) -> RenewableToken:
 
 
 def _show(view: _View, relay: _Relay, *, watch: bool, as_json: bool) -> None:
-    from relay.stdio_bridge.http_client import MisdirectedError, NotSentError  # noqa: PLC0415 - as in ``_read``
+    from relay.client.stdio_bridge.http_client import MisdirectedError, NotSentError  # noqa: PLC0415 - as in ``_read``
 
     show = _watched if watch else _once
     try:
@@ -205,7 +205,7 @@ async def _once(view: _View, relay: _Relay, *, as_json: bool) -> None:
 
 
 async def _watched(view: _View, relay: _Relay, *, as_json: bool) -> None:
-    from relay.stdio_bridge.http_client import LostError, NotSentError  # noqa: PLC0415 - as in ``_read``
+    from relay.client.stdio_bridge.http_client import LostError, NotSentError  # noqa: PLC0415 - as in ``_read``
 
     shown: Rows | None = None
     reported = ""
@@ -230,7 +230,7 @@ async def _watched(view: _View, relay: _Relay, *, as_json: bool) -> None:
 async def _read(view: _View, relay: _Relay) -> Rows:
     # The HTTP client is loaded for these commands alone.
     from relay.cli.fleet_reader import FleetReader  # noqa: PLC0415
-    from relay.stdio_bridge.http_client import RelayHttp  # noqa: PLC0415
+    from relay.client.stdio_bridge.http_client import RelayHttp  # noqa: PLC0415
 
     http = RelayHttp(relay.url, relay.token(), relay.tls, relay.root)
     try:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from relay.stdio_bridge.http_client import RelayHttp
+from relay.client.stdio_bridge.http_client import RelayHttp
 from schemas.error_roots import PeerError
 from schemas.text import printable
 

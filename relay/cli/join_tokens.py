@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from relay.broker_choice import broker_of_nodes
 from relay.cli import options
 from relay.cli.exits import fail
 from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
@@ -30,8 +29,9 @@ from relay.cli.options import (
     utc,
 )
 from relay.cli.state import authority, name_ledger
-from relay.clock import now_ms
-from relay.kept_settings import read_kept
+from relay.settings.broker_choice import broker_of_nodes
+from relay.settings.clock import now_ms
+from relay.settings.kept import read_kept
 from relay.state.join_tokens import JoinError, JoinTokens
 from relay.state.name_rules import NameRuleError, check_tags, label_of
 from relay.state.names import LabelTakenError

@@ -11,8 +11,8 @@ import typer
 from relay.cli import remote_server as remote
 from relay.cli.exits import fail
 from relay.cli.options import AsJson, answer
-from relay.connect.profile import Profile
-from relay.connect.token_files import check_token_file
+from relay.client.connect.profile import Profile
+from relay.client.connect.token_files import check_token_file
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_USAGE
 

@@ -15,7 +15,7 @@ class _Commands(Manual):
     on_demand: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "run": "relay.cli.run:app",
-            "demo": "relay.cli.demo:app",
+            "demo": "relay.cli.demo.command:app",
             "ca": "relay.cli.ca:app",
             "join-token": "relay.cli.join_tokens:app",
             "node": "relay.cli.nodes:app",

@@ -16,8 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli.exits import fail
-from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, SERVICE_STATE_DIR, StateFiles, own_state_dir
-from relay.kept_settings import read_kept, write_kept
+from relay.settings.config import (
+    DEFAULT_PUBLIC_URL,
+    DEFAULT_TENANT,
+    SERVICE_STATE_DIR,
+    StateFiles,
+    own_state_dir,
+)
+from relay.settings.kept import read_kept, write_kept
 from relay.state.label_forms import columns_of, legible
 from schemas.addresses import normal_url
 from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
@@ -55,7 +61,7 @@ def state_files(state_dir: Path | None) -> StateFiles:
             is no usual one.
     """
     if state_dir is None:
-        from relay.settings import RELAY, STATE_DIR  # noqa: PLC0415 - a command that is told does without it
+        from relay.settings.table import RELAY, STATE_DIR  # noqa: PLC0415 - a command that is told does without it
         from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
 
         state_dir = read_sources(RELAY, {}, None, os.environ).value(STATE_DIR)
@@ -74,7 +80,7 @@ def usual_state_dir() -> Path | None:
 def public_url(given: str | None, state: StateFiles) -> str:
     """Return the relay's URL: the one given here, or as a setting, or kept; else the default."""
     if given is None:
-        from relay.settings import PUBLIC_URL, RELAY  # noqa: PLC0415 - as above
+        from relay.settings.table import PUBLIC_URL, RELAY  # noqa: PLC0415 - as above
         from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
 
         given = read_sources(RELAY, {}, None, os.environ).value(PUBLIC_URL)

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import typer
 
 from relay.cli.exits import fail
-from relay.connect.clients import Machine, token_directory
-from relay.connect.profile import Profile, read_profile
-from relay.connect.token_files import check_token_file, keep_token
+from relay.client.connect.clients import Machine, token_directory
+from relay.client.connect.profile import Profile, read_profile
+from relay.client.connect.token_files import check_token_file, keep_token
 from schemas.addresses import MCP_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name

@@ -11,10 +11,10 @@ import sys
 import uvloop
 
 from relay.cli.event_loop import run_until_stopped
-from relay.config import RelayConfig
 from relay.http.listener import bind
 from relay.server.serving import run_relay
 from relay.server.settings_reload import ReloadSource
+from relay.settings.config import RelayConfig
 from schemas.contract import read_contract
 from schemas.process.prestarted_pool import prestarted_pool
 from schemas.process.signals import ends_with_its_terminal

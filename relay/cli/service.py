@@ -6,8 +6,8 @@ Must not take a step itself: it only says what of the service is this program's.
 from pathlib import Path
 
 import relay
-from relay.config import SERVICE_STATE_DIR
-from relay.settings import RELAY
+from relay.settings.config import SERVICE_STATE_DIR
+from relay.settings.table import RELAY
 from schemas.process.cli_manual import group
 from schemas.process.cli_service import add_commands
 from schemas.process.service_steps import Service

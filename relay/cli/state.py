@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from relay.cli.options import state_files
-from relay.clock import now_ms
 from relay.pki.authority import CertificateAuthority
+from relay.settings.clock import now_ms
 from relay.state.names import NameLedger
 from relay.state.token_keys import TokenKeys
 

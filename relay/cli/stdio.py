@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 import typer
 
 from relay.cli.exits import fail
-from relay.config import View
-from relay.stdio_bridge.bearer_token import RenewableToken, TokenMissingError
+from relay.client.stdio_bridge.bearer_token import RenewableToken, TokenMissingError
+from relay.settings.config import View
 from schemas.addresses import (
     KINDS_PATH,
     MCP_PATH,
@@ -68,7 +68,7 @@ def stdio(
     ] = False,
 ) -> None:
     """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
-    from relay.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone
+    from relay.client.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone
 
     relay, path = parse_mcp_url(url)
     if path != MCP_PATH and (names or view):

@@ -26,8 +26,8 @@ from relay.cli.options import (
     tenant_name,
     utc,
 )
-from relay.clock import now_ms
-from relay.config import StateFiles
+from relay.settings.clock import now_ms
+from relay.settings.config import StateFiles
 from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens, is_jti
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
@@ -205,7 +205,7 @@ def _state(state_dir: Path | None) -> StateFiles:
 
 def _key(state: StateFiles) -> "SigningKey":
     """Return the key that signs tokens; end the command if it is elsewhere."""
-    from relay.key_files import read_key  # noqa: PLC0415 - for the commands that sign
+    from relay.state.key_files import read_key  # noqa: PLC0415 - for the commands that sign
 
     try:
         key = read_key(state.token_key)

@@ -24,13 +24,13 @@ from relay.cluster.presence_bucket import PresenceBucket
 from relay.cluster.presence_effects import Effects
 from relay.cluster.quorum import Quorum
 from relay.cluster.relay_peers import RelayPeers
-from relay.config import ClusterConfig, ClusterServer
-from relay.environment import RelayEnvironment
 from relay.routing.authority_messages import AuthorityMessages
 from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.cluster_messages import ClusterMessages
 from relay.routing.nats import NatsRouter
 from relay.routing.port import LocalRouter, NodeFrames, NodeRouter
+from relay.settings.config import ClusterConfig, ClusterServer
+from relay.settings.environment import RelayEnvironment
 from relay.state.merging import SharedLedger
 from relay.state.sharer import OnThread, Sharer
 from schemas.health import Loop

@@ -10,7 +10,7 @@ from nats.errors import Error as NatsError
 
 from relay.cluster.credentials import Credentials
 from relay.cluster.peer_messages import MAX_PEER_BYTES
-from relay.config import ClusterServer
+from relay.settings.config import ClusterServer
 from schemas.error_roots import EdgeError, PeerError
 
 CONNECT_TIMEOUT_S = 2

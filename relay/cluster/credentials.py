@@ -11,8 +11,8 @@ from pathlib import Path
 
 import nkeys  # type: ignore[import-untyped]
 
-from relay.cluster_settings import CLUSTER_CREDENTIALS, CLUSTER_ROOT
-from relay.config import ClusterConfig
+from relay.settings.cluster import CLUSTER_CREDENTIALS, CLUSTER_ROOT
+from relay.settings.config import ClusterConfig
 from schemas.error_roots import OperatorError
 from schemas.files import read_named, read_named_secret
 from schemas.identity import MAX_PEM_BYTES

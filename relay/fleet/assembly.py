@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from relay.audit.assembly import AuditPart
-from relay.environment import RelayEnvironment
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.kept_leaves import KeptLeaves
@@ -19,6 +18,7 @@ from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.part import Part
+from relay.settings.environment import RelayEnvironment
 from relay.state.names import NameLedger
 from schemas.health import Health, Loop, endless
 

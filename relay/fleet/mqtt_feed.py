@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.allowance import Allowance
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.fleet.fleet import Fleet
 from relay.fleet.mqtt_connection import MqttConnection, MqttMessage
+from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import KeyedLimiters
 from relay.observability.metrics import Metrics
-from relay.rate_limits import KeyedLimiters
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.errors import ToolError

@@ -7,12 +7,12 @@ many: either way it reads about as much as a page shows. Must not decide what a 
 from collections.abc import Callable, Iterable, Mapping
 
 from relay.auth.permissions import Rights
-from relay.config import View
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_index import SEVERITY, Only, Version
 from relay.fleet.tools import BEFORE_ALL, Offer, Position, Tool
+from relay.settings.config import View
 from schemas.errors import Failure, ToolError
 from schemas.projection import ToolName
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from relay.config import View
 from relay.fleet.node_names import NodeNames, UnknownNodeError
+from relay.settings.config import View
 from relay.state.name_rules import tag_key
 
 TAG_SELECTOR = "tag:"

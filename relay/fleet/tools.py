@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from relay.allowance import Allowance
 from relay.fleet.tool_entry import EntryTemplate
+from relay.limits.allowance import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.delivery import DEFAULT_HANDLER_MS
 from schemas.kinds import Kind, KindRegistry, Verb

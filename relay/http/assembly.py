@@ -13,13 +13,13 @@ from starlette.types import ASGIApp
 
 from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
-from relay.environment import RelayEnvironment
 from relay.http.connections import Bounds, Connections
 from relay.http.front_page import FrontPage
 from relay.http.refusal_log import refusal_log
 from relay.http.request_guard import AllowedHosts, BeginMcp, RequestGuard
 from relay.http.routes import make_routes
 from relay.part import Part
+from relay.settings.environment import RelayEnvironment
 from schemas.health import Health
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import Counter
 from starlette.types import Scope
 
-from relay.address_groups import address_group
+from relay.limits.address_groups import address_group
 
 CONNECTION_IN_STATE = "edge.connection"
 """The key of the ``AcceptedConnection`` in the ASGI ``state`` of what is served over it."""

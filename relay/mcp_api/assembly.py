@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from relay.auth.assembly import AuthPart
-from relay.caller_tools.event_streams import EventStreams
 from relay.calls.assembly import CallsPart
-from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
@@ -23,7 +21,9 @@ from relay.mcp_api.sdk import SdkServer
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.part import Part
-from relay.telemetry.assembly import TelemetryPart
+from relay.settings.environment import RelayEnvironment
+from relay.streams.caller_tools.event_streams import EventStreams
+from relay.streams.telemetry.assembly import TelemetryPart
 
 
 @dataclass(frozen=True, slots=True)

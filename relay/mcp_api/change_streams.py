@@ -22,8 +22,8 @@ from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.pending_updates import PendingUpdates
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
-from relay.telemetry.fleet_listening import FleetListening
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.fleet_listening import FleetListening
+from relay.streams.telemetry.reading import TelemetryResource
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from relay.auth.agent_tokens import AgentName, Principal
 from relay.fleet.node_names import UnknownNodeError
-from relay.telemetry.fleet_listening import FleetListening
-from relay.telemetry.reading import Place, TelemetryResource
+from relay.streams.telemetry.fleet_listening import FleetListening
+from relay.streams.telemetry.reading import Place, TelemetryResource
 
 MAX_FOLLOWED = 256
 """Of one session, or one subscription."""

@@ -7,8 +7,8 @@ tenant reads its own alone. Must not contain anything that a node sent.
 from collections.abc import Iterator
 
 from relay.auth.permissions import Rights
-from relay.config import View
 from relay.fleet.fleet import Fleet
+from relay.settings.config import View
 
 MAX_BYTES = 1500
 """Clients cut instructions at two kilobytes."""

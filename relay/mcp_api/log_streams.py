@@ -11,10 +11,10 @@ from starlette.types import Message, Scope, Send
 
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
-from relay.caller_tools.event_streams import EventStreams
-from relay.caller_tools.tools import LEVEL, log_message
 from relay.calls.envelope import LEVELS_WITH_INFO
 from relay.mcp_api.sdk import Context, connection_of
+from relay.streams.caller_tools.event_streams import EventStreams
+from relay.streams.caller_tools.tools import LEVEL, log_message
 
 _SESSION_ID = b"mcp-session-id"
 _LEVEL_IN_STATE = "log level"

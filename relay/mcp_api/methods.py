@@ -18,14 +18,14 @@ from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
 from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit
-from relay.config import View
 from relay.fleet.node_names import UnknownNodeError
 from relay.mcp_api.fleet_resources import ResourceQueryError
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
 from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
-from relay.telemetry.reading import TelemetryQueryError
+from relay.settings.config import View
+from relay.streams.telemetry.reading import TelemetryQueryError
 from schemas.error_roots import EdgeError
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP

@@ -22,8 +22,8 @@ from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from relay.mcp_api.fleet_resources import NODES_PER_PAGE, FleetResources, RelayOf
 from relay.mcp_api.paging import CursorError
-from relay.telemetry.fleet_reading import FleetReading
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.fleet_reading import FleetReading
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.projection import is_node_id
 from schemas.registry import SchemaRegistry
 

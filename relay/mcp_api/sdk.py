@@ -32,10 +32,10 @@ from starlette.types import Message
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import Emit, StreamClosedError
-from relay.config import View
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import TWICE
 from relay.mcp_api.methods import CALL_TOOL
+from relay.settings.config import View
 
 Context = ServerRequestContext[Any, Any]
 

@@ -8,13 +8,13 @@ from heapq import merge
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTools
-from relay.config import View
 from relay.fleet.fleet import Fleet
 from relay.fleet.selection import Selection
 from relay.fleet.tools import Position
 from relay.mcp_api.paging import ToolEntry
 from relay.mcp_api.relay_tools import RelayToolEntries
 from relay.mcp_api.url_options import UrlOptionReader
+from relay.settings.config import View
 
 
 class ToolList:

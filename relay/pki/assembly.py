@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
-from relay.environment import RelayEnvironment
 from relay.part import Part
 from relay.pki.authority import CertificateAuthority
 from relay.pki.authority_service import AuthorityService
@@ -22,6 +21,7 @@ from relay.pki.leaf_issuer import ForwardedLeaves, OwnLeaves
 from relay.pki.renewals import Renewals
 from relay.pki.tls_contexts import RelayTls
 from relay.routing.authority_port import AnsweringAuthority, AuthorityAction, AuthorityLink
+from relay.settings.environment import RelayEnvironment
 from relay.state.join_tokens import JoinTokens
 from schemas.error_roots import OperatorError
 from schemas.health import Loop

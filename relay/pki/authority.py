@@ -13,7 +13,6 @@ from pathlib import Path
 
 from nacl.signing import SigningKey
 
-from relay.config import DEFAULT_TENANT
 from relay.pki.ca_ledger import CaLedger
 from relay.pki.certificate_builder import make_crl
 from relay.pki.errors import (
@@ -26,6 +25,7 @@ from relay.pki.errors import (
 from relay.pki.issuing import Issuing, Signer, read_request
 from relay.pki.roots import ED25519, RootFiles, end_of_overlap
 from relay.pki.server_authority import EndorsedRoots, ServerAuthority
+from relay.settings.config import DEFAULT_TENANT
 from relay.state.certificates import CaRecords, IssuedLeaf, revocations, rotation
 from schemas.endorsement import endorse, endorse_servers, endorse_token_key
 from schemas.error_roots import StateError

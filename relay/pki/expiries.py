@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from relay.config import RelayConfig
+from relay.settings.config import RelayConfig
 from schemas.error_roots import StateError
 from schemas.files import read_state
 from schemas.identity import CertificateFormatError, first_certificate_in, validity_of

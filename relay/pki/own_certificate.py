@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from cryptography.x509.oid import NameOID
 
-from relay.config import TlsFiles
-from relay.key_files import load_or_create_key
 from relay.pki.errors import AuthorityStateError, CertificateRefusedError
 from relay.pki.server_keys import load_or_create_server_key
+from relay.settings.config import TlsFiles
+from relay.state.key_files import load_or_create_key
 from schemas.addresses import host_of
 from schemas.files import read_state, write_atomic
 from schemas.x509_forms import moment

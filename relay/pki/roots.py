@@ -23,9 +23,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from nacl.signing import SigningKey
 
-from relay.key_files import KeyFileError, read_key
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError
 from relay.pki.server_keys import read_server_key, server_key_to_pem
+from relay.state.key_files import KeyFileError, read_key
 from schemas.files import PRIVATE, read_state, write_atomic
 from schemas.identity import CertificateFormatError, certificates_in, first_certificate_in, is_for_key, to_pem
 from schemas.keys import private_key_to_pem

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from relay.key_files import KeyFileError, read_key
 from relay.pki.authority import CertificateAuthority
 from relay.pki.server_keys import make_server_key, read_server_key, server_key_to_pem
+from relay.state.key_files import KeyFileError, read_key
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 
 # Longer than the relay's own: an operator has to issue it again, and what a broker's key gives its thief is

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from relay.key_files import KeyFileError, load_or_create
+from relay.state.key_files import KeyFileError, load_or_create
 from schemas.files import read_private
 
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.config import RelayConfig, TlsFiles
 from relay.pki.errors import AuthorityStateError
 from relay.pki.own_certificate import (
     BROKER_NAME,
@@ -21,6 +20,7 @@ from relay.pki.own_certificate import (
     ServedCertificate,
     public_key_pem,
 )
+from relay.settings.config import RelayConfig, TlsFiles
 from schemas.addresses import host_of
 from schemas.error_roots import PeerError, StateError
 from schemas.health import Loop

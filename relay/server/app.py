@@ -11,14 +11,12 @@ from dataclasses import replace
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
 from relay.broker import assembly as broker_assembly
-from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
-from relay.config import RelayConfig
-from relay.environment import RelayEnvironment
 from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import FleetTrust
 from relay.http import assembly as http_assembly
 from relay.mcp_api import assembly as mcp_assembly
+from relay.mcp_api.views import assembly as views_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
@@ -33,6 +31,8 @@ from relay.server.decisions import (
 )
 from relay.server.follow_ups import FollowUps
 from relay.sessions import assembly as sessions_assembly
+from relay.settings.config import RelayConfig
+from relay.settings.environment import RelayEnvironment
 from relay.state.kinds import (
     CERTIFICATES,
     JOIN_TOKENS,
@@ -46,8 +46,8 @@ from relay.state.merging import Merging, SharedLedger
 from relay.state.names import NameLedger
 from relay.state.sharer import Sharing
 from relay.state.watcher import SHARED, DescriptorReserve, Freshness, Watcher
-from relay.telemetry import assembly as telemetry_assembly
-from relay.views import assembly as views_assembly
+from relay.streams.caller_tools import assembly as caller_tools_assembly
+from relay.streams.telemetry import assembly as telemetry_assembly
 from schemas.health import Health, Loop, endless
 from schemas.trust import TrustRules
 

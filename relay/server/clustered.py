@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
-from relay.environment import RelayEnvironment
 from relay.fleet.fleet import Fleet
 from relay.part import Part
 from relay.pki.assembly import PkiPart
 from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames, NodeRouter
 from relay.sessions.assembly import SessionsPart
+from relay.settings.environment import RelayEnvironment
 from relay.state.merging import SharedLedger
 from relay.state.sharer import NotShared, Sharing
 from relay.state.watcher import DescriptorReserve, LedgerThreads

@@ -6,8 +6,8 @@ Must not decide which need a restart.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relay.config import RelayConfig
-from relay.settings import LoadedRelaySettings
+from relay.settings.config import RelayConfig
+from relay.settings.table import LoadedRelaySettings
 from schemas.process.settings_reload import ReadAgain
 from schemas.settings import Reloaded, SerializedSettings, Settings
 

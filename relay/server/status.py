@@ -10,10 +10,10 @@ from typing import Any
 from relay.audit.assembly import AuditPart
 from relay.broker.assembly import BrokerPart
 from relay.calls.assembly import CallsPart
-from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.pki.assembly import PkiPart
+from relay.settings.environment import RelayEnvironment
 from schemas.health import Health
 from schemas.process.resources import Uptime, resources, watchdog_s
 from schemas.settings import SerializedSettings

@@ -6,7 +6,6 @@ Must not decide anything: it constructs the parts and connects them.
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
-from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.pki.assembly import PkiPart
@@ -19,6 +18,7 @@ from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
+from relay.settings.environment import RelayEnvironment
 from schemas.frames import FrameReader
 from schemas.tokens import DEVICE_REF, TokenVerifier
 

@@ -7,7 +7,7 @@ agents that call it. Must not know who these are.
 from collections.abc import Callable
 
 from relay.fleet.fleet import Fleet
-from relay.rate_limits import KeyedLimiters
+from relay.limits.rate_limits import KeyedLimiters
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError

@@ -7,8 +7,8 @@ nodes: that is done after it, and costs the most.
 
 from collections import OrderedDict
 
-from relay.address_groups import address_group
-from relay.rate_limits import evict_idle
+from relay.limits.address_groups import address_group
+from relay.limits.rate_limits import evict_idle
 from schemas.token_bucket import TokenBucket
 
 RATE_PER_S = 300.0

@@ -16,7 +16,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter
-from relay.clock import SessionClock
 from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
@@ -32,6 +31,7 @@ from relay.sessions.leaf_expiry import LeafExpiry
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.peer_faults import PeerFaults
 from relay.sessions.session import NodeSession
+from relay.settings.clock import SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, agreed

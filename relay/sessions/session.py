@@ -5,9 +5,9 @@ Must not send or receive: ``connection`` does.
 
 from dataclasses import dataclass, field
 
-from relay.clock import SessionClock
 from relay.routing.answer import CommandAnswer
 from relay.sessions.connection import NodeConnection
+from relay.settings.clock import SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.identity import Identity

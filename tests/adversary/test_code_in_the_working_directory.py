@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kubelet.session.renewal import installer
-from relay.demo.local_system import fleet_command, kubelet_command, relay_command
-from relay.demo.plan import Plan
-from relay.demo.ports import ClaimedPorts
+from relay.cli.demo.local_system import fleet_command, kubelet_command, relay_command
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.ports import ClaimedPorts
 from schemas.identity_files import IdentityFiles
 
 BOUND_S = 60

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.telemetry.sample_queue import MAX_WAITING
-from relay.telemetry.subscription import MIN_LEASE_S
+from relay.streams.telemetry.sample_queue import MAX_WAITING
+from relay.streams.telemetry.subscription import MIN_LEASE_S
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import URI, Followed, Reader
 

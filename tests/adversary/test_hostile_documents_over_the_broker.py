@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from relay.allowance import Allowance
 from relay.fleet.fleet import Fleet
 from relay.fleet.mqtt_feed import MqttFeed
+from relay.limits.allowance import Allowance
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.registry import SchemaRegistry

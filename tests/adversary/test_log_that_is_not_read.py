@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
 from relay.auth.agent_tokens import TokenIssuer
-from relay.config import StateFiles
-from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
+from relay.settings.config import StateFiles
+from relay.state.key_files import load_or_create_key
 from schemas.addresses import BrokerAddress, mcp_url
 from schemas.frames import FrameReader
 from schemas.lines import MAX_WAITING_BYTES

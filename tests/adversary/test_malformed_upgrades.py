@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from relay.config import TlsFiles
 from relay.pki.tls_contexts import LiveContext
+from relay.settings.config import TlsFiles
 from schemas.addresses import CONNECT_PATH
 from schemas.tls import client_context
 from tests.fakes.polling import until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from relay.caller_tools.limits import NODE_BYTES
-from relay.caller_tools.outbox import MAX_WAITING
+from relay.streams.caller_tools.limits import NODE_BYTES
+from relay.streams.caller_tools.outbox import MAX_WAITING
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType

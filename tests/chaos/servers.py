@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relay.broker.program import find_nats_server
-from relay.demo.cluster_server import cluster_server_config, new_credentials
-from relay.demo.processes import Processes
+from relay.cli.demo.cluster_server import cluster_server_config, new_credentials
+from relay.cli.demo.processes import Processes
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, write_atomic
 from tests.chaos.proxies import Proxies

@@ -18,10 +18,10 @@ from pathlib import Path
 from kubelet.config import default_socket
 from kubelet.identity.provisioning import create_identity
 from kubelet.session.relay_addresses import RelayAddresses
-from relay.config import StateFiles
-from relay.demo.local_system import start_broker
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import start_broker
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
+from relay.settings.config import StateFiles
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.process.status_socket import NotRunningError, StalledError, read_status

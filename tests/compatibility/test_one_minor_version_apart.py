@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.demo.processes import Processes
+from relay.cli.demo.processes import Processes
 from schemas.addresses import BrokerAddress
 from tests.compatibility.site import Programs, Site
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.demo.processes import Processes
+from relay.cli.demo.processes import Processes
 from schemas.addresses import TOOLS_PATH, mcp_url
 from tests.compatibility.site import Programs, Site
 from tests.fakes.broker import Broker

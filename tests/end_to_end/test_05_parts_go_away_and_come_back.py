@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from relay.demo.local_system import (
+from relay.cli.demo.local_system import (
     LocalSystem,
     kubelet_command,
     relay_command,

@@ -17,9 +17,9 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.config import StateFiles
-from relay.demo.local_system import list_tools, until_listed
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import list_tools, until_listed
+from relay.cli.demo.processes import Processes
+from relay.settings.config import StateFiles
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles

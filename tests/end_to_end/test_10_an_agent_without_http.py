@@ -19,7 +19,7 @@ from mcp.client.session import IncomingMessage
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ToolListChangedNotification
 
-from relay.demo.local_system import LocalSystem, relay_command
+from relay.cli.demo.local_system import LocalSystem, relay_command
 from tests.fakes.demo import Demo, error_of, local_system
 from tests.fakes.polling import before_asking_again
 

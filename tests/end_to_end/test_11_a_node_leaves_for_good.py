@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.demo.local_system import LocalSystem, kubelet_command
+from relay.cli.demo.local_system import LocalSystem, kubelet_command
 from tests.fakes.broker import BOUND_S
 from tests.fakes.demo import local_system
 

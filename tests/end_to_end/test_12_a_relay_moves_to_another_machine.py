@@ -16,15 +16,15 @@ import httpx2
 import pyrage  # type: ignore[import-untyped]  # the library brings no types
 import pytest
 
-from relay.config import StateFiles
-from relay.demo.local_system import (
+from relay.cli.demo.local_system import (
     LocalSystem,
     connected_nodes,
     list_tools,
     relay_command,
     until_listed,
 )
-from relay.demo.processes import StartError
+from relay.cli.demo.processes import StartError
+from relay.settings.config import StateFiles
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from tests.fakes.demo import local_system, relay_output

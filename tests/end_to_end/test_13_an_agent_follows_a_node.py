@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.demo.local_system import LocalSystem, start_beside_broker
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, start_beside_broker
+from relay.cli.demo.processes import Processes
 from schemas.addresses import BrokerAddress
 from tests.fakes.demo import error_of, plan_below
 from tests.fakes.following_agent import MEMBERS, SECOND, FollowingAgent, checked

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.demo.local_system import LocalSystem, issue_token, kubelet_command, relay_command, start_system
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, issue_token, kubelet_command, relay_command, start_system
+from relay.cli.demo.processes import Processes
 from schemas.addresses import BrokerAddress, mcp_url
 from tests.fakes.caller_stage import SCOPE, TOOLS
 from tests.fakes.demo import plan_below

@@ -14,7 +14,7 @@ from mcp.client.client import Client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp_types import TextResourceContents
 
-from relay.demo.local_system import TENANT, LocalSystem, list_tools, relay_command, until_listed
+from relay.cli.demo.local_system import TENANT, LocalSystem, list_tools, relay_command, until_listed
 from tests.fakes.command_lines import CommandLines
 from tests.fakes.demo import Demo, local_system, relay_output
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.demo.processes import StartError
+from relay.cli.demo.processes import StartError
 from tests.fakes.broker import Broker, fill
 from tests.fakes.polling import until
 from tests.fakes.small_fleet import SmallFleet, is_running, small_fleet

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from relay.demo.local_system import kubelet_command, list_tools, relay_command
+from relay.cli.demo.local_system import kubelet_command, list_tools, relay_command
 from schemas.meta_names import META_IDEMPOTENCY_KEY
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo, error_of, local_system, running_demo

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from relay.demo.local_system import LocalSystem, kubelet_command, start_system
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, kubelet_command, start_system
+from relay.cli.demo.processes import Processes
 from tests.fakes.collector import collecting
 from tests.fakes.demo import plan_below
 from tests.fakes.polling import before_asking_again

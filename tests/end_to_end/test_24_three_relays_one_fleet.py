@@ -20,9 +20,9 @@ import pytest
 from mcp.client.client import Client
 
 from relay.broker.program import find_nats_server
-from relay.demo.local_system import LocalSystem, fleet_command, start_system, until_listed
-from relay.demo.more_relays import SERVER, FurtherRelay, start_cluster_server, start_more_relays
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, fleet_command, start_system, until_listed
+from relay.cli.demo.more_relays import SERVER, FurtherRelay, start_cluster_server, start_more_relays
+from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 from schemas.process.status_socket import read_status
 from tests.fakes.demo import error_of, plan_below

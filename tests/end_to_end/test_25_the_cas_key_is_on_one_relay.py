@@ -19,11 +19,11 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.config import StateFiles
-from relay.demo.local_system import start_broker, until_listed
-from relay.demo.more_relays import start_cluster_server
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import start_broker, until_listed
+from relay.cli.demo.more_relays import start_cluster_server
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
+from relay.settings.config import StateFiles
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.process.status_socket import read_status

@@ -20,7 +20,7 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ToolListChangedNotification
 
-from relay.demo.local_system import (
+from relay.cli.demo.local_system import (
     TENANT,
     LocalSystem,
     fleet_command,
@@ -30,8 +30,8 @@ from relay.demo.local_system import (
     start_system,
     until_listed,
 )
-from relay.demo.more_relays import start_cluster_server, start_more_relays
-from relay.demo.processes import Processes
+from relay.cli.demo.more_relays import start_cluster_server, start_more_relays
+from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import BrokerAddress, mcp_url
 from tests.fakes.caller_stage import SCOPE

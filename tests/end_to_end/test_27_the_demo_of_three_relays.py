@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from relay.demo.local_system import until_listed
+from relay.cli.demo.local_system import until_listed
 from schemas.addresses import mcp_url
 from tests.fakes.demo import Demo, error_of, running_demo
 from tests.fakes.polling import before_asking_again

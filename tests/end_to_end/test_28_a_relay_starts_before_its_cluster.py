@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from relay.demo.local_system import LocalSystem, start_system
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, start_system
+from relay.cli.demo.processes import Processes
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.command_lines import CommandLines
 from tests.fakes.demo import plan_below

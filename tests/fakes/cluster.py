@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from relay.clock import ticks_ms
 from relay.cluster.assembly import assemble
 from relay.cluster.cluster_part import ClusterPart
 from relay.cluster.presence_effects import Effects
-from relay.config import ClusterConfig
 from relay.observability.metrics import Metrics
 from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.cluster_messages import command_subject
@@ -26,6 +24,8 @@ from relay.routing.port import (
     LocalRouter,
     NodeRef,
 )
+from relay.settings.clock import ticks_ms
+from relay.settings.config import ClusterConfig
 from relay.state.merging import SharedLedger
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relay.config import ClusterConfig
 from relay.pki.authority import CertificateAuthority
+from relay.settings.config import ClusterConfig
 from relay.state.join_tokens import JoinTokens
 from relay.state.kinds import (
     CERTIFICATES,

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Self
 
 from relay.broker.program import find_nats_server
-from relay.config import ClusterConfig, ClusterServer
-from relay.demo.cluster_server import cluster_server_config, new_credentials
+from relay.cli.demo.cluster_server import cluster_server_config, new_credentials
 from relay.pki.certificate_builder import issue_client
 from relay.pki.server_keys import server_key_to_pem
+from relay.settings.config import ClusterConfig, ClusterServer
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem

@@ -20,10 +20,10 @@ from mcp_types import CallToolResult, TextContent
 from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
-from relay.config import StateFiles
-from relay.demo.local_system import LocalSystem, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.cli.demo.local_system import LocalSystem, start_system
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes
+from relay.settings.config import StateFiles
 from schemas.kinds import KINDS
 from schemas.process.logs import make_logger
 from tests.fakes.ports import unused_port

@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from relay.clock import RelayClock
-from relay.config import RelayConfig, StateFiles
-from relay.environment import RelayEnvironment
 from relay.observability.metrics import Metrics
+from relay.settings.clock import RelayClock
+from relay.settings.config import RelayConfig, StateFiles
+from relay.settings.environment import RelayEnvironment
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.kinds import KindRegistry
 from schemas.lines import LineWriter

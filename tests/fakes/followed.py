@@ -13,8 +13,8 @@ from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import AnnounceHandler, Command, ConnectionHandler, FrameHandler, LocalRouter, NodeRef
-from relay.telemetry.hub import TelemetryHub
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.hub import TelemetryHub
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 from schemas.meta_names import META_FOLLOW_S

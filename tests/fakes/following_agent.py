@@ -12,7 +12,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.subscriptions import ResourceUpdated
 from mcp_types import CallToolResult, ResourceUpdatedNotification, TextResourceContents
 
-from relay.demo.local_system import LocalSystem
+from relay.cli.demo.local_system import LocalSystem
 from schemas.addresses import mcp_url
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import TIMEOUT

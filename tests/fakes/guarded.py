@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from relay.client.remote_tools.servers import HttpServer, Server
 from relay.remote_tools import AuditRecord, ClientEnvironment, Permissions, RemoteTools, Risk
-from relay.remote_tools.servers import HttpServer, Server
 from tests.fakes.mcp_server import FakeMcpServer
 
 EVERYTHING = Permissions(allow=("*",), max_risk=Risk.ADMIN)

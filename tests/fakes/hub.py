@@ -13,16 +13,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.allowance import Allowance
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer
-from relay.caller_tools.assembly import build as caller_tools
-from relay.caller_tools.forwarded_calls import tag_of
-from relay.caller_tools.limits import Timeouts
-from relay.caller_tools.nodes import Nodes
-from relay.caller_tools.records import CallerRecords
-from relay.caller_tools.registry import SessionRegistry
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
 from relay.calls.envelope import EnvelopeCheck
@@ -31,14 +24,13 @@ from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import QUOTA_OF_ALL, IdempotencyStore, Quota
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.relay_tools import RelayTools
-from relay.clock import RelayClock
-from relay.config import PER_AGENT, EnvelopeMode
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.kept_leaves import KeptLeaves
 from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
+from relay.limits.allowance import Allowance
 from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
 from relay.mcp_api.instructions import Instructions
@@ -49,6 +41,8 @@ from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import SdkServer
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
+from relay.mcp_api.views.assembly import view_tools
+from relay.mcp_api.views.measurements import Measurements
 from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
 from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
@@ -63,14 +57,20 @@ from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
+from relay.settings.clock import RelayClock
+from relay.settings.config import PER_AGENT, EnvelopeMode
 from relay.state.kinds import watched_names
 from relay.state.token_keys import key_id
 from relay.state.watcher import SHARED, Freshness
-from relay.telemetry.fleet_reading import FleetReading
-from relay.telemetry.hub import TelemetryHub
-from relay.telemetry.reading import TelemetryResource
-from relay.views.assembly import view_tools
-from relay.views.measurements import Measurements
+from relay.streams.caller_tools.assembly import build as caller_tools
+from relay.streams.caller_tools.forwarded_calls import tag_of
+from relay.streams.caller_tools.limits import Timeouts
+from relay.streams.caller_tools.nodes import Nodes
+from relay.streams.caller_tools.records import CallerRecords
+from relay.streams.caller_tools.registry import SessionRegistry
+from relay.streams.telemetry.fleet_reading import FleetReading
+from relay.streams.telemetry.hub import TelemetryHub
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.addresses import mcp_url, mcp_urls
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry

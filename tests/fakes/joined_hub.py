@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from relay.clock import ticks_ms
 from relay.cluster.assembly import assemble
 from relay.cluster.cluster_part import ClusterPart
 from relay.cluster.presence_effects import Effects
-from relay.config import ClusterConfig
 from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames
+from relay.settings.clock import ticks_ms
+from relay.settings.config import ClusterConfig
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.cluster import ROOTS

@@ -9,8 +9,8 @@ import pytest
 
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.idempotency_store import QUOTA_OF_ALL
-from relay.config import EnvelopeMode
 from relay.routing.port import Command, LocalRouter
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, KindRegistry
 from schemas.payloads import CmdAck, ErrorEnvelope

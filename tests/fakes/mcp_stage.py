@@ -14,14 +14,14 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
 from starlette.applications import Starlette
 
-from relay.allowance import Allowance
 from relay.auth.permissions import Rights
-from relay.config import PER_AGENT
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.http.request_guard import AllowedHosts, RequestGuard
+from relay.limits.allowance import Allowance
 from relay.mcp_api.open_streams import OpenStreams
 from relay.routing.port import LocalRouter
+from relay.settings.config import PER_AGENT
 from schemas.tls import client_context
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.serving import Server

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from relay.config import ClusterConfig
+from relay.settings.config import ClusterConfig
 from schemas.addresses import HostPort
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.ports import unused_port

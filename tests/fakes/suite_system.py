@@ -20,12 +20,12 @@ from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from relay.auth.agent_tokens import TokenIssuer
-from relay.clock import now_ms
-from relay.config import RelayConfig, StateFiles
 from relay.http.listener import bind
-from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from relay.server.serving import run_relay
+from relay.settings.clock import now_ms
+from relay.settings.config import RelayConfig, StateFiles
+from relay.state.key_files import load_or_create_key
 from schemas.addresses import BrokerAddress, HostPort, mcp_url
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-from relay.allowance import Allowance
 from relay.calls.call_record import CallAnswer
-from relay.config import PER_AGENT
 from relay.fleet.selection import WHOLE_FLEET, Selection
+from relay.limits.allowance import Allowance
 from relay.routing.port import LocalRouter
+from relay.settings.config import PER_AGENT
 from relay.state.names import NodeName
 from tests.fakes.callers import call_of
 from tests.fakes.hub import READ_ONLY, Hub

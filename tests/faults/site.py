@@ -21,11 +21,11 @@ import httpx2
 import pytest
 
 from relay.auth.agent_tokens import TokenIssuer
-from relay.demo.local_system import READ_ONLY, TENANT, relay_command, start_broker
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes, StartError
-from relay.key_files import load_or_create_key
+from relay.cli.demo.local_system import READ_ONLY, TENANT, relay_command, start_broker
+from relay.cli.demo.plan import Plan
+from relay.cli.demo.processes import Processes, StartError
 from relay.pki.authority import CertificateAuthority
+from relay.state.key_files import load_or_create_key
 from schemas.addresses import MCP_PATH, mcp_url
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource

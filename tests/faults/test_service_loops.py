@@ -18,10 +18,7 @@ from kubelet.handlers.disks import Disks
 from kubelet.handlers.sampler import CpuSampler
 from kubelet.loopback.server import LoopbackServer
 from relay.audit.refusal_counts import RefusalCounter
-from relay.caller_tools.expiry import Expiry
 from relay.calls.canaries import Canaries
-from relay.clock import now_ms
-from relay.config import RelayConfig, StateFiles
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.replay_marks import MarkStore
@@ -31,8 +28,11 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.tls_contexts import RelayTls
 from relay.server.follow_ups import FollowUps
 from relay.server.serving import run_relay
+from relay.settings.clock import now_ms
+from relay.settings.config import RelayConfig, StateFiles
 from relay.state.watcher import Watcher
-from relay.telemetry.hub import TelemetryHub
+from relay.streams.caller_tools.expiry import Expiry
+from relay.streams.telemetry.hub import TelemetryHub
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.faults import FailedError
 from schemas.process.service_manager import ServiceManager

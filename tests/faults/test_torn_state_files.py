@@ -17,11 +17,11 @@ from kubelet.config import NodeConfig, read_stored, store, stored_file
 from kubelet.daemon.composition import caller_ids_file, last_issued_file
 from kubelet.session.tls import NodeTls
 from relay.audit.verified_head import keep_verified_head, read_verified_head
-from relay.config import StateFiles
-from relay.kept_settings import KeptSettings, read_kept, write_kept
-from relay.key_files import load_or_create_key, read_key
 from relay.pki.authority import CertificateAuthority
+from relay.settings.config import StateFiles
+from relay.settings.kept import KeptSettings, read_kept, write_kept
 from relay.state.join_tokens import JoinTokens
+from relay.state.key_files import load_or_create_key, read_key
 from relay.state.names import NameLedger
 from relay.state.token_keys import TokenKeys
 from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from kubelet.local_agent.lent_schema import LentSchema, LentSchemaError
 from relay.broker.log_lines import BrokerLines
-from relay.remote_tools.contracts import ContractTerms, Risk, RiskSource, digest_of
-from relay.remote_tools.errors import RemoteToolError
-from relay.remote_tools.failures import FailureTable
-from relay.remote_tools.http_client import WireAttempt
-from relay.remote_tools.redaction import Redaction
-from relay.remote_tools.tool_schemas import UnusableSchemaError, compiled
+from relay.client.remote_tools.contracts import ContractTerms, Risk, RiskSource, digest_of
+from relay.client.remote_tools.errors import RemoteToolError
+from relay.client.remote_tools.failures import FailureTable
+from relay.client.remote_tools.http_client import WireAttempt
+from relay.client.remote_tools.redaction import Redaction
+from relay.client.remote_tools.tool_schemas import UnusableSchemaError, compiled
 from schemas.errors import MAX_TEXT, ToolError
 from schemas.process.logs import make_logger
 from schemas.strict_json import StrictJsonError, loads

@@ -17,12 +17,12 @@ from kubelet.settings import KUBELET
 from relay.audit.chain import end_of_chain
 from relay.audit.verified_head import VerifiedHeadError, read_verified_head
 from relay.audit.verify import verify
-from relay.backup.archive import ArchiveError, pack, unpack
-from relay.connect import json_servers, toml_servers
-from relay.connect.errors import UnreadableConfigError
-from relay.kept_settings import KeptSettingsError, read_kept, write_kept
-from relay.remote_tools.pins import Pins, PinsError
-from relay.settings import RELAY
+from relay.cli.backup.archive import ArchiveError, pack, unpack
+from relay.client.connect import json_servers, toml_servers
+from relay.client.connect.errors import UnreadableConfigError
+from relay.client.remote_tools.pins import Pins, PinsError
+from relay.settings.kept import KeptSettingsError, read_kept, write_kept
+from relay.settings.table import RELAY
 from relay.state.certificates import CaRecords
 from relay.state.join_tokens import JoinTokens
 from relay.state.ledger import Ledger, LedgerError

@@ -22,7 +22,7 @@ from relay.state.name_rules import (
     node_id_of,
 )
 from relay.state.names import NodeName
-from relay.telemetry.reading import TelemetryQueryError, TelemetryResource
+from relay.streams.telemetry.reading import TelemetryQueryError, TelemetryResource
 from schemas import projection, topics
 from schemas.addresses import (
     AddressError,

@@ -8,6 +8,7 @@ from typing import Any, Final
 import httpx2
 from nats.js.kv import KeyValue
 
+from relay.client.stdio_bridge.http_client import LostError, RelayResponse
 from relay.cluster.peer_messages import FRAME, PeerMessages
 from relay.cluster.presence import Presence
 from relay.cluster.presence_bucket import PresenceBucket
@@ -18,7 +19,6 @@ from relay.routing.authority_messages import AuthorityMessages
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
 from relay.routing.cluster_messages import AskedCommand, ClusterMessageError, ClusterMessages
 from relay.routing.port import Command, Idempotency
-from relay.stdio_bridge.http_client import LostError, RelayResponse
 from schemas.addresses import parse_broker
 from schemas.errors import ToolError
 from schemas.process.logs import make_logger

@@ -12,12 +12,12 @@ from kubelet.caller_tools import json_rpc
 from kubelet.caller_tools.lines import LineSplitter as SocketLines
 from kubelet.loopback.http_messages import BadRequestError, read_request
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.client.stdio_bridge.http_client import EventReader
+from relay.client.stdio_bridge.messages import Message as StdioMessage
+from relay.client.stdio_bridge.messages import MessageSplitter
+from relay.client.stdio_bridge.messages import read as read_message
 from relay.http.body_parser import MESSAGE_IN_SCOPE, BodyParser
 from relay.http.masks import unmasked
-from relay.stdio_bridge.http_client import EventReader
-from relay.stdio_bridge.messages import Message as StdioMessage
-from relay.stdio_bridge.messages import MessageSplitter
-from relay.stdio_bridge.messages import read as read_message
 from schemas.strict_json import StrictJsonError, loads
 from schemas.websocket_frames import FrameHead, FrameSlicer
 from tests.fakes.callers import principal_of

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from relay.clock import SessionClock
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command
 from relay.sessions.commands import cmd_payload
 from relay.sessions.session import NodeSession
+from relay.settings.clock import SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role

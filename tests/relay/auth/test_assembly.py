@@ -13,10 +13,10 @@ from nacl.signing import SigningKey
 
 from relay.auth.agent_tokens import TokenIssuer
 from relay.auth.assembly import AuthPart, assemble
-from relay.config import ClusterConfig, ExternalIssuerConfig
-from relay.environment import RelayEnvironment
-from relay.key_files import load_or_create_key, read_key
 from relay.pki.authority import CertificateAuthority
+from relay.settings.config import ClusterConfig, ExternalIssuerConfig
+from relay.settings.environment import RelayEnvironment
+from relay.state.key_files import load_or_create_key, read_key
 from relay.state.token_keys import key_id
 from schemas.addresses import mcp_url
 from schemas.registry import SchemaRegistry

@@ -15,7 +15,7 @@ from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, SCOPES, Rights
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.document_store import SCHEME
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb

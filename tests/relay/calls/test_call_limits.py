@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from relay.allowance import Allowance
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer
 from relay.calls.gateway import CallGateway
-from relay.config import EnvelopeMode
+from relay.limits.allowance import Allowance
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import LocalRouter
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, KindRegistry
 from schemas.registry import SchemaRegistry

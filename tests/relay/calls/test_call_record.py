@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
-from relay.allowance import Allowance
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
 from relay.calls.spans import span_of
-from relay.rate_limits import Limiter
+from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Limiter
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub

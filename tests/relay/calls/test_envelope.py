@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from relay.calls.envelope import Call, EnvelopeCheck
 from relay.calls.gateway import CallGateway
-from relay.config import EnvelopeMode
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import (
     META_CORRELATION_ID,

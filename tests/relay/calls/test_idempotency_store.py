@@ -13,7 +13,7 @@ from relay.calls.idempotency_store import (
     KeyedCall,
     Quota,
 )
-from relay.config import PER_AGENT
+from relay.settings.config import PER_AGENT
 from schemas.errors import Failure, ToolError
 from tests.fakes.seconds import Seconds
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from relay.calls.call_record import CallRecord
-from relay.config import PER_AGENT
-from relay.rate_limits import Limiter
+from relay.limits.rate_limits import Limiter
 from relay.routing.port import Command
+from relay.settings.config import PER_AGENT
 from schemas.errors import ToolError
 from tests.fakes.keyed_calls import (
     ECHO_NAME,

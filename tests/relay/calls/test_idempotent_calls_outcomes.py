@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from relay.calls.idempotency_store import QUOTA_OF_CALLER
-from relay.config import EnvelopeMode
 from relay.routing.port import Command
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.calls.gateway import CallGateway
-from relay.config import PER_AGENT, EnvelopeMode
+from relay.settings.config import PER_AGENT, EnvelopeMode
 from schemas.errors import Failure
 from tests.fakes.callers import call_of
 from tests.fakes.gateway_calls import ECHO_NAME, PING, begun, codes, error, request

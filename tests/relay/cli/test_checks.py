@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from relay.cli.checks import EXPLAINED, RelayChecks
-from relay.clock import now_ms
-from relay.config import ClusterConfig, ClusterServer, RelayConfig, TlsFiles
 from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import ServedCertificate
-from relay.settings import RELAY
+from relay.settings.clock import now_ms
+from relay.settings.config import ClusterConfig, ClusterServer, RelayConfig, TlsFiles
+from relay.settings.table import RELAY
 from schemas.addresses import BrokerAddress
 from schemas.identity import first_certificate_in, validity_of
 from schemas.process.asked_process import AskedProcess

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.cli.options import state_files
-from relay.settings import RELAY
+from relay.settings.table import RELAY
 from tests.fakes.ports import unused_port
 from tests.fakes.relay_command import RelayCommand as Relay
 

@@ -196,7 +196,7 @@ class Refusing:
             module = asking.f_globals["__name__"]
             assert module.partition(".")[0] not in {"relay", "kubelet", "schemas"}, (module, name)
 sys.meta_path.insert(0, Refusing())
-import relay.cli.main, relay.cli.connect, relay.stdio_bridge.bridge, relay.remote_tools
+import relay.cli.main, relay.cli.connect, relay.client.stdio_bridge.bridge, relay.remote_tools
 assert not {"uvloop", "psutil"} & set(sys.modules)
 """
     done = subprocess.run(

@@ -7,9 +7,9 @@ import pytest
 import pytest_asyncio
 
 from relay.cli.fleet_reader import FleetReader, FleetReadError
+from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.stdio_bridge.http_client import NotSentError, RelayHttp
 from relay.mcp_api.fleet_resources import FleetResources
-from relay.stdio_bridge.bearer_token import RenewableToken
-from relay.stdio_bridge.http_client import NotSentError, RelayHttp
 from schemas.tls import client_context
 from tests.fakes.hub import Hub
 from tests.fakes.other_relay import OtherRelay

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.entry import main
-from relay.config import View
+from relay.settings.config import View
 from tests.fakes.command_files import RUN
 from tests.fakes.homeless import without_home
 from tests.fakes.relay_command import RelayCommand as Relay

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import StateFiles
-from relay.demo.local_system import issue_token
-from relay.key_files import read_key
+from relay.cli.demo.local_system import issue_token
 from relay.pki.authority import CertificateAuthority
+from relay.settings.config import StateFiles
+from relay.state.key_files import read_key
 from relay.state.token_keys import TokenKeys, key_id
 from relay.state.tokens import RevokedTokens
 from schemas.files import PRIVATE, write_atomic

@@ -11,8 +11,8 @@ from nats.errors import Error as NatsError
 
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
-from relay.config import ClusterConfig
 from relay.routing.peers import NoResponderError
+from relay.settings.config import ClusterConfig
 from schemas.health import Loop
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.cli.demo.cluster_server import new_credentials
 from relay.cluster.credentials import CredentialsError, read_credentials
-from relay.config import ClusterConfig, ClusterServer
-from relay.demo.cluster_server import new_credentials
+from relay.settings.config import ClusterConfig, ClusterServer
 from schemas.files import PRIVATE, PUBLIC, write_atomic
 from tests.fakes.cluster_server import TlsNatsServer
 

@@ -11,8 +11,8 @@ from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
 from relay.ascii_json import encoded
+from relay.cli.demo.cluster_server import new_credentials, relay_permissions
 from relay.cluster.presence_bucket import MAX_BUCKET_BYTES, PresenceBucket
-from relay.demo.cluster_server import new_credentials, relay_permissions
 from schemas.errors import Failure, ToolError
 from schemas.files import PRIVATE, write_atomic
 from schemas.registry import SchemaRegistry

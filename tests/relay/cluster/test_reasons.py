@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.cluster.reasons import reason_of, reason_of_end
-from relay.config import ClusterConfig
+from relay.settings.config import ClusterConfig
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import NatsServer

@@ -1,4 +1,4 @@
-"""The search by itself; what ``find_nodes`` makes of it is in ``tests/relay/views/test_find_nodes.py``."""
+"""The search by itself; ``find_nodes`` is tested with the views."""
 
 import pytest
 

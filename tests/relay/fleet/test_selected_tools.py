@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.auth.permissions import Rights
-from relay.config import View
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selected_tools import SelectedTools
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_index import SEVERITY
 from relay.fleet.tools import BEFORE_ALL, Tool
+from relay.settings.config import View
 from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError
 from schemas.projection import parse

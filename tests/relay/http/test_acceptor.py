@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import TlsFiles
 from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
 from relay.http.connections import AcceptedConnection, Bounds, Connections
 from relay.http.listener import bind
 from relay.observability.metrics import Metrics
 from relay.pki.tls_contexts import LiveContext
+from relay.settings.config import TlsFiles
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted
 from tests.fakes.polling import until

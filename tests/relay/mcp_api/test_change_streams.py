@@ -24,7 +24,7 @@ from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
 from relay.state.names import NodeName
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import URI, Followed

@@ -21,12 +21,12 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOC
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.allowance import Allowance
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.direct_http import HttpAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
+from relay.limits.allowance import Allowance
 from relay.mcp_api.direct import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE

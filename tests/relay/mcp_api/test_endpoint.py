@@ -6,8 +6,8 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, TextResourceContents
 
-from relay.allowance import Allowance
 from relay.auth.permissions import Rights
+from relay.limits.allowance import Allowance
 from relay.mcp_api.methods import LIST_TTL_MS
 from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.state.names import NodeName

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.config import View
 from relay.mcp_api.instructions import MAX_BYTES, Instructions
+from relay.settings.config import View
 from relay.state.names import NodeName
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT

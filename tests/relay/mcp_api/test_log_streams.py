@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.caller_tools.limits import GRACE_S
+from relay.streams.caller_tools.limits import GRACE_S
 from tests.fakes.caller_stage import SCOPE, request_id
 from tests.fakes.hub import Hub
 from tests.fakes.lending_caller import LEGACY, NEW, LendingCaller

@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import pytest
 
-from relay.allowance import Allowance
 from relay.auth.caller import Caller
+from relay.limits.allowance import Allowance
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, MethodError, Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.errors import ToolError
 from schemas.meta_names import META_ERROR
 from tests.fakes.hub import Hub

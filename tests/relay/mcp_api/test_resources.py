@@ -9,7 +9,7 @@ from relay.mcp_api.fleet_resources import MAX_PAGE_BYTES, ResourceQueryError
 from relay.mcp_api.paging import CursorError
 from relay.mcp_api.resources import JSON, PEM, TEMPLATES, ResourceCatalog
 from relay.state.names import NodeName
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.identity import kid_of
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry

@@ -6,12 +6,12 @@ import pytest
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.auth.caller import Caller
-from relay.config import View
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
+from relay.settings.config import View
 from relay.state.names import NodeName
-from relay.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.reading import TelemetryResource
 from schemas.kinds import KINDS
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE
 from tests.fakes.hub import Hub

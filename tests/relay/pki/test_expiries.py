@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import TlsFiles
 from relay.pki.errors import AuthorityStateError
 from relay.pki.expiries import Expiries
+from relay.settings.config import TlsFiles
 from schemas.addresses import BrokerAddress
 from schemas.identity import first_certificate_in, validity_of
 from tests.fakes.environment import config

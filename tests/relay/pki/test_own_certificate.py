@@ -9,8 +9,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from relay.config import TlsFiles
-from relay.key_files import KeyFileError
 from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import (
     RELAY_NAME,
@@ -20,6 +18,8 @@ from relay.pki.own_certificate import (
     WantedCertificate,
     reason_to_renew,
 )
+from relay.settings.config import TlsFiles
+from relay.state.key_files import KeyFileError
 from schemas.addresses import host_of
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.files import PRIVATE, ExposedFileError, make_private_directory, write_atomic

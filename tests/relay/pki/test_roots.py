@@ -110,7 +110,7 @@ def test_a_key_is_found_while_a_rotation_gives_it_its_name(
         seen.append(path.name)
         return text
 
-    monkeypatch.setattr("relay.key_files.read_private", then_renamed)
+    monkeypatch.setattr("relay.state.key_files.read_private", then_renamed)
     assert rotated.key_of(SECOND) == SECOND_KEY
     assert seen[0] == "root.key"
 

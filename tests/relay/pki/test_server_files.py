@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.key_files import KeyFileError
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError
 from relay.pki.server_files import issue_server_files
+from relay.state.key_files import KeyFileError
 from schemas.files import ExposedFileError
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NODE_ID, NOW_MS

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from relay.key_files import KeyFileError
 from relay.pki.server_keys import (
     load_or_create_server_key,
     make_server_key,
     read_server_key,
     server_key_to_pem,
 )
+from relay.state.key_files import KeyFileError
 from schemas.files import ExposedFileError
 from schemas.keys import private_key_to_pem
 from tests.fakes.signer import key_named

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from relay.config import RelayConfig, StateFiles, TlsFiles
 from relay.pki.authority import CertificateAuthority
 from relay.pki.broker_access import BrokerAccess
 from relay.pki.errors import AuthorityStateError
 from relay.pki.own_certificate import RELAY_NAME, OwnAuthority, issue_for_another_relay
 from relay.pki.tls_contexts import INTERVAL_S, LiveContext, RelayTls, broker_context
 from relay.routing.authority_port import AuthorityUnavailableError
+from relay.settings.config import RelayConfig, StateFiles, TlsFiles
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.files import ExposedFileError
 from schemas.keys import private_key_to_pem

@@ -15,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from relay.clock import now_ms
-from relay.config import ExternalIssuerConfig, RelayConfig, StateFiles
 from relay.http.listener import bind
 from relay.observability.metrics import Metrics
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError
 from relay.server.serving import run_relay
 from relay.sessions.handshake import Handshake
+from relay.settings.clock import now_ms
+from relay.settings.config import ExternalIssuerConfig, RelayConfig, StateFiles
 from relay.state.watcher import Watcher
 from schemas.addresses import CONNECT_PATH, BrokerAddress, HostPort
 from schemas.faults import FailedError

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.config import EnvelopeMode, RelayConfig, View
 from relay.server.settings_reload import RelaySettings, ReloadSource
-from relay.settings import RELAY, LoadedRelaySettings, load_settings
+from relay.settings.config import EnvelopeMode, RelayConfig, View
+from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
 from schemas.log_level import LogLevel
 from schemas.process.logs import make_logger
 from schemas.process.service_manager import ServiceManager

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from relay.clock import SessionClock
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command
 from relay.sessions.commands import cmd_payload
 from relay.sessions.session import NodeSession
+from relay.settings.clock import SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry

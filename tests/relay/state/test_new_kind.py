@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from relay.backup.another_relay import save_for_another_relay
-from relay.backup.state import restore, save
-from relay.config import StateFiles
-from relay.kept_settings import KeptSettings
+from relay.cli.backup.another_relay import save_for_another_relay
+from relay.cli.backup.state import restore, save
 from relay.pki.authority import CertificateAuthority
 from relay.server.decisions import nothing_applied, watched
+from relay.settings.config import StateFiles
+from relay.settings.kept import KeptSettings
 from relay.state.kinds import KINDS, StateFile, StateKind, shared_ledgers
 from relay.state.ledger import WORTH_COMPACTING, Entry, Ledger
 from relay.state.merging import Merging, Rule, SharedLedger

@@ -9,8 +9,8 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
+from relay.cli.demo.cluster_server import new_credentials
 from relay.cluster.ledger_stream import LedgerStream
-from relay.demo.cluster_server import new_credentials
 from relay.pki.authority import CertificateAuthority
 from relay.state.certificates import CaRecords
 from relay.state.merging import AT_ONCE

@@ -1,0 +1,204 @@
+"""Child processes of a demo: started, awaited, and ended.
+
+Each writes to a log of its own; when one fails, the error contains the last lines of its log. Must not end a
+process that it did not start.
+"""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from relay.cli.demo.ports import ClaimedPorts
+from schemas.error_roots import OperatorError
+from schemas.text import printable
+
+_STOP_TIMEOUT_S = 8
+_POLL_S = 0.02
+_TAIL_LINES = 5
+_END_SEEN_S = 0.5
+_MAX_LINE = 400
+_GRAVE = re.compile(r'"level": "(?:warning|error|critical)"')
+
+_PROGRAMS = ("RELAY", "KUBELET")
+
+ResultT = TypeVar("ResultT")
+
+
+class StartError(OperatorError):
+    """A process could not be started, or ended by itself; the text says which and why."""
+
+
+class Processes:
+    """The processes of one demo, with their logs in ``directory``. Use ``running``.
+
+    Attributes:
+        ports: the ports that they are to bind, claimed for as long as they run.
+    """
+
+    def __init__(self, directory: Path, ports: ClaimedPorts) -> None:
+        self.ports = ports
+        self._directory = directory
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, directory: Path) -> AsyncIterator["Processes"]:
+        """Hold processes; at exit each gets SIGTERM and is awaited, the newest first."""
+        with ClaimedPorts() as ports:
+            processes = cls(directory, ports)
+            try:
+                yield processes
+            finally:
+                await processes._stop_all()
+
+    async def start(
+        self, name: str, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
+    ) -> int:
+        """Start ``command``, with ``variables`` in its environment, and return its process id."""
+        with self.log(name).open("ab") as log:
+            # A session of its own: Ctrl-C reaches the demo alone, which then stops its parts in order.
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**_without_settings(os.environ), **variables},
+            )
+        self._running[name] = process
+        return process.pid
+
+    async def kill(self, name: str) -> None:
+        """Kill the process called ``name``, and forget it."""
+        process = self._running.pop(name)
+        process.kill()
+        await process.wait()
+
+    async def stop(self, name: str) -> None:
+        """Stop the process called ``name`` by SIGTERM, and forget it."""
+        await _stopped(self._running.pop(name))
+
+    def is_running(self, name: str) -> bool:
+        """Return whether a process called ``name`` was started, and not stopped."""
+        return name in self._running
+
+    def pid(self, name: str) -> int:
+        """Return the process id of the process called ``name``."""
+        return self._running[name].pid
+
+    async def output(self, command: Sequence[str]) -> str:
+        """Run ``command`` to its end and return what it printed.
+
+        Raises:
+            StartError: it failed.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=_without_settings(os.environ),
+        )
+        out, err = await process.communicate()
+        if process.returncode != 0:
+            raise StartError(f"{' '.join(command)} failed: {err.decode('utf-8', 'replace').strip()}")
+        return out.decode("utf-8")
+
+    async def until_listening(self, port: int) -> None:
+        """Wait until something accepts connections on ``port`` of the loopback address.
+
+        Raises:
+            StartError: one of the processes ended first.
+        """
+        while True:
+            self.check()
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                await writer.wait_closed()
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def check(self) -> None:
+        """Return if all are running.
+
+        Raises:
+            StartError: one is not.
+        """
+        for name, process in self._running.items():
+            if process.returncode is not None:
+                raise StartError(f"{name} ended with status {process.returncode}: {self._tail(name)}")
+
+    async def during(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return the result of ``work``, which needs all of the processes.
+
+        Raises:
+            StartError: one of them ended first; ``work`` is cancelled.
+        """
+        ended = asyncio.create_task(self._until_one_ends())
+        working = asyncio.create_task(work)
+        try:
+            await asyncio.wait({ended, working}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done() and working.exception() is not None:
+                # What was connected to a process fails a moment before its end is seen.
+                await asyncio.wait({ended}, timeout=_END_SEEN_S)
+            self.check()
+            return await working
+        finally:
+            for task in (ended, working):
+                task.cancel()
+            await asyncio.wait({ended, working})
+
+    async def _until_one_ends(self) -> None:
+        waits = [asyncio.ensure_future(process.wait()) for process in self._running.values()]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _stop_all(self) -> None:
+        for process in reversed(self._running.values()):
+            await _stopped(process)
+
+    def last_lines(self) -> str:
+        """Return the last warning or error of each log, or else its last line, in one line."""
+        return "; ".join(f"{name}: {self._telling(name) or 'no output'}" for name in self._running)
+
+    def _telling(self, name: str) -> str:
+        lines = self.log(name).read_text("utf-8", "replace").splitlines()
+        grave = [line for line in lines if _GRAVE.search(line)]
+        return printable((grave or lines or [""])[-1], _MAX_LINE)
+
+    def log(self, name: str) -> Path:
+        """Return the log of the process called ``name``."""
+        return self._directory / f"{name}.log"
+
+    def _tail(self, name: str) -> str:
+        lines = self.log(name).read_text("utf-8", "replace").splitlines()
+        return " | ".join(printable(line, _MAX_LINE) for line in lines[-_TAIL_LINES:])
+
+
+async def _stopped(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):  # it has ended in this moment
+            process.kill()
+        await process.wait()
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process whose settings are its options alone."""
+    kept = {name: value for name, value in environment.items() if name.partition("_")[0] not in _PROGRAMS}
+    return kept | {f"{program}_CONFIG": "" for program in _PROGRAMS}

@@ -1,0 +1,358 @@
+"""The connection to one server: the SDK's client in a task of its own, reopened when it was lost.
+
+The task isolates callers: an exception of the SDK's task groups ends the connection, not a caller. Must not
+repeat a call: what was in flight on a lost connection fails.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+from mcp.client import Client
+from mcp.client.session import ClientSession
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, Implementation, ToolListChangedNotification
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from relay.client.remote_tools.http_client import (
+    ATTEMPT,
+    MAX_ANSWER_BYTES,
+    BearerAuth,
+    GuardedHttpClient,
+    WireAttempt,
+    origin_of,
+)
+from relay.client.remote_tools.oauth import provider
+from relay.client.remote_tools.older_http import older_http_streams
+from relay.client.remote_tools.redaction import Redaction
+from relay.client.remote_tools.server_output import redacted_errors, redacted_log
+from relay.client.remote_tools.servers import BearerToken, HttpServer, Server, StdioServer
+from schemas.error_roots import PeerError
+from schemas.faults import first_of
+from schemas.tls import client_context, read_root
+
+Streams = tuple[Any, Any]
+
+LONGEST_S = 3600.0
+"""How long a list of tools is used at most, even of a server that would announce a change."""
+UNSTATED_S = 60.0
+"""How long the list of a server is used that states nothing: one of the old era."""
+
+_SUBSCRIBED_WITHIN_S = 10.0
+# So long the first list waits for the subscription, which spares a second one. A proxy may hold it back.
+_AWAITED_S = 1.0
+_MODES_OF_THE_OLD_ERA = ("auto", "legacy")
+# By these the specification has a client recognise that a server may speak the older transport.
+_NO_STREAMABLE_HTTP = (400, 404, 405)
+_BAD_REQUEST = 400
+_NOT_FOUND = 404
+# An error of the server's own, and what the SDK makes of an answer without one.
+_NOT_OF_A_REQUEST = (-32000, INTERNAL_ERROR)
+_log = logging.getLogger(__name__)
+
+
+class NotConnectedError(PeerError):
+    """The server could not be reached, or does not speak MCP.
+
+    Attributes:
+        wire: what became of the requests.
+        cause: the exception of the SDK.
+    """
+
+    def __init__(self, wire: WireAttempt, cause: BaseException) -> None:
+        super().__init__(f"not connected: {type(cause).__name__}")
+        self.wire = wire
+        self.cause = cause
+
+
+@dataclass(slots=True)
+class _Live:
+    """An open connection."""
+
+    client: Client
+    task: asyncio.Task[None]
+    stop: asyncio.Event
+    lost: bool = False
+    followed: bool = False
+
+    @property
+    def is_modern(self) -> bool:
+        return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+@dataclass(slots=True)
+class ServerConnection:
+    """The connection to one server.
+
+    Attributes:
+        server: which.
+        on_change: called when its tools changed, or may have while it could not say so.
+        redaction: for what it makes this process print.
+        follow_delay_s: how long to wait after so many subscriptions in a row that have failed.
+        sleep: waits.
+        mode: the protocol era, as ``mcp.Client`` has it.
+    """
+
+    server: Server
+    on_change: Callable[[], None]
+    redaction: Redaction
+    follow_delay_s: Callable[[int], float]
+    sleep: Callable[[float], Awaitable[None]]
+    mode: str = "auto"
+    _live: _Live | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def session(self) -> ClientSession:
+        """Return the session, connected.
+
+        Raises:
+            NotConnectedError: it cannot be.
+        """
+        live = self._live
+        if live is None or live.lost:
+            async with self._lock:
+                if self._live is None or self._live.lost:
+                    await self._close()
+                    self._live = await self._connected()
+                live = self._live
+        return live.client.session
+
+    def has_ended(self, wire: WireAttempt, error: MCPError) -> bool:
+        """Return whether the answer shows that the session ended; then it is opened again when next needed.
+
+        The specification has 404 for a session that the server does not know. Servers made from the example
+        of the TypeScript SDK, and older ones of the Python SDK, answer 400 with an error of their own.
+        """
+        live = self._live
+        if live is None or live.is_modern or wire.fault is not None:
+            return False
+        ended = wire.status == _NOT_FOUND or (wire.status == _BAD_REQUEST and error.code in _NOT_OF_A_REQUEST)
+        if ended:
+            self._lose(live)
+        return ended
+
+    def list_is_good_for_s(self, ttl_ms: int) -> float:
+        """Return how long a list of tools may be used that the server says is good for ``ttl_ms``."""
+        live = self._live
+        if live is None or live.lost:
+            return 0
+        if live.followed:
+            return LONGEST_S
+        return min(ttl_ms / 1000, LONGEST_S) if live.is_modern else UNSTATED_S
+
+    async def close(self) -> None:
+        """Close the connection."""
+        async with self._lock:
+            await self._close()
+
+    async def _close(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop.set()
+            await asyncio.wait([live.task])
+
+    async def _connected(self) -> _Live:
+        try:
+            return await self._connected_over(older=False)
+        except NotConnectedError as error:
+            may_be_older = (
+                isinstance(self.server, HttpServer)
+                and self.mode in _MODES_OF_THE_OLD_ERA
+                and error.wire.fault is None
+                and error.wire.status in _NO_STREAMABLE_HTTP
+            )
+            if not may_be_older:
+                raise
+            with suppress(NotConnectedError):
+                return await self._connected_over(older=True)
+            raise
+
+    async def _connected_over(self, *, older: bool) -> _Live:
+        wire = WireAttempt()
+        ready: asyncio.Future[_Live] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._run(wire, ready, older=older))
+        try:
+            live = await ready
+        except Exception as error:
+            raise NotConnectedError(wire, first_of(error)) from error
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        live.task = task
+        return live
+
+    async def _run(self, wire: WireAttempt, ready: "asyncio.Future[_Live]", *, older: bool) -> None:
+        with redacted_log(self.redaction):
+            await self._serve(wire, ready, older=older)
+
+    async def _serve(self, wire: WireAttempt, ready: "asyncio.Future[_Live]", *, older: bool) -> None:
+        ATTEMPT.set(wire)
+        live: _Live | None = None
+
+        def lose() -> None:
+            if live is not None:
+                self._lose(live)
+
+        async def observe(message: object) -> None:
+            if isinstance(message, ToolListChangedNotification):
+                self.on_change()
+
+        current = asyncio.current_task()
+        assert current is not None  # noqa: S101 - this is a task
+        try:
+            client = Client(
+                _open(self.server, lose, self.redaction, older=older),
+                mode="legacy" if older else self.mode,
+                cache=None,
+                message_handler=observe,
+                client_info=Implementation(name="edge-kubelet-remote-tools", version="1"),
+            )
+            async with client:
+                live = _Live(client, current, asyncio.Event())
+                async with self._followed(live):
+                    ready.set_result(live)
+                    await live.stop.wait()
+        except Exception as error:  # noqa: BLE001 - whatever ends the SDK's tasks; raised or logged
+            if not ready.done():
+                ready.set_exception(error)
+            else:
+                # Without its text, which can be the server's.
+                _log.warning("the connection to an MCP server has ended: %s", type(first_of(error)).__name__)
+        finally:
+            lose()
+            if not ready.done():
+                ready.cancel()
+
+    def _lose(self, live: _Live) -> None:
+        live.lost = True
+        # It may be another program by the time that it is there again.
+        self.on_change()
+
+    @asynccontextmanager
+    async def _followed(self, live: _Live) -> AsyncIterator[None]:
+        """Follow the changes that a server of the new era announces, if it says that it does."""
+        tools = live.client.server_capabilities.tools
+        if not (live.is_modern and tools is not None and tools.list_changed):
+            yield
+            return
+        answered = asyncio.Event()
+        following = asyncio.create_task(self._follow(live, answered))
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(answered.wait(), _AWAITED_S)
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self, live: _Live, answered: asyncio.Event) -> None:
+        failed = 0
+        while True:
+            # The requests of a subscription are none of the operation that has opened the connection.
+            ATTEMPT.set(WireAttempt())
+            try:
+                async with (
+                    asyncio.timeout(_SUBSCRIBED_WITHIN_S) as bound,
+                    live.client.listen(tools_list_changed=True) as changes,
+                ):
+                    bound.reschedule(None)
+                    live.followed, failed = bool(changes.honored.tools_list_changed), 0
+                    self.on_change()
+                    answered.set()
+                    # The events themselves are handled where those of the old era are.
+                    async for _ in changes:
+                        pass
+            except Exception as error:  # noqa: BLE001 - whatever ends it, it is made again
+                _log.info("no subscription to the changes of an MCP server: %s", type(error).__name__)
+            if live.followed:
+                live.followed = False
+                self.on_change()
+            answered.set()
+            failed += 1
+            await self.sleep(self.follow_delay_s(failed))
+
+
+@asynccontextmanager
+async def _open(
+    server: Server, lose: Callable[[], None], redaction: Redaction, *, older: bool
+) -> AsyncIterator[Streams]:
+    """Open the streams that the SDK's client runs on; ``lose`` is called when the server ends them.
+
+    ``older``: over HTTP, by the transport that was before Streamable HTTP.
+    """
+    if isinstance(server, StdioServer):
+        parameters = StdioServerParameters(
+            command=server.command,
+            args=list(server.arguments),
+            env=dict(server.environment),
+            cwd=server.directory,
+        )
+        async with redacted_errors(redaction) as errors, stdio_client(parameters, errors) as (read, write):
+            errors.close()
+            yield _WatchedStream(read, lose), write
+        return
+    async with await _http_client(server) as http:
+        if older:
+            async with older_http_streams(server.url, http) as (messages, posts):
+                yield _WatchedStream(messages, lose), posts
+        else:
+            async with streamable_http_client(
+                server.url, http_client=http, max_sse_event_size=MAX_ANSWER_BYTES
+            ) as streams:
+                yield streams
+
+
+async def _http_client(server: HttpServer) -> GuardedHttpClient:
+    roots = read_root(server.root) if server.root is not None else None
+    tls = client_context(roots, server.client_certificate)
+    credential = server.credential
+    auth: httpx2.Auth | None
+    if credential is None:
+        auth = None
+    elif isinstance(credential, BearerToken):
+        auth = BearerAuth(origin_of(httpx2.URL(server.url)), credential)
+    else:
+        auth = await provider(server.url, credential)
+    return GuardedHttpClient(server.url, auth, tls, server.root)
+
+
+class _WatchedStream:
+    """A read stream that reports its end: the SDK does not."""
+
+    def __init__(self, inner: Any, ended: Callable[[], None]) -> None:
+        self._inner = inner
+        self._ended = ended
+
+    async def receive(self) -> Any:
+        return await self._inner.receive()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __aiter__(self) -> "_WatchedStream":
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._inner.__anext__()
+        except StopAsyncIteration:
+            self._ended()
+            raise
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        ended: bool | None = await self._inner.__aexit__(kind, error, trace)
+        return ended

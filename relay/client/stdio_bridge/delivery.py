@@ -1,0 +1,231 @@
+"""Delivers a message to the relay and its answer to the client; retries while the relay is unreachable.
+
+What was never sent is sent again, until a timeout. What may have arrived is sent again only if the method is
+idempotent; otherwise the client gets an error that says that it may have run. Must not leave a request
+without exactly one answer.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.client.stdio_bridge.http_client import LostError, MisdirectedError, NotSentError, RelayResponse
+from relay.client.stdio_bridge.messages import (
+    ACKNOWLEDGED,
+    INITIALIZE,
+    Message,
+    canonical_error,
+    encode,
+    internal_error,
+    list_changed,
+)
+from relay.client.stdio_bridge.session import Conversation, RefusedError, SessionGoneError
+from schemas.backoff import Backoff, half_by_chance
+from schemas.text import printable
+
+RETRY_TIMEOUT_S = 50.0
+"""How long delivery is retried: clients give up after 60 s."""
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+REFUSED_DELAY_S = 60.0
+"""When a stream that the relay has refused is requested again."""
+
+_STREAM_END_TIMEOUT_S = 1.0
+
+_UNREACHABLE = "The relay cannot be reached; nothing was sent. Try again later."
+_LOST = "The connection to the relay was lost; this may have run. Check that before you try again."
+_ERRORS = 400
+
+
+@dataclass(eq=False, slots=True)
+class PendingMessage:
+    """A message in delivery, and its state.
+
+    Attributes:
+        sent: it may have reached the relay.
+        arrived: the relay has begun to answer, or delivery has ended.
+        over: delivery has ended.
+        answered: its answer has been written.
+        acknowledged: it is a subscription that the relay has accepted once.
+        cancelled: its cancellation has been or is being sent to the relay.
+    """
+
+    message: Message
+    sent: bool = False
+    answered: bool = False
+    acknowledged: bool = False
+    cancelled: bool = False
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RetryDelays:
+    """Delays between attempts: exponential, with jitter."""
+
+    def __init__(self, monotonic: Callable[[], float], chance: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, half_by_chance(chance))
+        self._began_s = monotonic()
+
+    def next(self) -> float:
+        """Return the seconds until the next attempt; the first delay again after a long success."""
+        now_s = self._monotonic()
+        if now_s - self._began_s > 2 * LONGEST_DELAY_S:
+            self._backoff.reset()
+        wait_s = self._backoff.next_s()
+        self._began_s = now_s + wait_s
+        return wait_s
+
+
+class Delivery:
+    """Delivers messages; ``put`` writes a line for the client."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        conversation: Conversation,
+        put: Callable[[bytes], Awaitable[None]],
+        log: FilteringBoundLogger,
+        monotonic: Callable[[], float],
+        chance: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._conversation = conversation
+        self._put = put
+        self._log = log
+        self._monotonic = monotonic
+        self._chance = chance
+        self._sleep = sleep
+        self._is_unreachable = False
+
+    async def deliver(self, pending: PendingMessage) -> None:
+        """Send a message, and write the messages that answer it, or an error."""
+        message = pending.message
+        try:
+            await self._retry(pending)
+        except RefusedError as error:
+            answer = canonical_error(message.id, error.code, str(error))
+            await self._fail(message, answer, str(error))
+        except MisdirectedError as error:
+            answer = internal_error(message.id, f"The relay is not used: {error}.", retryable=False)
+            await self._fail(message, answer, str(error))
+        except NotSentError as error:
+            await self._fail(message, internal_error(message.id, _UNREACHABLE, retryable=True), str(error))
+        except LostError as error:
+            await self._fail(message, internal_error(message.id, _LOST, retryable=False), str(error))
+
+    async def follow(self) -> None:
+        """Write the relay's own notifications in a session of the old era, until cancelled."""
+        await self._conversation.follows.wait()
+        delays = RetryDelays(self._monotonic, self._chance)
+        missed = False
+        while True:
+            wait_s = None
+            try:
+                await self._follow_once(missed=missed)
+            except (NotSentError, LostError) as error:
+                self._note_unreachable(error)
+            except RefusedError as error:
+                self._log.warning("no stream of changes", reason=str(error))
+                wait_s = REFUSED_DELAY_S
+            missed = True
+            await self._sleep(delays.next() if wait_s is None else wait_s)
+
+    async def _follow_once(self, *, missed: bool) -> None:
+        session = self._conversation.session
+        if session is None:
+            return
+        try:
+            async with self._conversation.stream(session) as response:
+                self._note_reachable()
+                if missed:
+                    # Changes while there was no stream are not known.
+                    await self._put(list_changed())
+                async with aclosing(response.messages()) as messages:
+                    async for raw, _ in messages:
+                        await self._put(raw)
+        except SessionGoneError:
+            await self._conversation.renew(session)
+
+    async def _retry(self, pending: PendingMessage) -> None:
+        until_s = self._monotonic() + RETRY_TIMEOUT_S
+        delays = RetryDelays(self._monotonic, self._chance)
+        while True:
+            failure: NotSentError | LostError
+            try:
+                await self._attempt(pending)
+            except NotSentError as error:
+                pending.sent, failure = False, error
+            except LostError as error:
+                if not pending.message.may_repeat:
+                    raise
+                failure = error
+            else:
+                return
+            self._note_unreachable(failure)
+            # A subscription that stood once is kept up for as long as the client has it.
+            is_over = self._monotonic() >= until_s or isinstance(failure, MisdirectedError)
+            if is_over and not pending.acknowledged:
+                raise failure
+            await self._sleep(delays.next())
+
+    async def _attempt(self, pending: PendingMessage) -> None:
+        pending.sent = True
+        async with self._conversation.sent(pending.message) as response:
+            self._note_reachable()
+            pending.arrived.set()
+            async with aclosing(response.messages()) as messages:
+                async for raw, value in messages:
+                    await self._write_message(pending, response, raw, value)
+                    if pending.answered:
+                        await _exhaust(messages)
+                        return
+        if pending.message.id is not None:
+            raise LostError("no answer")
+
+    async def _write_message(
+        self, pending: PendingMessage, response: RelayResponse, raw: bytes, value: dict[str, Any]
+    ) -> None:
+        message = pending.message
+        if message.is_silent and response.status >= _ERRORS:
+            await self._fail(message, raw, f"status {response.status}")
+        elif message.id is not None and "method" not in value and value.get("id") in (message.id, None):
+            pending.answered = True
+            if message.method == INITIALIZE and isinstance(result := value.get("result"), dict):
+                self._conversation.take(message, response, result)
+            # Over HTTP the connection identifies the answer. On a pipe it needs the request's id.
+            await self._put(raw if value.get("id") is not None else encode(value | {"id": message.id}))
+        elif value.get("method") == ACKNOWLEDGED and pending.acknowledged:
+            if message.follows_tools:
+                await self._put(list_changed(message.id))  # as after any gap
+        else:
+            pending.acknowledged = pending.acknowledged or value.get("method") == ACKNOWLEDGED
+            await self._put(raw)
+
+    async def _fail(self, message: Message, answer: bytes, reason: str) -> None:
+        if message.is_silent:
+            self._log.warning("not delivered", method=printable(message.method or "answer"), reason=reason)
+        else:
+            await self._put(answer)
+
+    def _note_unreachable(self, failure: NotSentError | LostError) -> None:
+        if not self._is_unreachable:
+            self._is_unreachable = True
+            self._log.warning("the relay is not reached", reason=str(failure))
+
+    def _note_reachable(self) -> None:
+        if self._is_unreachable:
+            self._is_unreachable = False
+            self._log.info("the relay is reached again")
+
+
+async def _exhaust(messages: AsyncIterator[object]) -> None:
+    """Read to the end of a stream after its answer: only then can the connection be reused."""
+    with suppress(LostError, TimeoutError):
+        async with asyncio.timeout(_STREAM_END_TIMEOUT_S):
+            async for _ in messages:
+                pass

@@ -1,0 +1,1 @@
+"""Rates, shares and the groups of addresses that they are counted by. Nothing here knows what is limited."""

@@ -1,0 +1,171 @@
+"""How often, and how many at once: what a node announced for its capabilities, and what one agent may use.
+
+Token buckets and counts, on a clock that is an argument. A full limiter refuses at once with a retry time;
+nothing queues. Must not know what is limited.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from relay.limits.allowance import Allowance
+from relay.limits.fair_shares import FairShares
+from schemas.errors import Failure, ToolError
+from schemas.token_bucket import TokenBucket
+
+BUSY_RETRY_MS = 100
+"""The retry time while ``concurrency`` is used up: when a call will end is not known."""
+_LONGEST_RETRY_MS = 86_400_000
+_MAX_LIMITERS = 20_000
+_EXAMINED = 32
+
+
+class Limiter:
+    """One limiter: a token bucket, and a count of what is in flight.
+
+    Where a holder is named, the rate is divided among those that are.
+    """
+
+    __slots__ = ("_allowance", "_bucket", "_in_flight", "_shares")
+
+    def __init__(self, allowance: Allowance, now: float) -> None:
+        self._allowance = allowance
+        self._bucket = TokenBucket(allowance.rate, allowance.burst, now)
+        self._in_flight = 0
+        self._shares: FairShares | None = None
+
+    def acquire(self, now: float, cost: float = 1.0, holder: Hashable = None) -> None:
+        """Charge ``cost`` to ``holder``, and count one in flight.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``. A refusal uses nothing up.
+        """
+        if self._in_flight >= self._allowance.concurrency:
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=BUSY_RETRY_MS)
+        self.charge(now, cost, holder)
+        self._in_flight += 1
+
+    def charge(self, now: float, cost: float, holder: Hashable = None) -> None:
+        """Take ``cost`` from the rate alone, however many are in flight.
+
+        Raises:
+            ToolError: as ``acquire``.
+        """
+        if holder is None:
+            wait_s = self._bucket.take(now, cost)
+        else:
+            if self._shares is None:
+                self._shares = FairShares(now)
+            wait_s = self._shares.take(self._bucket, self._allowance, holder, now, cost)
+        if wait_s > 0:
+            # A node may announce a rate near zero; the envelope's retry time is bounded.
+            retry_ms = math.ceil(min(wait_s * 1000, _LONGEST_RETRY_MS))
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=max(1, retry_ms))
+
+    def acquire_extra(self) -> None:
+        """Count one more in flight, started by one that was admitted; it may outlast that one."""
+        self._in_flight += 1
+
+    def release(self) -> None:
+        """Count one in flight less."""
+        self._in_flight -= 1
+
+    def change(self, allowance: Allowance) -> None:
+        """Apply ``allowance`` from now on; what has been used up stays used up."""
+        # It is nearly always the same object, and dataclasses are compared member by member.
+        if allowance is not self._allowance and allowance != self._allowance:
+            self._allowance = allowance
+            self._bucket.change(allowance.rate, allowance.burst)
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether a new limiter would be no different."""
+        return self._in_flight == 0 and self._bucket.is_full(now)
+
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class _Idle(Protocol):
+    """What can be evicted while it is idle."""
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether a new one would be no different."""
+        ...
+
+
+_IdleT = TypeVar("_IdleT", bound=_Idle)
+
+
+def evict_idle(kept: OrderedDict[KeyT, _IdleT], at_most: int, now: float) -> bool:
+    """Make space for one more if there are ``at_most``; return whether there is any.
+
+    Examines a few only, least recently used first. Those that are not idle are moved to the end, so that
+    they cannot block the eviction of others.
+    """
+    for key in list(islice(kept, _EXAMINED)) if len(kept) >= at_most else ():
+        if not kept[key].is_idle(now):
+            kept.move_to_end(key)
+            continue
+        del kept[key]
+        if len(kept) < at_most:
+            break
+    return len(kept) < at_most
+
+
+class KeyedLimiters(Generic[KeyT]):
+    """A limiter for each key, made when it is first needed, evicted when it is idle and there are many."""
+
+    def __init__(self, clock: Callable[[], float], max_limiters: int = _MAX_LIMITERS) -> None:
+        self._clock = clock
+        self._max_limiters = max_limiters
+        self._limiters: OrderedDict[KeyT, Limiter] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._limiters)
+
+    @contextmanager
+    def held(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Iterator[None]:
+        """Count towards the limiter of ``key`` for the length of the block.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+        """
+        limiter = self.acquire(key, allowance, cost)
+        try:
+            yield
+        finally:
+            limiter.release()
+
+    def acquire(self, key: KeyT, allowance: Allowance, cost: float = 1.0, holder: Hashable = None) -> Limiter:
+        """Acquire the limiter of ``key`` for ``holder`` and return it; the caller releases it.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+        """
+        now = self._clock()
+        limiter = self._limiter(key, allowance, now)
+        limiter.acquire(now, cost, holder)
+        return limiter
+
+    def charge(self, key: KeyT, allowance: Allowance, cost: float) -> None:
+        """Charge ``cost`` to the rate of ``key`` alone.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+        """
+        now = self._clock()
+        self._limiter(key, allowance, now).charge(now, cost)
+
+    def _limiter(self, key: KeyT, allowance: Allowance, now: float) -> Limiter:
+        limiter = self._limiters.get(key)
+        if limiter is None:
+            # One that is not idle is never evicted, so there can be more than ``max_limiters``.
+            evict_idle(self._limiters, self._max_limiters, now)
+            limiter = self._limiters[key] = Limiter(allowance, now)
+        else:
+            limiter.change(allowance)
+            self._limiters.move_to_end(key)
+        return limiter

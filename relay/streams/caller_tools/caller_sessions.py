@@ -1,0 +1,191 @@
+"""What callers do: open a session, send a message, read events, answer a request.
+
+Every look-up is by the caller's principal: what belongs to another is as what does not exist. Must not know
+MCP, nor handle what nodes send: ``node_requests`` does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relay.audit.log import AuditUnavailableError
+from relay.auth.agent_tokens import Principal
+from relay.fleet.selection import Selection
+from relay.streams.caller_tools.declarations import caller_id_of, checked_size, lent
+from relay.streams.caller_tools.endings import Endings, SessionEnding
+from relay.streams.caller_tools.events import EventBuffer
+from relay.streams.caller_tools.limits import Timeouts
+from relay.streams.caller_tools.nodes import Nodes
+from relay.streams.caller_tools.outbox import Outbox
+from relay.streams.caller_tools.records import CallerRecords
+from relay.streams.caller_tools.registry import SessionRegistry
+from relay.streams.caller_tools.session import CallerSession, SessionFacts
+from relay.streams.caller_tools.shared_budget import Holder, SharedBudget
+from schemas.caller_tools import CallerToolError
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import OneWayType
+from schemas.payloads import SessionText
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One call of a caller, whose arguments fit the document of its tool."""
+
+    principal: Principal
+    arguments: Mapping[str, Any]
+    correlation_id: str
+    selection: Selection
+
+
+class CallerSessions:
+    """The callers' side of all sessions. ``monotonic`` is in seconds."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        registry: SessionRegistry,
+        nodes: Nodes,
+        endings: Endings,
+        outbox: Outbox,
+        records: CallerRecords,
+        budget: SharedBudget,
+        timeouts: Timeouts,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._registry = registry
+        self._nodes = nodes
+        self._endings = endings
+        self._outbox = outbox
+        self._records = records
+        self._budget = budget
+        self._timeouts = timeouts
+        self._monotonic = monotonic
+
+    def message(self, use: Use) -> CallerSession:
+        """Open a session or find it, declare tools anew, send a message, end it: what the arguments name.
+
+        Raises:
+            ToolError: nothing was done.
+            AuditUnavailableError: it was not opened, because it cannot be recorded.
+        """
+        session_id = use.arguments.get("session_id")
+        if session_id is None:
+            session = self._opened(use)
+        else:
+            session = self._registry.of_caller(use.principal.name, session_id)
+            self._redeclare(session, use)
+            self._send(session, use)
+        session.use(use.principal, self._monotonic())
+        if use.arguments.get("end"):
+            self._endings.end_session(session, SessionEnding.ENDED)
+        return session
+
+    def session_of(self, use: Use) -> CallerSession:
+        """Return the session that the arguments name.
+
+        Raises:
+            ToolError: SESSION_UNKNOWN.
+        """
+        session = self._registry.of_caller(use.principal.name, use.arguments["session_id"])
+        session.use(use.principal, self._monotonic())
+        return session
+
+    def respond(self, use: Use) -> CallerSession:
+        """Give the caller's answer to the request that it answers, and return the session.
+
+        Raises:
+            ToolError: SESSION_UNKNOWN; CALLER_REQUEST_UNKNOWN; ARGUMENTS_INVALID if it is malformed or too
+                large, then the request is still pending.
+        """
+        session = self.session_of(use)
+        request_id: str = use.arguments["request_id"]
+        request = session.requests.find(request_id)
+        if request is None:
+            self._records.unexpected_answer(use.principal, session, request_id)
+            raise ToolError(Failure.CALLER_REQUEST_UNKNOWN)
+        error: str | None = use.arguments.get("error")
+        result = use.arguments.get("result")
+        if (error is None and "result" not in use.arguments) or (error is not None and result is not None):
+            raise ToolError(Failure.ARGUMENTS_INVALID, "An answer has either result or error.")
+        size = checked_size("result", result)
+        if error is not None:
+            self._endings.fail(session, request, CallerToolError.TOOL_FAILED, error)
+        else:
+            self._endings.answer(session, request, result, size)
+        return session
+
+    def _opened(self, use: Use) -> CallerSession:
+        """Open a session; it ends at once if the node does not take it."""
+        principal, arguments = use.principal, use.arguments
+        reference: str | None = arguments.get("node_id")
+        if reference is None:
+            raise ToolError(Failure.ARGUMENTS_INVALID, "A new session needs node_id.")
+        context: Mapping[str, Any] = arguments.get("context", {})
+        caller_id = caller_id_of(context, None)
+        tools = lent(context.get("caller_tools", []))
+        checked_size("message", arguments.get("message", ""))
+        node = self._nodes.find(principal.tenant, reference, use.selection)
+        self._registry.check_space(Holder(principal.name, node.node_id))
+        facts = SessionFacts(
+            session_id=self._registry.new_id(),
+            tenant=principal.tenant,
+            node_id=node.node_id,
+            node_key=node.key,
+            principal=principal.name,
+            owner=principal.digest,
+            caller_id=caller_id,
+            timeout_ms=int(self._timeouts.request * 1000),
+        )
+        events = EventBuffer(facts.session_id, facts.holder, self._budget)
+        session = CallerSession(facts, tools, events, self._monotonic())
+        self._take(facts.holder, tools.size)
+        try:
+            self._records.opened(session, principal, use.correlation_id)
+        except AuditUnavailableError:
+            self._budget.give_back(facts.holder, tools.size)
+            raise
+        self._registry.add(session)
+        try:
+            self._outbox.send(facts.node_id, OneWayType.SESSION_OPEN, session.frame())
+            self._send(session, use)
+        except ToolError:
+            self._endings.end_session(session, SessionEnding.ENDED)
+            raise
+        return session
+
+    def _redeclare(self, session: CallerSession, use: Use) -> None:
+        """Replace what the session lends, if the arguments declare it."""
+        node_id = session.facts.node_id
+        reference = use.arguments.get("node_id")
+        if reference is not None:
+            named = self._nodes.find(use.principal.tenant, reference, use.selection)
+            if named.node_id != node_id:
+                raise ToolError(Failure.SESSION_UNKNOWN)
+        context: Mapping[str, Any] = use.arguments.get("context", {})
+        caller_id_of(context, session.facts.caller_id)
+        if "caller_tools" not in context:
+            return
+        before, after = session.lent, lent(context["caller_tools"])
+        self._take(session.facts.holder, after.size)
+        session.lent = after
+        try:
+            self._outbox.send(node_id, OneWayType.SESSION_OPEN, session.frame())
+        except ToolError:
+            session.lent = before
+            self._budget.give_back(session.facts.holder, after.size)
+            raise
+        self._budget.give_back(session.facts.holder, before.size)
+
+    def _take(self, holder: Holder, size: int) -> None:
+        full = self._budget.take(holder, size)
+        if full is not None:
+            text = f"{full} take as much memory as they may: end one, or read its events."
+            raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=1000)
+
+    def _send(self, session: CallerSession, use: Use) -> None:
+        message = use.arguments.get("message")
+        if message is None:
+            return
+        checked_size("message", message)
+        payload: SessionText = {"session_id": session.session_id, "message": message}
+        self._outbox.send(session.facts.node_id, OneWayType.SESSION_MESSAGE, payload)

@@ -1,0 +1,159 @@
+"""Sends the events of sessions on the event streams of callers: those of MCP sessions of the old era.
+
+One task for each session on a stream reads from the session's own buffer, so a client that does not read
+holds up nothing else. A stream is given events of its own principal only, while its token is accepted.
+Must not know MCP: what sends is passed in.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.auth.agent_tokens import AgentName, Authenticator, Principal
+from relay.streams.caller_tools.endings import Endings
+from relay.streams.caller_tools.events import CallerEvent
+from relay.streams.caller_tools.limits import MAX_RESULT_BYTES
+from relay.streams.caller_tools.session import CallerSession
+from schemas.caller_tools import CallerToolError
+from schemas.tokens import TokenError
+
+LeaveElsewhere = Callable[[str, AgentName], None]
+"""Notes that a caller has left a session, by its id, that another relay keeps."""
+SendEvent = Callable[[str], Awaitable[bool]]
+"""Sends an event, which is JSON; returns whether the client wants such."""
+
+
+class EventStream:
+    """The event stream of one MCP session.
+
+    Attributes:
+        principal: of the caller that has it open, None while it is closed.
+        elsewhere: the sessions that other relays keep, by id, each with its caller.
+    """
+
+    def __init__(self, send: SendEvent) -> None:
+        self.send = send
+        self.principal: Principal | None = None
+        self.cursors: dict[CallerSession, int] = {}
+        self.tasks: dict[CallerSession, asyncio.Task[None]] = {}
+        self.elsewhere: dict[str, AgentName] = {}
+
+
+class EventStreams:
+    """The streams of all callers, by the ids of their MCP sessions. ``monotonic`` is in seconds."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        endings: Endings,
+        leave_elsewhere: LeaveElsewhere | None,
+        monotonic: Callable[[], float],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._authenticator = authenticator
+        self._endings = endings
+        self._leave_elsewhere = leave_elsewhere
+        self._monotonic = monotonic
+        self._log = log
+        self._streams: dict[str, EventStream] = {}
+
+    def attach(self, stream_id: str, send: SendEvent) -> None:
+        """Note an MCP session, on whose event stream ``send`` sends."""
+        self._streams.setdefault(stream_id, EventStream(send))
+
+    def detach(self, stream_id: str) -> None:
+        """Note that an MCP session has ended."""
+        self.closed(stream_id)
+        self._streams.pop(stream_id, None)
+
+    def opened(self, stream_id: str, principal: Principal) -> None:
+        """Note that ``principal`` has opened the event stream."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.principal is not None:
+            return
+        stream.principal = principal
+        for session in list(stream.cursors):
+            self._start(stream, session)
+
+    def closed(self, stream_id: str) -> None:
+        """Note that the client has closed the event stream: a caller that has no other way is gone."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        stream.principal = None
+        for session in list(stream.cursors):
+            if session in stream.tasks:
+                self._stop(stream, session)
+            self._endings.disconnect(session, stream)
+        while stream.elsewhere and self._leave_elsewhere is not None:
+            self._leave_elsewhere(*stream.elsewhere.popitem())
+
+    def follow(self, stream_id: str, session: CallerSession, principal: Principal) -> None:
+        """Send the events of ``session`` on the stream, from now on, while it is open."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if stream.principal is not None and stream.principal.name != principal.name:
+            return
+        session.connected(stream)
+        if session in stream.cursors:
+            return
+        stream.cursors[session] = 0
+        if stream.principal is not None:
+            self._start(stream, session)
+
+    def follow_elsewhere(self, stream_id: str, session_id: str, caller: AgentName, *, ended: bool) -> None:
+        """Note a session of another relay that is used in the MCP session: its events are not sent here."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if ended:
+            stream.elsewhere.pop(session_id, None)
+        else:
+            stream.elsewhere[session_id] = caller
+
+    def _start(self, stream: EventStream, session: CallerSession) -> None:
+        if session.has_ended or stream.principal is None or stream.principal.name != session.facts.principal:
+            del stream.cursors[session]
+            return
+        session.connected(stream)
+        session.open_stream(stream)
+        stream.tasks[session] = asyncio.create_task(self._run(stream, session, stream.principal))
+
+    async def _run(self, stream: EventStream, session: CallerSession, principal: Principal) -> None:
+        try:
+            await self._send(stream, session, principal)
+        except TokenError:
+            pass  # its holder may not read any more; another token may
+        except Exception as error:  # noqa: BLE001 - a bug must end one stream, and be seen
+            self._log.error("events not sent", session_id=session.session_id, exc_info=error)
+        if stream.tasks.get(session) is asyncio.current_task():
+            self._stop(stream, session)
+            if session.has_ended:
+                stream.cursors.pop(session, None)
+
+    async def _send(self, stream: EventStream, session: CallerSession, principal: Principal) -> None:
+        while True:
+            changed = session.changed()
+            events = session.events.after(stream.cursors[session], MAX_RESULT_BYTES)
+            for event in events:
+                self._authenticator.check(principal)
+                await self._send_one(stream, session, event)
+            if not events:
+                if session.has_ended:
+                    return
+                await changed.wait()
+
+    async def _send_one(self, stream: EventStream, session: CallerSession, event: CallerEvent) -> None:
+        if await stream.send(event.text):
+            session.sent(event, stream)
+        stream.cursors[session] = event.cursor
+
+    def _stop(self, stream: EventStream, session: CallerSession) -> None:
+        task = stream.tasks.pop(session)
+        if task is not asyncio.current_task():
+            task.cancel()
+        for request in session.close_stream(stream, self._monotonic()):
+            if not session.has_ended:
+                self._endings.fail(session, request, CallerToolError.DISCONNECTED)

@@ -1,0 +1,174 @@
+"""Calls of callers for sessions that another relay of the fleet keeps: forwarded to it, and answered there.
+
+The id of a session names the relay that keeps it. That relay judges the call as one of its own: by the
+principal that the other relay has recognised, whose token it looks up among those it accepts itself. Must not
+forward what opens a session: that is kept where it was opened.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any
+
+from relay.auth.agent_tokens import AgentName, Authenticator
+from relay.fleet.selection import WHOLE_FLEET
+from relay.routing.peers import NoResponderError, Peers
+from relay.streams.caller_tools.caller_sessions import Use
+from relay.streams.caller_tools.endings import Endings
+from relay.streams.caller_tools.nodes import Nodes
+from relay.streams.caller_tools.polls import Push
+from relay.streams.caller_tools.registry import SessionRegistry
+from relay.streams.caller_tools.session_calls import SessionCalls, SessionTool, wait_ms_of
+from schemas.errors import Failure, ToolError
+from schemas.registry import SchemaRegistry
+from schemas.tokens import TokenError
+
+CALL, EVENT, LEFT = "session_call", "session_event", "session_left"
+"""What relays ask each other: a call, to send an event on the response stream of one, and to note that a
+caller has closed a way to its session."""
+MAX_LEAVING = 1024
+"""How many callers that have left other relays are told of at once; beyond it, a session ends when idle."""
+
+_TAG_DIGITS = 4
+_MARGIN_S = 4.0
+_EVENT_TIMEOUT_S = 10.0
+
+
+def tag_of(relay: str) -> str:
+    """Return the digits by which the ids of sessions name ``relay``. Two relays may have the same."""
+    return sha256(relay.encode("ascii")).hexdigest()[:_TAG_DIGITS]
+
+
+class ForwardedCalls:
+    """The calls between this relay and its ``peers``; ``calls`` runs those for its own sessions."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts below
+        self,
+        peers: Peers,
+        calls: SessionCalls,
+        sessions: SessionRegistry,
+        endings: Endings,
+        nodes: Nodes,
+        authenticator: Authenticator,
+        documents: SchemaRegistry,
+    ) -> None:
+        self._peers = peers
+        self._calls = calls
+        self._sessions = sessions
+        self._endings = endings
+        self._nodes = nodes
+        self._authenticator = authenticator
+        self._documents = {tool: documents.load(f"{tool.value}.input@1.0.0") for tool in SessionTool}
+        self._pushes: dict[str, Push] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        peers.answer(LEFT, self._left)
+        peers.answer(CALL, self._answer)
+        peers.answer(EVENT, self._push)
+
+    def relays_of(self, session_id: str) -> Collection[str]:
+        """Return the other relays that may keep the session of that id."""
+        digits = session_id.rpartition("_")[2]
+        return [relay for relay in self._peers.running() if digits.startswith(tag_of(relay))]
+
+    async def run(
+        self, relays: Collection[str], tool: SessionTool, use: Use, push: Push | None
+    ) -> Mapping[str, Any]:
+        """Return the result of a call for a session that one of ``relays`` keeps.
+
+        Raises:
+            ToolError: as ``SessionCalls.run`` describes, without text; NODE_OFFLINE if the relay is not
+                reached, then nothing was done; DEADLINE_EXCEEDED if it does not answer.
+        """
+        body = {
+            "tool": tool.value,
+            "arguments": self._resolved(use),
+            "correlation_id": use.correlation_id,
+            "stream": push is not None,
+            "principal": use.principal.facts(),
+        }
+        wait_s = wait_ms_of(tool, use.arguments) / 1000
+        if push is not None:
+            self._pushes[use.correlation_id] = push
+        try:
+            for relay in relays:
+                try:
+                    reply = await self._peers.ask(relay, CALL, body, wait_s + _MARGIN_S)
+                except ToolError as error:
+                    if error.failure is not Failure.SESSION_UNKNOWN:
+                        raise
+                else:
+                    result: Mapping[str, Any] = reply.get("result", {})
+                    return result
+        except NoResponderError:
+            text = "The relay that keeps the session is not reached; nothing was done."
+            raise ToolError(Failure.NODE_OFFLINE, text) from None
+        except TimeoutError:
+            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+        finally:
+            self._pushes.pop(use.correlation_id, None)
+        raise ToolError(Failure.SESSION_UNKNOWN)
+
+    def leave(self, session_id: str, caller: AgentName, *, plainly: bool) -> None:
+        """Tell the relay that keeps the session, soon, that ``caller`` has closed a way to it here."""
+        if len(self._leaving) < MAX_LEAVING:
+            telling = asyncio.create_task(self._tell(session_id, caller, plainly=plainly))
+            self._leaving.add(telling)
+            telling.add_done_callback(self._leaving.discard)
+
+    async def _tell(self, session_id: str, caller: AgentName, *, plainly: bool) -> None:
+        issuer, tenant, sub = caller
+        body = {
+            "session_id": session_id,
+            "issuer": issuer,
+            "tenant": tenant,
+            "sub": sub,
+            "plainly": plainly,
+        }
+        for relay in self.relays_of(session_id):
+            # It may not be reached, and a relay of an older version does not know the question.
+            with suppress(NoResponderError, TimeoutError, ToolError):
+                await self._peers.ask(relay, LEFT, body, _MARGIN_S)
+
+    async def _left(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Note that a caller has closed a way to its session at another relay: a ``PeerHandler``."""
+        caller = (body["issuer"], body["tenant"], body["sub"])
+        self._endings.leave(self._sessions.of_caller(caller, body["session_id"]), plainly=body["plainly"])
+        return {}
+
+    def _resolved(self, use: Use) -> Mapping[str, Any]:
+        """Return the arguments with the id of the node that they name: labels and selections stay here."""
+        reference = use.arguments.get("node_id")
+        if reference is None:
+            return use.arguments
+        node = self._nodes.find(use.principal.tenant, reference, use.selection)
+        return {**use.arguments, "node_id": node.node_id}
+
+    async def _answer(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run a call that another relay has forwarded: a ``PeerHandler``."""
+        tool, arguments = SessionTool(body["tool"]), body["arguments"]
+        if "session_id" not in arguments or not self._documents[tool].is_valid(arguments):
+            raise ToolError(Failure.INTERNAL)
+        try:
+            principal = self._authenticator.forwarded(**body["principal"])
+        except TokenError:
+            raise ToolError(Failure.SAFETY_DENIED) from None
+        correlation_id: str = body["correlation_id"]
+
+        async def push(event: str) -> None:
+            sent = {"correlation_id": correlation_id, "event": event}
+            try:
+                await self._peers.ask(relay, EVENT, sent, _EVENT_TIMEOUT_S)
+            except (NoResponderError, TimeoutError):
+                raise ToolError(Failure.CALLER_DISCONNECTED) from None
+
+        use = Use(principal, arguments, correlation_id, WHOLE_FLEET)
+        return {"result": await self._calls.run(tool, use, push if body["stream"] else None)}
+
+    async def _push(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send an event on the response stream of a call that was forwarded: a ``PeerHandler``."""
+        push = self._pushes.get(body["correlation_id"])
+        if push is None:
+            raise ToolError(Failure.CALLER_DISCONNECTED)
+        await push(body["event"])
+        return {}

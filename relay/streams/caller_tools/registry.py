@@ -1,0 +1,97 @@
+"""The live sessions of all callers, and their limits. Must not know requests or events."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+from relay.auth.agent_tokens import AgentName
+from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
+from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.shared_budget import Holder, SharedBudget
+from schemas.caller_tools import MAX_SESSIONS
+from schemas.errors import Failure, ToolError
+
+_RETRY_MS = 60_000
+_RANDOM_BYTES = 4
+
+
+class SessionRegistry:
+    """The live sessions, by id and by node. The last digits of each id begin with ``tag``, fewer than 8.
+
+    Attributes:
+        shares: how many there are, of whom.
+    """
+
+    def __init__(
+        self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes], tag: str = ""
+    ) -> None:
+        self._tag = tag
+        self._now_ms = now_ms
+        self._random_bytes = random_bytes
+        self.shares = SharedBudget(MAX_SESSIONS, MAX_IN_ALL)
+        self._sessions: dict[str, CallerSession] = {}
+        self._of_node: defaultdict[str, dict[str, CallerSession]] = defaultdict(dict)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._sessions
+
+    def __iter__(self) -> Iterator[CallerSession]:
+        return iter(tuple(self._sessions.values()))
+
+    def new_id(self) -> str:
+        """Return an id that no live session has."""
+        began = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
+        while True:
+            digits = (self._tag + self._random_bytes(_RANDOM_BYTES).hex())[: 2 * _RANDOM_BYTES]
+            session_id = f"gogol_{began:%Y%m%d_%H%M%S}_{digits}"
+            if session_id not in self._sessions:
+                return session_id
+
+    def check_space(self, holder: Holder) -> None:
+        """Return if ``holder`` may have another session.
+
+        Raises:
+            ToolError: RATE_LIMITED.
+        """
+        if (full := self.shares.full(holder, 1)) is not None:
+            text = f"{full} are as many as they may be: end one."
+            raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)
+
+    def add(self, session: CallerSession) -> None:
+        """Add a session, for which there is space."""
+        self.shares.take(session.facts.holder, 1)
+        self._sessions[session.session_id] = session
+        self._of_node[session.facts.node_id][session.session_id] = session
+
+    def remove(self, session: CallerSession) -> None:
+        """Remove a session that has ended."""
+        self.shares.give_back(session.facts.holder, 1)
+        of_node = self._of_node[session.facts.node_id]
+        del self._sessions[session.session_id], of_node[session.session_id]
+        if not of_node:
+            del self._of_node[session.facts.node_id]
+
+    def of_caller(self, principal: AgentName, session_id: str) -> CallerSession:
+        """Return the session of that id that ``principal`` has opened.
+
+        Raises:
+            ToolError: SESSION_UNKNOWN; a session of another principal is as one that does not exist.
+        """
+        session = self._sessions.get(session_id)
+        if session is None or session.facts.principal != principal:
+            raise ToolError(Failure.SESSION_UNKNOWN)
+        return session
+
+    def of_node(self, node_id: str) -> list[CallerSession]:
+        """Return the sessions with a node."""
+        return list(self._of_node.get(node_id, {}).values())
+
+    def with_node(self, tenant: str, node_id: str, session_id: str) -> CallerSession | None:
+        """Return the session of that id, if it is with this node of this tenant."""
+        session = self._sessions.get(session_id)
+        if session is None or (session.facts.tenant, session.facts.node_id) != (tenant, node_id):
+            return None
+        return session

@@ -1,0 +1,192 @@
+"""The tools by which a caller uses sessions, those of this relay and those of others.
+
+Must not decide what a caller may do: ``caller_sessions`` does, at the relay that keeps the session.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic_core import from_json
+
+from relay.auth.permissions import Rights
+from relay.calls.relay_tools import RelayTool, RelayToolCall
+from relay.fleet.tool_schemas import ToolSchemas
+from relay.streams.caller_tools.caller_sessions import Use
+from relay.streams.caller_tools.endings import Endings
+from relay.streams.caller_tools.event_streams import EventStreams
+from relay.streams.caller_tools.forwarded_calls import ForwardedCalls
+from relay.streams.caller_tools.limits import MAX_WAIT_MS
+from relay.streams.caller_tools.polls import Push
+from relay.streams.caller_tools.registry import SessionRegistry
+from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.session_calls import SessionCalls, SessionTool
+from schemas.registry import SchemaRegistry
+
+LOGGER = "oubliette.session"
+LEVEL = "info"
+
+_TIMEOUT_S = MAX_WAIT_MS / 1000 + 5
+_STREAM_ID = b"mcp-session-id"
+
+_MESSAGE = (
+    "Open a session with a node's local agent, or use an open one: send a message, lend tools, end it. "
+    "Without session_id a new session is opened, for which node_id and context.caller_id are needed. "
+    "Then read session_events."
+)
+_EVENTS = (
+    "Read what happened in a session: messages of the local agent, and its requests for the tools that "
+    "you lend. Pass next as after in the following call. Answer each caller_tool_request once, with "
+    "caller_tool_response."
+)
+_RESPONSE = (
+    "Answer a caller_tool_request event with the result of the tool, or with an error. A request_id is "
+    "good once, and within the timeout of the relay."
+)
+
+
+def log_message(event: str) -> tuple[str, dict[str, Any]]:
+    """Return the notification that carries an event, which is JSON: its method and its parameters."""
+    return "notifications/message", {"level": LEVEL, "logger": LOGGER, "data": from_json(event)}
+
+
+class SessionTools:
+    """The tools over the sessions of all relays: ``calls`` has those of this one."""
+
+    def __init__(
+        self,
+        calls: SessionCalls,
+        registry: SessionRegistry,
+        streams: EventStreams,
+        endings: Endings,
+        forwarded: ForwardedCalls | None,
+    ) -> None:
+        self._calls = calls
+        self._registry = registry
+        self._streams = streams
+        self._endings = endings
+        self._forwarded = forwarded
+
+    def tools(self, registry: SchemaRegistry) -> tuple[RelayTool, ...]:
+        """Return the tools, to be registered."""
+        return (
+            RelayTool(
+                canonical=SessionTool.MESSAGE.value,
+                title="Talk to a node's local agent",
+                description=_MESSAGE,
+                schemas=_schemas(registry, "session_message", "1.1.0"),
+                schema_ref="session_message.input@1.0.0",
+                safety_class="reversible",
+                idempotent=False,
+                visible=_may_message,
+                answer=self._message,
+                timeout_s=_TIMEOUT_S,
+                logs=True,
+                waits=True,
+                verbatim=True,
+            ),
+            RelayTool(
+                canonical=SessionTool.EVENTS.value,
+                title="Read a session's events",
+                description=_EVENTS,
+                schemas=_schemas(registry, "session_events", "1.1.0"),
+                schema_ref="session_events.input@1.0.0",
+                safety_class="read_only",
+                idempotent=True,
+                visible=_may_message,
+                answer=self._events,
+                timeout_s=_TIMEOUT_S,
+                logs=True,
+                waits=True,
+                verbatim=True,
+            ),
+            RelayTool(
+                canonical=SessionTool.RESPONSE.value,
+                title="Answer a local agent's request",
+                description=_RESPONSE,
+                schemas=_schemas(registry, "caller_tool_response"),
+                schema_ref="caller_tool_response.input@1.0.0",
+                safety_class="reversible",
+                idempotent=False,
+                visible=_may_message,
+                answer=self._respond,
+            ),
+        )
+
+    async def _message(self, call: RelayToolCall) -> Mapping[str, Any]:
+        return await self._run(SessionTool.MESSAGE, call)
+
+    async def _events(self, call: RelayToolCall) -> Mapping[str, Any]:
+        return await self._run(SessionTool.EVENTS, call)
+
+    async def _respond(self, call: RelayToolCall) -> Mapping[str, Any]:
+        return await self._run(SessionTool.RESPONSE, call)
+
+    async def _run(self, tool: SessionTool, call: RelayToolCall) -> Mapping[str, Any]:
+        use = Use(call.caller.principal, call.arguments, call.correlation_id, call.selection)
+        session_id = call.arguments.get("session_id")
+        if self._forwarded is not None and session_id is not None and session_id not in self._registry:
+            relays = self._forwarded.relays_of(session_id)
+            if relays:
+                return await self._elsewhere(self._forwarded, relays, tool, use, call)
+        push = _push_of(call)
+        used: list[CallerSession] = []
+
+        def found(session: CallerSession) -> None:
+            used.append(session)
+            self._follow(session, call)
+
+        try:
+            return await self._calls.run(tool, use, push, found)
+        except asyncio.CancelledError:
+            if not call.is_stopped():
+                for session in used:
+                    self._endings.leave(session, plainly=push is not None)
+            raise
+
+    async def _elsewhere(
+        self,
+        forwarded: ForwardedCalls,
+        relays: Collection[str],
+        tool: SessionTool,
+        use: Use,
+        call: RelayToolCall,
+    ) -> Mapping[str, Any]:
+        """Return the result of a call for a session that one of ``relays`` keeps."""
+        push, session_id, caller = _push_of(call), call.arguments["session_id"], use.principal.name
+        try:
+            result = await forwarded.run(relays, tool, use, push)
+        except asyncio.CancelledError:
+            if not call.is_stopped():
+                forwarded.leave(session_id, caller, plainly=push is not None)
+            raise
+        stream_id = call.caller.headers.get(_STREAM_ID)
+        if stream_id is not None:
+            self._streams.follow_elsewhere(stream_id, session_id, caller, ended=result.get("ended", False))
+        return result
+
+    def _follow(self, session: CallerSession, call: RelayToolCall) -> None:
+        """Send the events also on the event stream of the MCP session in which the call was made, if any."""
+        stream_id = call.caller.headers.get(_STREAM_ID)
+        if stream_id is not None:
+            self._streams.follow(stream_id, session, call.caller.principal)
+
+
+def _push_of(call: RelayToolCall) -> Push | None:
+    """Return what sends events on the response stream of ``call``, if the caller wants them there."""
+    emit = call.log_emit
+    if emit is None or not call.arguments.get("stream"):
+        return None
+
+    async def push(event: str) -> None:
+        await emit(*log_message(event))
+
+    return push
+
+
+def _schemas(registry: SchemaRegistry, name: str, output: str = "1.0.0") -> ToolSchemas:
+    return ToolSchemas.of(registry, f"{name}.input@1.0.0", f"{name}.output@{output}")
+
+
+def _may_message(rights: Rights) -> bool:
+    return rights.may_message

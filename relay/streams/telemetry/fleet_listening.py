@@ -1,0 +1,192 @@
+"""Notifies an agent that listens at one relay of the fleet of what it has subscribed to at another.
+
+A relay tells the others who listens at it, again and again while that lasts, since there need not be a
+subscription yet. Where the agent has one, listening holds it as a listener of that relay would, and each
+update is sent to where it listens. Must not carry samples: they are read.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from relay.auth.agent_tokens import AgentName, Authenticator, Principal
+from relay.routing.peers import NoResponderError, Peers
+from relay.streams.telemetry.hub import Notify
+from relay.streams.telemetry.reading import Place, TelemetryResource
+from relay.streams.telemetry.subscription import MIN_LEASE_S
+from schemas.errors import Failure, ToolError
+from schemas.health import Loop
+from schemas.tokens import TokenError
+
+LISTEN, UPDATED = "telemetry_listen", "telemetry_updated"
+"""What relays ask each other: to hear of updates, and that there is one."""
+MAX_LISTENING = 16_384
+"""The agents and nodes for which other relays listen here; here, listeners are bounded by their streams."""
+
+_RENEWED_EVERY_S = MIN_LEASE_S / 3
+_SWEEP_S = 1.0
+_ROUND_S = 60.0
+_TIMEOUT_S = 1.0
+_RETRY_MS = 10_000
+
+Listen = Callable[[Principal, str, Notify], Callable[[], None]]
+"""Calls back with each sample of a node that an agent has subscribed to, until what it returns is called."""
+ListenerKey = tuple[AgentName, str]
+"""An agent, and the node that it listens to."""
+
+
+@dataclass(slots=True)
+class _Elsewhere:
+    """An agent that listens at another relay: ``stop`` ends that here, at ``until_s`` at the latest."""
+
+    stop: Callable[[], None]
+    until_s: float
+
+
+class FleetListening:
+    """The listeners of this relay at its ``peers``, and theirs here.
+
+    ``listen`` is that of ``TelemetryHub``; ``seconds`` is a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        resource: TelemetryResource,
+        listen: Listen,
+        peers: Peers,
+        authenticator: Authenticator,
+        seconds: Callable[[], float],
+    ) -> None:
+        self._resource = resource
+        self._listen = listen
+        self._peers = peers
+        self._authenticator = authenticator
+        self._seconds = seconds
+        self._here: defaultdict[ListenerKey, dict[object, Notify]] = defaultdict(dict)
+        self._principals: dict[ListenerKey, Principal] = {}
+        self._elsewhere: dict[tuple[str, ListenerKey], _Elsewhere] = {}
+        self._to_tell: dict[ListenerKey, tuple[Principal, float]] = {}
+        self._updated: dict[tuple[str, ListenerKey], None] = {}
+        self._wake = asyncio.Event()
+        self._sweep_s = seconds() + _SWEEP_S
+        self._renew_s = seconds() + _RENEWED_EVERY_S
+        self.loop = Loop(seconds)
+        peers.answer(LISTEN, self._listens)
+        peers.answer(UPDATED, self._has_updated)
+
+    def place_of(self, principal: Principal, uri: str) -> Place | None:
+        """Return what ``uri`` names, as ``TelemetryResource.place_of`` describes."""
+        return self._resource.place_of(principal, uri)
+
+    def follow(self, principal: Principal, uri: str, notify: Notify) -> Callable[[], None] | None:
+        """Call ``notify`` after every update at any relay, as ``TelemetryResource.follow`` describes."""
+        stop = self._resource.follow(principal, uri, notify)
+        named = None if stop is None else self.place_of(principal, uri)
+        if stop is None or named is None:
+            return stop
+        place, key = (principal.name, named[0]), object()
+        self._here[place][key] = notify
+        self._principals[place] = principal
+        self._tell(place, principal, MIN_LEASE_S)
+
+        def end() -> None:
+            stop()
+            listeners = self._here.get(place, {})
+            if listeners.pop(key, None) is None or listeners:
+                return
+            del self._here[place], self._principals[place]
+            self._tell(place, principal, 0)
+
+        return end
+
+    async def run(self) -> None:
+        """Tell the other relays what is due until cancelled."""
+        while True:
+            self.loop.busy(_SWEEP_S + _ROUND_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SWEEP_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self._seconds() >= self._sweep_s:
+                self.sweep()
+            await self._send()
+
+    def sweep(self) -> None:
+        """End what other relays have not renewed, and renew what is due."""
+        now = self._seconds()
+        self._sweep_s = now + _SWEEP_S
+        for key in [key for key, listening in self._elsewhere.items() if listening.until_s <= now]:
+            self._elsewhere.pop(key).stop()
+        if now >= self._renew_s:
+            self._renew_s = now + _RENEWED_EVERY_S
+            for place, principal in self._principals.items():
+                self._tell(place, principal, MIN_LEASE_S)
+
+    # --- to other relays
+
+    def _tell(self, place: ListenerKey, principal: Principal, ttl_s: float) -> None:
+        self._to_tell[place] = (principal, ttl_s)
+        self._wake.set()
+
+    async def _send(self) -> None:
+        to_tell, self._to_tell = self._to_tell, {}
+        updated, self._updated = self._updated, {}
+        relays = self._peers.running()
+        asked = [
+            self._ask(relay, LISTEN, _listening(node_id, principal, ttl_s))
+            for (_, node_id), (principal, ttl_s) in to_tell.items()
+            for relay in relays
+        ]
+        asked += [
+            self._ask(relay, UPDATED, {"name": name, "node_id": node_id})
+            for relay, (name, node_id) in updated
+        ]
+        await asyncio.gather(*asked)
+
+    async def _ask(self, relay: str, kind: str, body: Mapping[str, Any]) -> None:
+        try:
+            await self._peers.ask(relay, kind, body, _TIMEOUT_S)
+        except (NoResponderError, TimeoutError, ToolError):
+            return  # it is told again, or there is another update
+
+    # --- from other relays
+
+    async def _listens(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Take in that an agent listens at another relay, or does no longer: a ``PeerHandler``."""
+        try:
+            principal = self._authenticator.forwarded(**body["principal"])
+        except TokenError:
+            raise ToolError(Failure.SAFETY_DENIED) from None
+        place = (principal.name, body["node_id"])
+        key = (relay, place)
+        listening = self._elsewhere.get(key)
+        if body["ttl_ms"] == 0:
+            if listening is not None:
+                self._elsewhere.pop(key).stop()
+        elif listening is not None:
+            listening.until_s = self._seconds() + body["ttl_ms"] / 1000
+        elif len(self._elsewhere) >= MAX_LISTENING:
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_RETRY_MS)
+        elif principal.rights.may_read:
+            stop = self._listen(principal, body["node_id"], lambda: self._note_updated(key))
+            self._elsewhere[key] = _Elsewhere(stop, self._seconds() + body["ttl_ms"] / 1000)
+        return {}
+
+    def _note_updated(self, key: tuple[str, ListenerKey]) -> None:
+        self._updated[key] = None
+        self._wake.set()
+
+    async def _has_updated(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Notify the listeners here of an update at another relay: a ``PeerHandler``."""
+        name = body["name"]
+        place = ((name[0], name[1], name[2]), body["node_id"])
+        for notify in list(self._here.get(place, {}).values()):
+            notify()
+        return {}
+
+
+def _listening(node_id: str, principal: Principal, ttl_s: float) -> Mapping[str, Any]:
+    return {"node_id": node_id, "principal": principal.facts(), "ttl_ms": int(ttl_s * 1000)}

@@ -1,0 +1,307 @@
+"""All streams of one relay: started by calls, fed by the nodes' frames, ended by leases and revocations.
+
+A sample is checked once, as the result of a call is, and then shared. Must not know MCP.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any
+
+from pydantic_core import from_json
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
+from relay.auth.agent_tokens import AgentName, Authenticator, Principal
+from relay.calls.call_record import CallAnswer, Following
+from relay.calls.relay_tools import StreamClosedError
+from relay.calls.results import checked
+from relay.calls.sample_streams import StreamCall
+from relay.fleet.fleet import Fleet
+from relay.fleet.tools import Tool
+from relay.observability.metrics import Metrics
+from relay.routing.port import NodeFrames, NodeRef
+from relay.streams.telemetry.history import History, HistoryBytes, Sample
+from relay.streams.telemetry.leases import Leases
+from relay.streams.telemetry.progress import send_samples
+from relay.streams.telemetry.sample_queue import SampleQueue
+from relay.streams.telemetry.stream import Stream
+from relay.streams.telemetry.subscription import Subscription, lease_s
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import OneWayType
+from schemas.health import Loop
+from schemas.payloads import Telemetry
+from schemas.tokens import TokenError
+
+PER_AGENT = 256
+IN_ALL = 16_384
+SWEEP_S = 1.0
+_ROUND_S = 60.0
+_RETRY_MS = 30_000
+
+Notify = Callable[[], None]
+OnSample = Callable[[str, Mapping[str, Any]], None]
+
+
+class TelemetryHub:
+    """The streams. ``seconds`` is a monotonic clock."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        fleet: Fleet,
+        frames: NodeFrames,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        refusals: RefusalCounter,
+        seconds: Callable[[], float],
+        log: FilteringBoundLogger,
+        per_agent: int = PER_AGENT,
+        in_all: int = IN_ALL,
+    ) -> None:
+        self._fleet = fleet
+        self._authenticator = authenticator
+        self._metrics = metrics
+        self._refusals = refusals
+        self._seconds = seconds
+        self._log = log
+        self._per_agent = per_agent
+        self._in_all = in_all
+        self._leases = Leases(frames, seconds)
+        self._bytes = HistoryBytes()
+        self._nodes: defaultdict[str, dict[str, Stream]] = defaultdict(dict)
+        self._counts = Counter[AgentName]()
+        self._listeners: defaultdict[tuple[AgentName, str], dict[object, Notify]] = defaultdict(dict)
+        self._on_sample: list[OnSample] = []
+        self.loop = Loop(seconds)
+        frames.on_frame(OneWayType.TELEMETRY, self._received)
+        frames.on_connection(self._linked)
+
+    def on_sample(self, listener: OnSample) -> None:
+        """Call ``listener`` with every sample that is accepted, and the node that it is of."""
+        self._on_sample.append(listener)
+
+    # --- calls
+
+    def admit(self, principal: Principal, tool: Tool) -> None:
+        """Return if ``principal`` may start another stream, as ``SampleStreams`` describes."""
+        stream = self._nodes.get(tool.node_id, {}).get(tool.cap_id)
+        if stream is not None and stream.get(principal.name) is not None:
+            return  # it changes the one that it has
+        if self._counts[principal.name] >= self._per_agent or self._counts.total() >= self._in_all:
+            text = "Too many subscriptions are open; end one, or wait until one has lapsed."
+            raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)
+
+    async def start(self, call: StreamCall, first: CallAnswer) -> CallAnswer:
+        """Start a stream with its first sample, as ``SampleStreams`` describes."""
+        if call.following is not None:
+            return await self._follow(call, call.following, first)
+        name, node_id = call.principal.name, call.tool.node_id
+
+        def notify(_sample: Sample) -> None:
+            for listener in list(self._listeners.get((name, node_id), {}).values()):
+                listener()
+
+        self._join(call, first, name, notify, lambda _error: None)
+        return first
+
+    async def _follow(self, call: StreamCall, following: Following, first: CallAnswer) -> CallAnswer:
+        """Send each sample as a notification while that is followed, and return the last one."""
+        queue, key, last = SampleQueue(), object(), first.text
+        stream, subscription = self._join(call, first, key, queue.put, queue.end)
+
+        def shown(sample: Sample) -> str:
+            nonlocal last
+            subscription.renew(self._seconds())
+            last = stream.shown(sample, subscription.include)
+            return last
+
+        try:
+            async with asyncio.timeout(following.for_s):
+                await send_samples(following, last, queue, shown, self._metrics.telemetry_lost.inc)
+        except (TimeoutError, StreamClosedError):
+            pass  # its time is over; or its client has disconnected, and reads no answer
+        finally:
+            self._leave(stream, key)
+        return CallAnswer(last, result=from_json(last))
+
+    def _join(
+        self,
+        call: StreamCall,
+        first: CallAnswer,
+        key: Hashable,
+        on_sample: Callable[[Sample], None],
+        on_end: Callable[[ToolError], None],
+    ) -> tuple[Stream, Subscription]:
+        tool, now, arguments = call.tool, self._seconds(), call.arguments
+        stream = self._nodes[tool.node_id].get(tool.cap_id)
+        if stream is None:
+            stream = Stream(tool, call.principal.tenant, History(self._bytes), now)
+            self._nodes[tool.node_id][tool.cap_id] = stream
+            self._metrics.telemetry_streams.inc()
+        if first.result is not None and not stream.history.count:
+            stream.history.append(first.result["ts_ms"], first.text)
+        subscription = Subscription(
+            call.principal,
+            arguments["interval_ms"],
+            frozenset(arguments["include"]) if "include" in arguments else None,
+            on_sample,
+            on_end,
+            stream.history.count,
+        )
+        subscription.begin(now)
+        if stream.get(key) is None:
+            self._counts[call.principal.name] += 1
+            self._metrics.telemetry_subscriptions.inc()
+        stream.add(key, subscription)
+        self._leases.update(stream)
+        return stream, subscription
+
+    def _leave(self, stream: Stream, key: Hashable) -> None:
+        """Remove a subscription; the last one ends its stream."""
+        subscription = stream.remove(key)
+        if subscription is None:
+            return
+        name = subscription.principal.name
+        self._counts[name] -= 1
+        if not self._counts[name]:
+            del self._counts[name]
+        self._metrics.telemetry_subscriptions.dec()
+        if len(stream):
+            self._leases.update(stream)
+            return
+        self._leases.stop(stream)
+        stream.history.clear()
+        of_node = self._nodes[stream.tool.node_id]
+        del of_node[stream.tool.cap_id]
+        if not of_node:
+            del self._nodes[stream.tool.node_id]
+        self._metrics.telemetry_streams.dec()
+
+    # --- readers and listeners of the resource
+
+    def streams_of(self, principal: Principal, node_id: str) -> list[Stream]:
+        """Return the streams of a node whose tools ``principal`` may call, its own ones first."""
+        streams = self._nodes.get(node_id, {}).values()
+        allowed = [stream for stream in streams if self._denied(stream, principal) is None]
+        return sorted(allowed, key=lambda stream: (stream.get(principal.name) is None, stream.tool.cap_id))
+
+    def renewed(self, principal: Principal, stream: Stream) -> Subscription | None:
+        """Renew the lease of the agent's subscription of ``stream``, if it has one, and return it."""
+        subscription = stream.get(principal.name)
+        if subscription is not None:
+            subscription.principal = principal  # a newer token of the same agent
+            subscription.renew(self._seconds())
+        return subscription
+
+    def listen(self, principal: Principal, node_id: str, notify: Notify) -> Callable[[], None]:
+        """Call ``notify`` with each sample of the node at the cadence of the agent's own subscriptions.
+
+        Returns what ends that, and with the agent's last listener of the node its subscriptions.
+        """
+        place, key = (principal.name, node_id), object()
+        self._listeners[place][key] = notify
+
+        def stop() -> None:
+            listeners = self._listeners.get(place, {})
+            if listeners.pop(key, None) is None or listeners:
+                return
+            del self._listeners[place]
+            for stream in list(self._nodes.get(node_id, {}).values()):
+                self._leave(stream, principal.name)
+
+        return stop
+
+    # --- nodes
+
+    def _received(self, node: NodeRef, payload: Telemetry) -> None:
+        stream, now = self._nodes.get(node.node_id, {}).get(payload["cap_id"]), self._seconds()
+        if stream is None or stream.leased is None or stream.tenant != node.tenant:
+            self._metrics.telemetry_samples.labels("unasked").inc()
+            return
+        interval_s = stream.leased.interval_ms / 1000
+        if not stream.cadence.takes(now, interval_s, interval_s / 2):
+            self._metrics.telemetry_samples.labels("early").inc()
+            return
+        try:
+            answer = checked({"ok": True, "result": payload["sample"]}, stream.tool, {})
+        except ToolError:
+            self._metrics.telemetry_samples.labels("invalid").inc()
+            if self._refusals.count(RefusalEvent.FRAME_DROPPED, node.node_id, RefusalReason.SAMPLE_INVALID):
+                self._log.warning("sample not accepted", node_id=node.node_id)
+            return
+        self._metrics.telemetry_samples.labels("accepted").inc()
+        for key, error in stream.take(payload["sample"]["ts_ms"], answer.text, now).items():
+            self._log.error("a subscriber cannot take a sample", node_id=node.node_id, exc_info=error)
+            if (subscription := stream.get(key)) is not None:
+                self._leave(stream, key)
+                subscription.on_end(ToolError(Failure.INTERNAL))
+        for listener in self._on_sample:
+            listener(node.node_id, answer.result or {})
+
+    def _linked(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - as ConnectionHandler
+        if not connected:
+            self._leases.lost(node.node_id)
+            return
+        for stream in self._nodes.get(node.node_id, {}).values():
+            stream.leased = None  # a node that was restarted has none
+            self._leases.update(stream)
+
+    # --- time and trust
+
+    async def run(self) -> None:
+        """Renew the nodes' leases and end what has lapsed, until cancelled."""
+        while True:
+            self.loop.busy(SWEEP_S + _ROUND_S)
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End the subscriptions that were made with one of these tokens."""
+
+        def reason(_stream: Stream, subscription: Subscription) -> ToolError | None:
+            return _denied_token() if subscription.principal.jti in jtis else None
+
+        self._end(reason)
+
+    def sweep(self) -> None:
+        """End what has lapsed or is not allowed any more, and renew the leases of the rest."""
+        self._leases.stop_pending()
+        self._end(self._over)
+        for stream in self._streams():
+            self._leases.update(stream)
+
+    def _over(self, stream: Stream, subscription: Subscription) -> ToolError | None:
+        now, principal = self._seconds(), subscription.principal
+        if (error := self._denied(stream, principal)) is not None:
+            return error
+        if self._listeners.get((principal.name, stream.tool.node_id)):
+            subscription.renew(now)
+        if subscription.expires_s > now:
+            return None
+        silent = now - stream.received_s >= lease_s(subscription.interval_s)
+        return ToolError(Failure.NODE_OFFLINE if silent else Failure.DEADLINE_EXCEEDED)
+
+    def _denied(self, stream: Stream, principal: Principal) -> ToolError | None:
+        try:
+            self._authenticator.check(principal)
+            self._fleet.resolve(stream.tool.canonical, principal.rights)
+        except TokenError:
+            return _denied_token()
+        except ToolError as error:
+            return error
+        return None
+
+    def _end(self, reason: Callable[[Stream, Subscription], ToolError | None]) -> None:
+        for stream in self._streams():
+            for key, subscription in stream:
+                if (error := reason(stream, subscription)) is not None:
+                    self._leave(stream, key)
+                    subscription.on_end(error)
+
+    def _streams(self) -> list[Stream]:
+        return [stream for of_node in self._nodes.values() for stream in of_node.values()]
+
+
+def _denied_token() -> ToolError:
+    return ToolError(Failure.TOKEN_REFUSED)

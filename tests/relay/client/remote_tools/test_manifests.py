@@ -1,0 +1,321 @@
+"""What is used of a tool that its node has signed, and which tools are refused because it has not."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.client.remote_tools.contracts import DEFAULT_DEADLINE_S
+from relay.fleet.tool_schemas import ToolSchemas
+from relay.mcp_api.views.kind_schemas import kind_schemas
+from relay.remote_tools import ClientEnvironment, Permissions, Reason, Risk, RiskSource, ToolUnauthorized
+from schemas.kinds import SYSTEM_ECHO
+from tests.fakes.clock import FakeClock
+from tests.fakes.guarded import EVERYTHING, over_http
+from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.signed_tools import REGISTRY, echoed, relay_with
+from tests.fakes.signer import (
+    DAY_MS,
+    ECHO,
+    METRICS,
+    NOW_MS,
+    OTHER_NODE_ID,
+    TTL_MS,
+    SimulatedCa,
+    SimulatedNode,
+    key_named,
+)
+
+pytestmark = pytest.mark.integration
+
+READ = Permissions(allow=("*",), scopes=frozenset({"tools:call:read_only"}))
+PING = {"message": "ping"}
+
+
+@pytest.fixture
+def ca() -> SimulatedCa:
+    return SimulatedCa()
+
+
+@pytest.fixture
+def node(ca: SimulatedCa) -> SimulatedNode:
+    return ca.issue()
+
+
+@pytest.fixture
+def options(ca: SimulatedCa, tmp_path: Path) -> dict[str, Any]:
+    root = tmp_path / "root.pem"
+    root.write_text(ca.root_pem)
+    clock = FakeClock(NOW_MS)
+    return {"verify_manifests": root, "environment": ClientEnvironment(now_ms=clock), "permissions": READ}
+
+
+def echo_of(node: SimulatedNode) -> str:
+    return f"sysecho.{node.node_id}.echo.invoke"
+
+
+async def reason_of(fake: FakeMcpServer, name: str, options: dict[str, Any]) -> str:
+    async with over_http(fake, **options) as client:
+        with pytest.raises(ToolUnauthorized) as caught:
+            await client.tools.execute(name, PING)
+    assert caught.value.reason is Reason.MANIFEST
+    assert fake.calls == []
+    return str(caught.value)
+
+
+async def test_risk_and_repetition_are_those_that_the_node_signed(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    async with over_http(relay_with(node), **options) as client:
+        contracts = {contract.name: contract for contract in await client.tools.list_tools()}
+        contract = contracts[echo_of(node)]
+        assert (contract.risk, contract.risk_source) == (Risk.READ, RiskSource.MANIFEST)
+        assert (contract.idempotent, contract.version) == (True, "1.0.0")
+        # What it signed of time is its handler's: an answer over a slow link takes longer.
+        assert contract.deadline_s == DEFAULT_DEADLINE_S
+        assert contract.required_scopes == {"tools:call:read_only"}
+        assert (await client.tools.execute(echo_of(node), PING)).structured == echoed(node.node_id)
+
+
+def _unsigned(fake: FakeMcpServer, node: SimulatedNode) -> None:
+    manifest = node.manifest(signer=key_named("another"))
+    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
+
+
+def _of_another_root(fake: FakeMcpServer, node: SimulatedNode) -> None:
+    other = SimulatedCa("another").issue()
+    fake.resources[f"node://{node.node_id}/manifest"] = other.manifest().decode()
+    fake.resources[f"node://{node.node_id}/identity"] = other.leaf_pem
+
+
+def _of_another_node(fake: FakeMcpServer, node: SimulatedNode) -> None:
+    other = SimulatedCa().issue(OTHER_NODE_ID)
+    fake.resources[f"node://{node.node_id}/manifest"] = other.manifest().decode()
+    fake.resources[f"node://{node.node_id}/identity"] = other.leaf_pem
+
+
+def _expired(fake: FakeMcpServer, node: SimulatedNode) -> None:
+    manifest = node.manifest(issued_at_ms=NOW_MS - DAY_MS, expires_at_ms=NOW_MS - 1)
+    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
+
+
+def _withheld(fake: FakeMcpServer, _: SimulatedNode) -> None:
+    fake.resources.clear()
+
+
+def _garbage(fake: FakeMcpServer, node: SimulatedNode) -> None:
+    fake.resources[f"node://{node.node_id}/manifest"] = "{"
+    fake.resources[f"node://{node.node_id}/identity"] += "-----BEGIN"
+
+
+def _without_the_capability(fake: FakeMcpServer, node: SimulatedNode) -> None:
+    manifest = node.manifest(capabilities=[{**ECHO, "cap_id": "other"}])
+    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
+
+
+def _class_of_another_kind(fake: FakeMcpServer, node: SimulatedNode) -> None:
+    manifest = node.manifest(capabilities=[{**ECHO, "safety_class": "reversible"}])
+    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
+
+
+def _other_schema(fake: FakeMcpServer, _: SimulatedNode) -> None:
+    for tool in fake.tools:
+        tool["inputSchema"] = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _unsigned,
+        _of_another_root,
+        _of_another_node,
+        _expired,
+        _withheld,
+        _garbage,
+        _without_the_capability,
+        _class_of_another_kind,
+        _other_schema,
+    ],
+    ids=lambda change: change.__name__,
+)
+async def test_a_tool_that_nothing_signed_supports_is_refused_and_not_shown_to_a_model(
+    node: SimulatedNode, options: dict[str, Any], change: Callable[[FakeMcpServer, SimulatedNode], None]
+) -> None:
+    fake = relay_with(node)
+    change(fake, node)
+    await reason_of(fake, echo_of(node), options)
+    async with over_http(fake, **options) as client:
+        assert await client.tools.list_tools() == []
+
+
+async def test_a_tool_that_is_not_of_a_node_is_refused(options: dict[str, Any]) -> None:
+    text = await reason_of(FakeMcpServer(), "echo", {**options, "permissions": EVERYTHING})
+    assert "not that of a node's tool" in text
+
+
+async def test_a_manifest_is_read_once_for_all_tools_of_its_node(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    fake = relay_with(node)
+    async with over_http(fake, **options) as client:
+        await client.tools.execute(echo_of(node), PING)
+        await client.tools.execute(echo_of(node), PING)
+    assert fake.read[f"node://{node.node_id}/manifest"] == 1
+
+
+async def test_an_expired_manifest_is_read_again_before_the_next_call(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    fake = relay_with(node)
+    clock = options["environment"].now_ms
+    async with over_http(fake, **options) as client:
+        await client.tools.execute(echo_of(node), PING)
+        clock.advance(TTL_MS)
+        with pytest.raises(ToolUnauthorized):
+            await client.tools.execute(echo_of(node), PING)
+        fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(issued_at_ms=clock()).decode()
+        await client.tools.execute(echo_of(node), PING)
+    assert len(fake.calls) == 2
+
+
+async def test_a_newer_manifest_is_read_for_a_tool_that_the_known_one_does_not_support(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    fake = relay_with(node)
+    fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(capabilities=[METRICS]).decode()
+    async with over_http(fake, **options) as client:
+        assert [contract.name for contract in await client.tools.list_tools()] == [
+            f"sys.{node.node_id}.sysmetrics.snapshot"
+        ]
+        newer = node.manifest(issued_at_ms=NOW_MS + 1).decode()
+        fake.resources[f"node://{node.node_id}/manifest"] = newer
+        await client.tools.execute(echo_of(node), PING)
+
+
+async def test_an_older_manifest_than_one_that_was_accepted_is_refused(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    fake = relay_with(node)
+    clock = options["environment"].now_ms
+    fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(expires_at_ms=NOW_MS + 1000).decode()
+    async with over_http(fake, **options) as client:
+        await client.tools.execute(echo_of(node), PING)
+        clock.advance(1000)
+        fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(issued_at_ms=NOW_MS - 1).decode()
+        assert await client.tools.list_tools() == []
+        with pytest.raises(ToolUnauthorized, match="rollback"):
+            await client.tools.execute(echo_of(node), PING)
+
+
+# --- the kinds view: its tools are of no node, and each call of one is of some -------------------------
+
+OF_KIND = "sysecho-invoke"
+
+
+def view_with(*nodes: SimulatedNode, labels: Mapping[str, SimulatedNode]) -> FakeMcpServer:
+    """Return a server that lists the kinds view of ``nodes``, some of them with labels."""
+    fake = relay_with(*nodes)
+    schemas = kind_schemas(REGISTRY, SYSTEM_ECHO.verbs["invoke"], takes_many=True)
+    found = ToolSchemas.of(REGISTRY, "find_nodes.input@1.0.0", "find_nodes.output@1.1.0")
+    fake.tools = [
+        {"name": name, "inputSchema": each.input_schema, "outputSchema": each.output_schema}
+        for name, each in ((OF_KIND, schemas), ("find_nodes", found))
+    ]
+    fake.results["find_nodes"] = {"nodes": [], "total": 0, "page": 1, "pages": 0}
+    for label, node in labels.items():
+        fake.resources[f"node://{label}/identity"] = node.leaf_pem
+    return fake
+
+
+def answers_of(*nodes: SimulatedNode) -> dict[str, Any]:
+    entries = [{"node_id": n.node_id, "label": None, "ok": True, "result": echoed(n.node_id)} for n in nodes]
+    return {"results": entries, "asked": len(nodes), "answered": len(nodes), "failed": 0}
+
+
+async def test_the_kinds_view_is_listed_and_called_by_label_by_id_and_for_all(
+    node: SimulatedNode, ca: SimulatedCa, options: dict[str, Any]
+) -> None:
+    other = ca.issue(OTHER_NODE_ID)
+    fake = view_with(node, other, labels={"the%20barn": node})
+    async with over_http(fake, **options) as client:
+        contracts = {contract.name: contract for contract in await client.tools.list_tools()}
+        assert {name: each.risk for name, each in contracts.items()} == {
+            OF_KIND: Risk.READ,
+            "find_nodes": Risk.READ,
+        }
+        fake.results[OF_KIND] = echoed(node.node_id)
+        for reference in ("the barn", node.node_id):
+            await client.tools.execute(OF_KIND, {**PING, "node": reference})
+        fake.results[OF_KIND] = answers_of(node, other)
+        await client.tools.execute(OF_KIND, {**PING, "nodes": "*"})
+        await client.tools.execute("find_nodes", {})
+    assert len(fake.calls) == 4
+    assert fake.read[f"node://{node.node_id}/manifest"] == 1
+
+
+async def test_a_node_that_a_call_names_and_that_has_signed_nothing_is_not_called(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    other = SimulatedCa("another").issue(OTHER_NODE_ID)
+    fake = view_with(node, other, labels={"barn": other})
+    async with over_http(fake, **options) as client:
+        for chosen in (
+            {"node": OTHER_NODE_ID},
+            {"node": "barn"},
+            {"nodes": [node.node_id, "barn"]},
+            {"node": "x"},
+        ):
+            with pytest.raises(ToolUnauthorized) as caught:
+                await client.tools.execute(OF_KIND, {**PING, **chosen})
+            assert (caught.value.reason, caught.value.may_have_run) == (Reason.MANIFEST, False)
+        assert {record["event"] for record in client.records} == {"refused"}
+    assert fake.calls == []
+
+
+async def test_an_answer_of_a_node_that_has_signed_nothing_is_not_passed_on(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    other = SimulatedCa("another").issue(OTHER_NODE_ID)
+    fake = view_with(node, other, labels={})
+    async with over_http(fake, **options) as client:
+        for answer, chosen in (
+            (answers_of(node, other), {"nodes": "*"}),
+            (echoed(OTHER_NODE_ID), {"node": node.node_id}),
+        ):
+            fake.results[OF_KIND] = answer
+            with pytest.raises(ToolUnauthorized) as caught:
+                await client.tools.execute(OF_KIND, {**PING, **chosen})
+            assert (caught.value.reason, caught.value.may_have_run) == (Reason.MANIFEST, True)
+        assert client.records[-1]["reason"] == Reason.MANIFEST
+
+
+async def test_a_tool_of_the_view_with_other_members_than_its_kind_is_refused(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    fake = view_with(node, labels={})
+    for tool in fake.tools:
+        tool["inputSchema"] = {"type": "object"}
+    async with over_http(fake, **options) as client:
+        assert await client.tools.list_tools() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        pytest.param({"permissions": Permissions()}, "no name of the 2 is in Permissions.allow", id="names"),
+        pytest.param({"permissions": Permissions(allow=("*",))}, "requires", id="scopes"),
+    ],
+)
+async def test_an_empty_list_says_why(
+    node: SimulatedNode,
+    options: dict[str, Any],
+    changed: dict[str, Any],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with over_http(view_with(node, labels={}), **options | changed) as client:
+        assert await client.tools.list_tools() == []
+    (line,) = [each.message for each in caplog.records if each.name == "relay.client.remote_tools.client"]
+    assert line.startswith("no tool may be called: ")
+    assert why in line

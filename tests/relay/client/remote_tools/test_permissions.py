@@ -1,0 +1,73 @@
+import pytest
+
+from relay.client.remote_tools.permissions import Meter
+from relay.remote_tools import Budget, Permissions, Reason, ToolUnauthorized
+
+
+class Time:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def refusal(meter: Meter) -> ToolUnauthorized:
+    with pytest.raises(ToolUnauthorized) as caught:
+        meter.take()
+    assert caught.value.reason is Reason.BUDGET
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("allow", "name", "admitted"),
+    [
+        ((), "echo", False),
+        (("",), "echo", False),
+        (("echo",), "echo", True),
+        (("echo",), "echo2", False),
+        (("ECHO",), "echo", False),
+        (("sysecho.*.echo.invoke",), "sysecho.01hz.echo.invoke", True),
+        (("sysecho.*",), "sys.01hz", False),
+        (("a", "ech?"), "echo", True),
+    ],
+)
+def test_the_allowlist_matches_whole_names_by_globs(
+    allow: tuple[str, ...],
+    name: str,
+    admitted: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    assert Permissions(allow).admits(name) is admitted
+
+
+def test_a_total_is_spent_for_good() -> None:
+    meter = Meter(Budget(calls=1), Time())
+    meter.take()
+    error = refusal(meter)
+    assert (error.retryable, error.retry_after_ms) == (False, None)
+
+
+def test_a_rate_is_restored_by_time_and_states_when() -> None:
+    time = Time()
+    meter = Meter(Budget(rate=2, burst=2), time)
+    meter.take()
+    meter.take()
+    error = refusal(meter)
+    assert (error.retryable, error.retry_after_ms) == (True, 500)
+    time.now_s += 0.5
+    meter.take()
+
+
+def test_a_call_that_the_rate_refuses_does_not_count_in_the_total() -> None:
+    time = Time()
+    meter = Meter(Budget(calls=2, rate=1), time)
+    meter.take()
+    refusal(meter)
+    time.now_s += 1
+    meter.take()
+    assert refusal(meter).retryable is False
+
+
+def test_without_a_budget_there_is_no_limit() -> None:
+    meter = Meter(Budget(), Time())
+    for _ in range(1000):
+        meter.take()

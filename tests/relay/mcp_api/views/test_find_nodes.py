@@ -1,0 +1,198 @@
+from typing import Any
+
+import pytest
+
+from relay.fleet.selection import Selection
+from relay.limits.allowance import Allowance
+from relay.mcp_api.views.find_nodes import PAGE_SIZE
+from relay.state.names import NodeName
+from schemas.times import iso
+from tests.fakes.hub import Hub
+from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT
+from tests.fakes.view_stage import OTHER_TENANT, ViewStage
+
+SAMPLE: dict[str, Any] = {
+    "ts_ms": 1_760_000_000_000,
+    "uptime_s": 7,
+    "cpu": {"cores": 4, "usage_pct": 12.5, "per_core_pct": [1, 2]},
+    "mem": {"total_bytes": 2, "available_bytes": 1},
+    "disk": [],
+}
+
+
+async def labels(stage: ViewStage, **arguments: Any) -> list[Any]:
+    found = await stage.result("find_nodes", **arguments)
+    return [node["label"] for node in found["nodes"]]
+
+
+async def test_a_node_is_shown_with_what_is_known_of_it(stage: ViewStage) -> None:
+    node_id = stage.node("greenhouse pi", "site=north", "gateway", capabilities=[ECHO, METRICS])
+    result = await stage.result("find_nodes")
+    assert result == {
+        "nodes": [
+            {
+                "node_id": node_id,
+                "label": "greenhouse pi",
+                "tags": ["gateway", "site=north"],
+                "online": True,
+                "since_ms": NOW_MS,
+                "since": iso(NOW_MS),
+                "kinds": ["system.echo", "system.metrics"],
+            }
+        ],
+        "total": 1,
+        "page": 1,
+        "pages": 1,
+    }
+
+
+async def test_since_is_when_the_connection_changed(stage: ViewStage) -> None:
+    node_id = stage.node("barn")
+    stage.hub.clock.advance(1000)
+    stage.hub.fleet.set_connected(node_id, connected=True)  # a session that is resumed
+    (node,) = (await stage.result("find_nodes"))["nodes"]
+    assert (node["online"], node["since_ms"]) == (True, NOW_MS)
+    stage.hub.fleet.set_connected(node_id, connected=False)
+    (node,) = (await stage.result("find_nodes"))["nodes"]
+    assert (node["online"], node["since_ms"]) == (False, NOW_MS + 1000)
+
+
+async def test_a_node_that_only_announced_was_never_seen_to_connect(stage: ViewStage) -> None:
+    stage.hub.announce(stage.hub.ca.issue())
+    (node,) = (await stage.result("find_nodes"))["nodes"]
+    assert (node["label"], node["tags"], node["online"]) == (None, [], False)
+    assert "since_ms" not in node
+
+
+async def test_what_a_node_measured_last_is_shown_beside_it(stage: ViewStage) -> None:
+    node_id = stage.node("barn", capabilities=[METRICS])
+    stage.router.answer = lambda command: {"ok": True, "result": {**SAMPLE, "node_id": command.node_id}}
+    await stage.result("sys.snapshot", node="barn")
+    (node,) = (await stage.result("find_nodes"))["nodes"]
+    assert node["node_id"] == node_id
+    assert node["measured"] == {
+        "ts_ms": SAMPLE["ts_ms"],
+        "ts": "2025-10-09T08:53:20.000Z",
+        "uptime_s": 7,
+        "cpu": {"usage_pct": 12.5},
+        "mem": {"total_bytes": 2, "available_bytes": 1},
+    }
+
+
+async def test_nodes_are_found_by_words_kind_tags_and_connection(stage: ViewStage) -> None:
+    stage.node("greenhouse pi", "site=north", capabilities=[METRICS])
+    stage.node("greenhouse cellar", "site=south", "gateway")
+    barn = stage.node("barn", "site=north", "gateway")
+    stage.node("far greenhouse", tenant=OTHER_TENANT)
+    stage.hub.fleet.set_connected(barn, connected=False)
+    assert await labels(stage) == ["barn", "greenhouse cellar", "greenhouse pi"]
+    assert await labels(stage, query="GREENHOUSE") == ["greenhouse cellar", "greenhouse pi"]
+    assert await labels(stage, query="pi house") == ["greenhouse pi"]
+    assert await labels(stage, query="north") == ["barn", "greenhouse pi"]
+    assert await labels(stage, query=barn[:22].upper()) == ["barn"]
+    assert await labels(stage, kind="system.metrics") == ["greenhouse pi"]
+    assert await labels(stage, kind="sys") == ["greenhouse pi"]
+    either = ["site=north", "site=south"]
+    assert await labels(stage, tags=either) == ["barn", "greenhouse cellar", "greenhouse pi"]
+    assert await labels(stage, tags=["site=nowhere"]) == []
+    assert await labels(stage, tags=["site=north", "gateway"]) == ["barn"]
+    assert await labels(stage, online=True) == ["greenhouse cellar", "greenhouse pi"]
+    assert await labels(stage, online=False, query="greenhouse") == []
+
+
+async def test_a_kind_that_there_is_not_is_an_error_that_names_those_that_there_are(stage: ViewStage) -> None:
+    error = await stage.error("find_nodes", kind="system.camera")
+    assert error == {
+        "code": "E_MANIFEST_INVALID",
+        "message": "kind: there is no such kind.",
+        "suggested_fix": "Send one of: system.echo, system.metrics.",
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"page": 0}, {"tags": []}, {"tags": ["Site"]}, {"query": "x" * 129}, {"surplus": 1}]
+)
+async def test_arguments_that_do_not_fit_are_refused(stage: ViewStage, arguments: dict[str, Any]) -> None:
+    assert (await stage.error("find_nodes", **arguments))["code"] == "E_MANIFEST_INVALID"
+
+
+async def test_a_whole_number_with_a_fraction_of_zero_is_a_page(stage: ViewStage) -> None:
+    # JSON Schema takes it for an integer; Python does not.
+    assert await stage.result("find_nodes", page=1.0) == await stage.result("find_nodes", page=1)
+
+
+async def test_pages_have_every_node_once(stage: ViewStage) -> None:
+    names = {stage.node(f"node {number:03}") for number in range(PAGE_SIZE + 2)}
+    first, second, beyond = [await stage.result("find_nodes", page=page) for page in (1, 2, 3)]
+    assert [len(page["nodes"]) for page in (first, second, beyond)] == [PAGE_SIZE, 2, 0]
+    assert {node["node_id"] for page in (first, second) for node in page["nodes"]} == names
+    assert {(page["total"], page["pages"]) for page in (first, second, beyond)} == {(PAGE_SIZE + 2, 2)}
+
+
+async def test_the_url_narrows_what_is_found(stage: ViewStage) -> None:
+    stage.node("barn", "gateway", capabilities=[METRICS])
+    stage.node("yard", "gateway")
+    stage.node("attic")
+    assert await labels(stage, selection=Selection(tags=("gateway",))) == ["barn", "yard"]
+    assert await labels(stage, selection=Selection(kinds=frozenset({"sys"}))) == ["barn"]
+    assert await labels(stage, selection=Selection(nodes=("attic",)), query="barn") == []
+    error = await stage.error("find_nodes", selection=Selection(kinds=frozenset({"sys"})), kind="system.echo")
+    assert error["suggested_fix"] == "Send one of: system.metrics."
+    error = await stage.error("find_nodes", selection=Selection(nodes=("atic",)))
+    assert "close: attic" in error["suggested_fix"]
+
+
+async def test_only_a_caller_that_may_read_finds_nodes(stage: ViewStage) -> None:
+    error = await stage.error("find_nodes", scopes=("sessions:message",))
+    assert error["code"] == "E_SAFETY_DENIED"
+
+
+async def test_a_retired_node_is_not_found(stage: ViewStage) -> None:
+    node_id = stage.node("barn")
+    stage.hub.fleet.retire(frozenset({node_id}), ())
+    assert await labels(stage) == []
+
+
+async def test_a_renamed_node_is_found_by_its_new_name(stage: ViewStage) -> None:
+    node_id = stage.node("barn")
+    assert await labels(stage, query="barn") == ["barn"]
+    stage.hub.fleet.rename({node_id: NodeName(TENANT, "attic")})
+    assert await labels(stage, query="barn") == []
+    assert await labels(stage, query="attic") == ["attic"]
+
+
+SEARCHES = pytest.mark.parametrize(
+    ("name", "arguments"), [("find_nodes", {}), ("sysecho.invoke", {"nodes": ["*"]})]
+)
+
+
+@SEARCHES
+async def test_an_agent_of_one_call_at_a_time_can_search(
+    hub: Hub, name: str, arguments: dict[str, Any]
+) -> None:
+    stage = ViewStage(hub, per_agent=Allowance(100, 100, 1))
+    stage.node("barn")
+    assert len((await stage.result(name, **arguments))["nodes" if name == "find_nodes" else "results"]) == 1
+
+
+@SEARCHES
+async def test_what_goes_through_the_fleet_is_charged_by_its_size(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str, arguments: dict[str, Any]
+) -> None:
+    stage = ViewStage(hub, per_agent=Allowance(0.001, 3, 64))
+    monkeypatch.setattr("relay.mcp_api.views.find_nodes.NODES_LIKE_A_CALL", 1)
+    monkeypatch.setattr("relay.mcp_api.views.node_choice.NODES_LIKE_A_CALL", 1)
+    for label in ("barn", "yard", "gate"):
+        stage.node(label)
+    error = await stage.error(name, **arguments)
+    assert error["code"] == "E_RATE_LIMITED"
+    assert error["retry_after_ms"] > 0
+    assert stage.router.commands == []
+
+
+async def test_a_label_beyond_ascii_is_found_and_shown_in_its_letters(stage: ViewStage) -> None:
+    node_id = stage.node("Gewächshaus")
+    for query in ("gewächs", "gewachs"):
+        assert await labels(stage, query=query) == ["Gewächshaus"]
+    for reference in ("Gewächshaus", "gewachshaus", "xn--Gewchshaus-s5a"):
+        assert stage.hub.fleet.names.resolve(TENANT, reference) == node_id

@@ -1,0 +1,398 @@
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from relay.fleet.node_record import NodeRecord
+from relay.fleet.selection import Selection
+from relay.mcp_api.tool_list import ToolList
+from relay.settings.config import View
+from tests.fakes.followed import FOLLOWED, Followed, Reader
+from tests.fakes.hub import READ_ONLY
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS
+from tests.fakes.view_stage import OTHER_TENANT, ViewStage
+
+ACTUATION = "tools:call:physical_actuation"
+FIND = "find_nodes finds nodes."
+INVALID = "E_MANIFEST_INVALID"
+
+
+def names(stage: ViewStage, *scopes: str, **selected: Any) -> list[str]:
+    rights = stage.hub.authenticator.identify(stage.hub.token(scopes or (READ_ONLY,))).rights
+    tools = ToolList(stage.hub.fleet, stage.hub.relay_tools, stage.hub.options)
+    return [
+        tool.listed()["name"]
+        for tool in tools.listed(rights, Selection(View.KINDS, **selected), (-1, ""), 99)
+    ]
+
+
+# --- one node -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", ["greenhouse pi", "Greenhouse PI", "id", "prefix"])
+@pytest.mark.parametrize("name", ["sysecho.invoke", "sysecho-invoke"])
+async def test_a_call_with_a_node_is_the_call_of_its_tool(
+    stage: ViewStage, reference: str, name: str
+) -> None:
+    node_id = stage.node("greenhouse pi")
+    shown = {"id": node_id, "prefix": node_id[:24]}.get(reference, reference)
+    result = await stage.result(name, message="ping", node=shown)
+    assert (result["message"], result["node_id"]) == ("ping", node_id)
+    (command,) = stage.router.commands
+    assert (command.tool, command.arguments) == (f"sysecho.{node_id}.echo.invoke", {"message": "ping"})
+    lines = stage.hub.audited()
+    assert [line["tool"] for line in lines] == [command.tool] * 2
+    assert {line["correlation_id"] for line in lines} == {command.correlation_id}
+    assert all("parent" not in line for line in lines)
+
+
+async def test_a_key_makes_a_call_with_a_node_once(stage: ViewStage) -> None:
+    stage.node("greenhouse")
+    key = {"edge_kubelet__idempotency_key": "k"}
+    assert await stage.result(node="greenhouse", meta=key) == await stage.result(node="greenhouse", meta=key)
+    assert len(stage.router.commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "fix"),
+    [
+        pytest.param({}, "node: no node is named.", "Send node; find_nodes finds nodes.", id="none"),
+        pytest.param(
+            {"node": "barn", "nodes": ["barn"]},
+            "node and nodes exclude each other.",
+            "Send one of the two.",
+            id="both",
+        ),
+    ],
+)
+async def test_members_that_do_not_go_together_are_named(
+    stage: ViewStage, arguments: dict[str, Any], message: str, fix: str
+) -> None:
+    stage.node("barn")
+    assert await stage.error(**arguments) == {"code": INVALID, "message": message, "suggested_fix": fix}
+    (line,) = stage.hub.audited()
+    assert (line["tool"], line["decision"], line["code"]) == ("sysecho.invoke", "deny", INVALID)
+    assert stage.router.commands == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        ({"node": ""}, "Argument `node`"),
+        ({"node": 7}, "Argument `node`"),
+        ({"node": "x" * 65}, "Argument `node`"),
+        ({"nodes": []}, "Argument `nodes`"),
+        ({"nodes": ["barn"] * 101}, "Argument `nodes`"),
+        ({"nodes": ["barn"] * 10_000}, "Argument `nodes`"),
+        ({"nodes": [7]}, "Argument `nodes/0`"),
+        ({"node": "barn", "capability": "a b"}, "Argument `capability`"),
+        ({"node": "barn", "message": 7}, "Argument `message`"),
+        ({"node": "barn", "surplus": 7}, "allowed are message"),
+        ({"nodes": ["barn"], "message": 7}, "Argument `message`"),
+        ({"nodes": ["barn"], "surplus": 7}, "allowed are message"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_named_and_reach_no_node(
+    stage: ViewStage, arguments: dict[str, Any], where: str
+) -> None:
+    stage.node("barn")
+    error = await stage.error(**arguments)
+    assert error["code"] == INVALID
+    assert where in error["message"]
+    assert stage.router.commands == []
+
+
+async def test_a_label_that_is_misspelt_is_answered_with_close_ones(stage: ViewStage) -> None:
+    stage.node("greenhouse pi")
+    stage.node("greenhouse cellar", tenant=OTHER_TENANT)
+    error = await stage.error(node="greenhose pi")
+    assert error == {
+        "code": "E_SAFETY_DENIED",
+        "message": "No node is called 'greenhose pi'.",
+        "suggested_fix": "'greenhose pi' is no node's id, label or prefix of at least 6 characters; "
+        f"close: greenhouse pi. {FIND}",
+    }
+    assert "greenhose" not in stage.hub.access_lines.getvalue()
+
+
+async def test_a_node_without_the_kind_says_so(stage: ViewStage) -> None:
+    stage.node("barn", capabilities=[METRICS])
+    assert await stage.error(node="barn") == {
+        "code": "E_VERB_UNSUPPORTED",
+        "message": "The node has no capability of this kind.",
+        "suggested_fix": FIND,
+    }
+
+
+async def test_a_node_without_a_manifest_fails_as_its_tool_would(stage: ViewStage) -> None:
+    node_id = stage.node("barn")
+    stage.hub.fleet.set_connected(node_id, connected=False)
+    stage.hub.fleet.tombstone(node_id)
+    assert (await stage.error(node="barn"))["code"] == "E_MANIFEST_NOT_FOUND"
+
+
+async def test_of_two_capabilities_of_a_kind_one_is_named(stage: ViewStage) -> None:
+    two = [{**ECHO, "cap_id": "front"}, {**ECHO, "cap_id": "back"}]
+    node_id = stage.node("barn", capabilities=two)
+    error = await stage.error(node="barn")
+    assert (
+        error["message"] == "capability: the node has several capabilities of this kind, and none is named."
+    )
+    assert error["suggested_fix"] == "Send as capability one of: back, front."
+    assert (await stage.error(node="barn", capability="side"))["message"] == (
+        "capability: the node has no such capability of this kind."
+    )
+    await stage.result(node="barn", capability="back")
+    assert [command.tool for command in stage.router.commands] == [f"sysecho.{node_id}.back.invoke"]
+    several = await stage.result(nodes=["barn"], capability="front")
+    assert several["results"][0]["result"]["node_id"] == node_id
+
+
+async def test_only_a_capability_that_the_caller_may_use_is_chosen(any_class: ViewStage) -> None:
+    two = [{**ECHO, "cap_id": "front", "safety_class": "physical_actuation"}, {**ECHO, "cap_id": "back"}]
+    node_id = any_class.node("barn", capabilities=two)
+    await any_class.result(node="barn")
+    assert [command.tool for command in any_class.router.commands] == [f"sysecho.{node_id}.back.invoke"]
+    assert (await any_class.error(node="barn", scopes=(READ_ONLY, ACTUATION)))["code"] == INVALID
+
+
+# --- what is listed -------------------------------------------------------------------------------------
+
+
+async def test_a_tool_of_each_kind_that_the_caller_reaches_is_listed(any_class: ViewStage) -> None:
+    assert names(any_class) == ["find_nodes"]
+    any_class.node("barn", capabilities=[METRICS])
+    any_class.node("far", tenant=OTHER_TENANT)
+    assert names(any_class) == ["find_nodes", "sys.snapshot"]
+    any_class.node("yard", "gateway", capabilities=[{**ECHO, "safety_class": "physical_actuation"}])
+    assert names(any_class) == ["find_nodes", "sys.snapshot"]
+    assert names(any_class, ACTUATION) == ["sysecho.invoke"]
+    assert names(any_class, READ_ONLY, ACTUATION) == ["find_nodes", "sys.snapshot", "sysecho.invoke"]
+    assert names(any_class, READ_ONLY, ACTUATION, tags=("gateway",)) == ["find_nodes", "sysecho.invoke"]
+    assert names(any_class, READ_ONLY, ACTUATION, kinds=frozenset({"sys"})) == ["find_nodes", "sys.snapshot"]
+    of_sessions = ["caller_tool_response", "session_events", "session_message"]
+    assert names(any_class, "sessions:message") == of_sessions
+
+
+async def test_an_entry_has_the_severest_class_that_its_tools_have(any_class: ViewStage) -> None:
+    any_class.node("barn")
+    tools = ToolList(any_class.hub.fleet, any_class.hub.relay_tools, any_class.hub.options)
+    rights = any_class.hub.authenticator.identify(any_class.hub.token((READ_ONLY, ACTUATION))).rights
+    for safety_class in ("read_only", "physical_actuation"):
+        echo = next(
+            tool.listed()
+            for tool in tools.listed(rights, Selection(View.KINDS), (-1, ""), 99)
+            if tool.place[1] == "sysecho.invoke"
+        )
+        assert echo["annotations"]["x-safety-class"] == safety_class
+        any_class.node("yard", capabilities=[{**ECHO, "safety_class": "physical_actuation"}])
+
+
+# --- several nodes --------------------------------------------------------------------------------------
+
+
+async def test_several_nodes_are_asked_by_calls_of_their_own(stage: ViewStage) -> None:
+    north = [stage.node("barn", "site=north"), stage.node("yard", "site=north", "gateway")]
+    stage.node("attic", "site=south")
+    result = await stage.result(nodes=["site=north", "barn"])
+    assert (result["asked"], result["answered"], result["failed"]) == (2, 2, 0)
+    assert "truncated" not in result
+    assert {entry["node_id"] for entry in result["results"]} == set(north)
+    for entry in result["results"]:
+        record = stage.hub.fleet.node_of("acme", entry["node_id"])
+        assert record is not None
+        assert record.manifest is not None
+        answer = {
+            "message": "ping",
+            "received_at_ms": 1_760_000_000_000,
+            "received_at": "2025-10-09T08:53:20.000Z",
+            "node_id": entry["node_id"],
+        }
+        assert entry == {
+            "node_id": entry["node_id"],
+            "label": stage.hub.fleet.names.label_of(entry["node_id"]),
+            "manifest_etag": record.manifest.etag,
+            "ok": True,
+            "result": answer,
+        }
+
+
+async def test_the_audit_has_one_parent_for_all_members(stage: ViewStage) -> None:
+    ids = {stage.node("barn"), stage.node("yard")}
+    await stage.result(nodes="*")
+    lines = stage.hub.audited()
+    parent = lines[0]
+    assert (parent["tool"], parent["decision"], parent["node_id"]) == ("sysecho.invoke", "allow", None)
+    assert (lines[-1]["outcome"], lines[-1]["correlation_id"]) == ("ok", parent["correlation_id"])
+    members = lines[1:-1]
+    assert len(members) == 4
+    assert {line["node_id"] for line in members} == ids
+    assert {line["parent"] for line in members} == {parent["correlation_id"]}
+    assert len({line["correlation_id"] for line in members}) == 2
+
+
+@pytest.mark.parametrize("selector", ["site=north", "tag:gateway", "*"])
+async def test_a_tag_means_the_nodes_whose_manifests_are_valid_now(stage: ViewStage, selector: str) -> None:
+    valid = stage.node("barn", "site=north", "gateway")
+    stage.node("yard", "site=north", "gateway", expires_at_ms=NOW_MS + 1000)
+    stage.node("attic", "site=north", "gateway", capabilities=[METRICS])
+    stage.hub.clock.advance(1000)
+    result = await stage.result(nodes=[selector])
+    assert [entry["node_id"] for entry in result["results"]] == [valid]
+
+
+async def test_a_node_that_is_named_fails_alone_when_its_manifest_is_not_valid(stage: ViewStage) -> None:
+    stage.node("barn")
+    stage.node("yard", expires_at_ms=NOW_MS + 1000)
+    stage.hub.clock.advance(1000)
+    result = await stage.result(nodes=["barn", "yard"])
+    assert (result["asked"], result["answered"], result["failed"]) == (2, 1, 1)
+    good, bad = result["results"]
+    assert (good["ok"], bad["ok"], bad["manifest_etag"], bad["label"]) == (True, False, None, "yard")
+    assert bad["error"]["code"] == "E_MANIFEST_INVALID"
+    assert "result" not in bad
+
+
+@pytest.mark.parametrize(
+    ("selectors", "close"),
+    [
+        (["barn", "bran"], "close: barn"),
+        (["site=nort"], "close: site=north"),
+        (["tag:gatewy"], "close: tag:gateway"),
+        (["nothing like it"], "characters. find_nodes"),
+    ],
+)
+async def test_a_selector_that_means_no_node_is_an_error_with_close_names(
+    stage: ViewStage, selectors: list[str], close: str
+) -> None:
+    stage.node("barn", "site=north", "gateway")
+    error = await stage.error(nodes=selectors)
+    assert error["code"] == "E_SAFETY_DENIED"
+    assert (
+        error["message"]
+        == f"No node {'has the tag' if '=' in close or ':' in close[6:] else 'is called'} '{selectors[-1]}'."
+    )
+    assert close in error["suggested_fix"]
+    assert stage.router.commands == []
+
+
+async def test_nodes_that_do_not_offer_the_kind_now_are_none(stage: ViewStage) -> None:
+    stage.node("barn", "gateway", capabilities=[METRICS])
+    error = await stage.error(nodes=["tag:gateway"])
+    assert error["message"] == "nodes: none of the nodes selected offers this now."
+
+
+async def test_several_nodes_are_only_read_whatever_the_caller_may(any_class: ViewStage) -> None:
+    any_class.node("barn", "gateway")
+    any_class.node("gate", "gateway", capabilities=[{**ECHO, "safety_class": "physical_actuation"}])
+    result = await any_class.result(nodes=["*"], scopes=(READ_ONLY, ACTUATION))
+    assert [entry["label"] for entry in result["results"]] == ["barn"]
+    named = await any_class.result(nodes=["barn", "gate"], scopes=(READ_ONLY, ACTUATION))
+    assert [entry["ok"] for entry in named["results"]] == [True, False]
+    assert named["results"][1]["error"]["code"] == "E_SAFETY_DENIED"
+    assert all("gate" not in command.tool for command in any_class.router.commands)
+
+
+async def test_a_selection_narrows_what_can_be_named_and_what_is_meant(stage: ViewStage) -> None:
+    inside = stage.node("barn", "gateway")
+    outside = stage.node("yard")
+    tagged = Selection(View.KINDS, tags=("gateway",))
+    assert [e["node_id"] for e in (await stage.result(nodes="*", selection=tagged))["results"]] == [inside]
+    absent = outside[:-1] + ("1" if outside[-1] == "0" else "0")
+    left_out, unknown = [await stage.error(node=node_id, selection=tagged) for node_id in (outside, absent)]
+    assert left_out["suggested_fix"].replace(outside, absent) == unknown["suggested_fix"]
+    assert (left_out["code"], left_out["message"].replace(outside, absent)) == (
+        unknown["code"],
+        unknown["message"],
+    )
+    of_metrics = Selection(View.KINDS, kinds=frozenset({"sys"}))
+    for how in ({"node": "barn"}, {"nodes": ["barn"]}):
+        assert (await stage.error(selection=of_metrics, **how))["code"] == "E_VERB_UNSUPPORTED"
+
+
+async def test_a_verb_that_streams_takes_one_node(stage: ViewStage) -> None:
+    stage.node("barn", capabilities=[FOLLOWED])
+    tools = ToolList(stage.hub.fleet, stage.hub.relay_tools, stage.hub.options)
+    rights = stage.hub.authenticator.identify(stage.hub.token()).rights
+    listed = tools.listed(rights, Selection(View.KINDS), (-1, ""), 99)
+    entries = {tool.place[1]: tool.listed() for tool in listed}
+    subscribe = entries["sys.subscribe"]["inputSchema"]["properties"]
+    assert {"node", "capability", "interval_ms"} <= subscribe.keys()
+    assert "nodes" not in subscribe
+    assert "nodes" in entries["sys.snapshot"]["inputSchema"]["properties"]
+    error = await stage.error("sys.subscribe", nodes=["barn"], interval_ms=1000)
+    assert error["message"] == "nodes: this tool asks one node."
+
+
+async def test_a_call_with_for_s_is_answered_once_with_statistics(followed: Followed) -> None:
+    followed.hub.views(followed.gateway, followed.seconds)
+    reader, agent = Reader(), followed.agent()
+    how: dict[str, Any] = {"tool": "sys.subscribe", "node": NODE_ID, "for_s": 1}
+    call = asyncio.create_task(followed.subscribe(agent, emit=reader.emit, **how))
+    await reader.next()
+    for usage in (10, 30):
+        followed.sample(cpu={"cores": 1, "usage_pct": usage})
+        assert (await reader.next())["progressToken"] == "token-1"
+    answer = await asyncio.wait_for(call, 10)
+    assert answer.result is not None, answer.error
+    assert json.loads(answer.text) == answer.result
+    assert answer.result["cpu"] == {"cores": 1, "usage_pct": 30}
+    summary = answer.result["followed"]
+    numbers = {each["name"]: each for each in summary["numbers"]}
+    assert numbers["cpu.usage_pct"] == {"name": "cpu.usage_pct", "min": 5, "mean": 15, "max": 30}
+    assert numbers.keys() == {
+        "uptime_s",
+        "cpu.cores",
+        "cpu.usage_pct",
+        "load.one",
+        "load.five",
+        "load.fifteen",
+    }
+    assert len(summary["times"]) == 3
+    assert summary["times"][-1] == answer.result["ts"]
+    listed = followed.hub.relay_tools.find("sys-subscribe")
+    assert listed is not None
+    jsonschema.Draft202012Validator(listed.schemas.output_schema).validate(answer.result)
+    assert followed.counted("telemetry_subscriptions") == 0
+    outcomes = [line["outcome"] for line in followed.hub.audited() if "outcome" in line]
+    assert outcomes == ["ok"]
+
+
+async def test_a_node_is_followed_for_no_time_by_one_sample_and_without_a_token(followed: Followed) -> None:
+    followed.hub.views(followed.gateway, followed.seconds)
+    how: dict[str, Any] = {"tool": "sys.subscribe", "node": NODE_ID, "for_s": 0}
+    answer = await asyncio.wait_for(followed.subscribe(followed.agent(), **how), 10)
+    assert answer.result is not None, answer.error
+    assert answer.result["followed"]["times"] == [answer.result["ts"]]
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
+@pytest.mark.parametrize("for_s", [61, -1, 0.5, "10"])
+async def test_a_node_is_followed_for_a_minute_at_most(followed: Followed, for_s: object) -> None:
+    followed.hub.views(followed.gateway, followed.seconds)
+    answer = await followed.subscribe(followed.agent(), tool="sys.subscribe", node=NODE_ID, for_s=for_s)
+    assert answer.error is not None
+    assert "for_s" in answer.error["message"]
+    assert followed.leases() == []
+
+
+async def test_a_call_that_asks_the_same_by_many_selectors_reads_each_node_once(
+    stage: ViewStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags = [f"tag{number}" for number in range(16)]
+    for number in range(5):
+        stage.node(f"node {number}", *tags, capabilities=[METRICS])
+    read: list[str] = []
+    node_of = stage.hub.fleet.node_of
+
+    def counted(tenant: str, node_id: str) -> NodeRecord | None:
+        read.append(node_id)
+        return node_of(tenant, node_id)
+
+    monkeypatch.setattr(stage.hub.fleet, "node_of", counted)
+    selectors = [f"tag:{tag}" for tag in tags] + ["*"] * 84
+    await stage.error(nodes=selectors)
+    await stage.call("sys.snapshot", nodes=selectors)
+    assert len(read) < 5 * 8

@@ -1,0 +1,203 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relay.settings.broker import BROKER, NODE_BROKER
+from relay.settings.config import RelayConfig, StateFiles, TlsFiles
+from relay.settings.kept import KeptSettings, write_kept
+from relay.settings.table import PUBLIC_URL, RELAY, LoadedRelaySettings, load_settings
+from schemas.addresses import BrokerAddress, HostPort
+from schemas.error_roots import ConfigError
+from schemas.settings_sources import Sources, read_sources
+
+
+def load(
+    state: Path, toml: str = "", flags: dict[str, str] | None = None, **variables: str
+) -> LoadedRelaySettings:
+    file = state / "relay.toml"
+    file.write_text(toml)
+    file.chmod(0o600)
+    return load_settings(read_sources(RELAY, flags or {}, file, variables), state)
+
+
+def test_the_broker_is_all_that_a_relay_has_to_be_told(tmp_path: Path) -> None:
+    config = load(tmp_path, 'broker = "127.0.0.1:1883"').config()
+    usual = RelayConfig(
+        BrokerAddress("127.0.0.1", 1883),
+        "http://127.0.0.1:8700",
+        HostPort("127.0.0.1", 8700),
+        config.state,
+    )
+    assert config == usual
+    assert config.state.root == tmp_path
+
+
+def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        state_dir = "/state"
+        broker = "mqtts://mqtt.example"
+        node_broker = "mqtts://nodes.example"
+        public_url = "https://relay.example"
+        listen = "0.0.0.0:8443"
+        tls_certificate = "/tls/relay.pem"
+        tls_key = "/tls/relay.key"
+        broker_root = "/tls/root.pem"
+        broker_directory = "/broker"
+        broker_pid_file = "/run/nats.pid"
+        cluster = ["nats://a.example", "tls://127.0.0.1:4333"]
+        cluster_credentials = "/cluster/relay.pem"
+        cluster_root = "/cluster/root.pem"
+        cluster_fleet = "north"
+        jwks = "https://issuer.example/keys"
+        issuer = "https://issuer.example"
+        agent_rps = 10
+        agent_concurrency = 2
+        caller_timeout = "1m30s"
+        envelope = "shadow"
+        default_view = "kinds"
+        kinds = ["acme.relay_board"]
+        log_level = "error"
+        otlp = "https://collector.example"
+        insecure_plain_transports = true
+        """,
+    ).config()
+    usual = load(tmp_path, 'broker = "127.0.0.1:1883"').config()
+    same = {
+        name for name in RelayConfig.__dataclass_fields__ if getattr(config, name) == getattr(usual, name)
+    }
+    assert same == {"own_root", "own_broker"}
+    assert (
+        load(tmp_path, 'broker="127.0.0.1:1"\npublic_url="https://a.example"\ntls_own=true').config().own_root
+    )
+    assert config.tls == TlsFiles(Path("/tls/relay.pem"), Path("/tls/relay.key"))
+    assert (config.per_agent.rate, config.per_agent.burst, config.per_agent.concurrency) == (10, 30, 2)
+    assert config.caller_timeout_s == 90
+
+
+def test_what_is_kept_counts_least(tmp_path: Path) -> None:
+    state = StateFiles(tmp_path)
+    kept = KeptSettings("https://kept.example", "127.0.0.1:1", "127.0.0.1:2", "acme")
+    write_kept(state.settings, kept)
+    loaded = load(tmp_path)
+    assert loaded.to_keep(loaded.broker()) == kept
+    assert loaded.settings.given["broker"].source == f"kept in {state.settings}"
+    newer = load(tmp_path, 'public_url = "https://file.example"', RELAY_BROKER="127.0.0.1:3")
+    assert newer.settings[PUBLIC_URL] == "https://file.example"
+    # The way of nodes to the kept broker is no way to this one.
+    assert (newer.settings.get(BROKER), newer.settings.get(NODE_BROKER)) == (
+        BrokerAddress("127.0.0.1", 3),
+        None,
+    )
+    assert newer.to_keep(newer.broker()) == KeptSettings("https://file.example", "127.0.0.1:3", None, "acme")
+
+
+def start(state: Path, toml: str = "", flags: dict[str, str] | None = None) -> LoadedRelaySettings:
+    """Load and keep as `relay run` does; return what a start finds that is told nothing more."""
+    loaded = load(state, toml, flags)
+    write_kept(loaded.state.settings, loaded.to_keep(loaded.broker()))
+    loaded.keep_told(Sources(RELAY.table, flags or {}, None, None, (), ()))
+    return load(state, toml)
+
+
+def test_every_option_that_a_start_was_told_holds_at_a_start_that_is_told_nothing(tmp_path: Path) -> None:
+    told = {
+        "broker": "mqtts://mqtt.example",
+        "node_broker": "mqtts://nodes.example",
+        "public_url": "https://relay.example",
+        "listen": "0.0.0.0:8443",
+        "tls_certificate": "/tls/relay.pem",
+        "tls_key": "/tls/relay.key",
+        "broker_root": "/tls/root.pem",
+        "broker_directory": "/broker",
+        "broker_pid_file": "/run/nats.pid",
+        "cluster": "nats://a.example,tls://127.0.0.1:4333",
+        "cluster_credentials": "/cluster/relay.pem",
+        "cluster_root": "/cluster/root.pem",
+        "cluster_fleet": "north",
+        "jwks": "https://issuer.example/keys",
+        "issuer": "https://issuer.example",
+        "agent_rps": "10",
+        "agent_concurrency": "2",
+        "caller_timeout": "1m30s",
+        "envelope": "shadow",
+        "default_view": "kinds",
+        "kinds": "acme.relay_board",
+        "log_level": "error",
+        "otlp": "https://collector.example",
+        "insecure_plain_transports": "true",
+    }
+    alternatives = {"state_dir", "tls_own", "no_broker", "broker_listen"}
+    assert told.keys() | alternatives == {setting.name for setting in RELAY.table}
+    first = load(tmp_path, flags=told).config()
+    assert replace(start(tmp_path, flags=told).config(), state=first.state) == first
+
+
+def test_what_a_later_start_is_told_replaces_what_was_told_and_its_alternatives(tmp_path: Path) -> None:
+    start(tmp_path, flags={"listen": "0.0.0.0:8700", "tls_own": "true", "public_url": "https://a.example"})
+    again = start(tmp_path)
+    assert (again.config().listen, again.config().own_root) == (HostPort("0.0.0.0", 8700), True)  # noqa: S104
+    assert again.settings.given["listen"].source == f"kept in {tmp_path / 'run.json'}"
+    # The operator's file counts more, and another way of TLS is no contradiction.
+    elsewhere = load(
+        tmp_path, 'listen = "127.0.0.1:1"\ntls_certificate = "/c.pem"\ntls_key = "/k.pem"'
+    ).config()
+    assert (elsewhere.listen, elsewhere.own_root) == (HostPort("127.0.0.1", 1), False)
+    assert elsewhere.tls == TlsFiles(Path("/c.pem"), Path("/k.pem"))
+    other = start(tmp_path, flags={"tls_own": "false"})
+    assert (other.settings.given["tls_own"].text, other.settings.given["listen"].text) == (
+        "false",
+        "0.0.0.0:8700",
+    )
+
+
+def test_that_there_is_no_broker_is_kept_until_one_is_named(tmp_path: Path) -> None:
+    start(tmp_path, flags={"broker": "127.0.0.1:1883", "broker_root": "/root.pem"})
+    none = start(tmp_path, flags={"no_broker": "true"})
+    assert (none.config().broker, none.config().broker_root) == (None, None)
+    assert "broker" not in none.settings.given
+    again = start(tmp_path, flags={"broker": "127.0.0.1:1884"})
+    assert again.config().broker == BrokerAddress("127.0.0.1", 1884)
+
+
+def test_the_relays_own_broker_is_kept_and_shown_and_gives_way_to_what_is_named(tmp_path: Path) -> None:
+    state = StateFiles(tmp_path)
+    first = load(tmp_path)
+    choice = first.broker(lambda host, port: HostPort(host, port + 1))
+    assert first.config(choice).own_broker == BrokerAddress("127.0.0.1", 1884)
+    write_kept(state.settings, first.to_keep(choice))
+    kept = load(tmp_path)
+    assert kept.settings.given["broker_listen"].text == "mqtt://127.0.0.1:1884"
+    assert kept.settings.given["broker_listen"].source == f"kept in {state.settings}"
+    # Without looking for a port: checking the settings of a relay that runs changes nothing.
+    assert kept.config().own_broker == kept.config().broker == BrokerAddress("127.0.0.1", 1884)
+    named = load(tmp_path, 'broker = "127.0.0.1:3"')
+    assert named.config().own_broker is None
+    assert named.to_keep(named.broker()) == KeptSettings("http://127.0.0.1:8700", "127.0.0.1:3")
+    without = load(tmp_path, "no_broker = true")
+    assert (without.config().broker, without.config().node_broker) == (None, None)
+    assert without.to_keep(without.broker()) == kept.to_keep(kept.broker())
+
+
+def test_options_of_a_broker_that_is_not_named_are_one_problem(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--broker-pid-file is for a broker of yours"):
+        load(tmp_path, 'broker_pid_file = "/run/nats.pid"').config()
+
+
+def test_a_flag_of_the_command_line_can_take_back_one_of_the_file(tmp_path: Path) -> None:
+    toml = 'broker = "127.0.0.1:1883"\npublic_url = "https://relay.example"\ntls_own = true'
+    assert load(tmp_path, toml).config().tls == StateFiles(tmp_path).own_tls
+    assert load(tmp_path, toml, {"tls_own": "false"}).config().tls is None
+
+
+def test_settings_that_contradict_each_other_are_one_problem(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--jwks and --issuer go together") as caught:
+        load(tmp_path, 'broker = "127.0.0.1:1883"\nissuer = "https://issuer.example"').config()
+    assert len(caught.value.problems) == 1
+
+
+def test_the_table_names_no_secret() -> None:
+    words = {word for setting in RELAY.table for word in setting.name.split("_")}
+    assert words.isdisjoint({"token", "password", "passphrase", "secret"})

@@ -1,0 +1,403 @@
+import json
+from typing import Any
+
+import pytest
+
+from relay.audit.log import AuditUnavailableError
+from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
+from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES
+from relay.streams.caller_tools.shared_budget import Holder
+from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
+from schemas.frame_types import OneWayType
+from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
+from tests.fakes.signer import OTHER_NODE_ID
+
+KIB = 1024
+UNKNOWN = "This caller has no such session: it has ended, or never existed."
+
+
+def error_text(error: dict[str, Any]) -> str:
+    return str(error["message"])
+
+
+# --- opening
+
+
+@pytest.mark.parametrize("reference", ["id", "prefix"])
+async def test_a_node_is_named_by_what_names_it(stage: CallerStage, reference: str) -> None:
+    node_id = stage.node.node_id
+    name = {"id": node_id.upper(), "prefix": node_id[:10]}[reference]
+    context = {"caller_id": "ant"}
+    assert (await stage.result("session_message", node_id=name, context=context))["node_id"] == node_id
+
+
+async def test_another_tenants_node_is_as_one_that_does_not_exist(stage: CallerStage) -> None:
+    context = {"caller_id": "ant"}
+    other = stage.hub.ca.issue(OTHER_NODE_ID, tenant="globex")
+    stage.hub.connect(other)
+    foreign = await stage.error("session_message", node_id=OTHER_NODE_ID, context=context)
+    absent = await stage.error("session_message", node_id="0" * 26, context=context)
+    assert foreign["code"] == absent["code"] == "E_SAFETY_DENIED"
+    assert error_text(foreign).replace(OTHER_NODE_ID, "") == error_text(absent).replace("0" * 26, "")
+
+
+async def test_a_node_without_a_connection_is_offline_and_no_session_is_left(stage: CallerStage) -> None:
+    stage.lose()
+    context = {"caller_id": "ant"}
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_NODE_OFFLINE"
+    stage.hub.fleet.set_connected(stage.node.node_id, connected=False)
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_NODE_OFFLINE"
+    assert len(stage.hub.caller_sessions) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"context": {"caller_id": "ant"}}, "A new session needs node_id."),
+        ({"node_id": "N"}, "A new session needs context.caller_id."),
+        (
+            {"node_id": "N", "context": {"caller_id": "ant", "caller_tools": [TOOLS[0], TOOLS[0]]}},
+            "same name",
+        ),
+        (
+            {
+                "node_id": "N",
+                "context": {
+                    "caller_id": "ant",
+                    "caller_tools": [
+                        {"name": "t", "inputSchema": {"type": "object", "title": "x" * 33 * KIB}},
+                    ],
+                },
+            },
+            "An inputSchema of caller_tools is larger than 32768 bytes.",
+        ),
+        (
+            {
+                "node_id": "N",
+                "context": {
+                    "caller_id": "ant",
+                    "caller_tools": [
+                        {"name": f"t{number}", "description": "x" * 16_000} for number in range(13)
+                    ],
+                },
+            },
+            "The caller_tools are together larger than 196608 bytes.",
+        ),
+        (
+            {"node_id": "N", "context": {"caller_id": "ant"}, "message": "\u20ac" * 40_000},
+            "The argument message is larger than 196608 bytes as JSON in ASCII.",
+        ),
+    ],
+)
+async def test_what_a_document_cannot_express_is_refused(
+    stage: CallerStage, arguments: dict[str, Any], text: str
+) -> None:
+    named = {**arguments, **({"node_id": stage.node.node_id} if "node_id" in arguments else {})}
+    error = await stage.error("session_message", **named)
+    assert error["code"] == "E_MANIFEST_INVALID"
+    assert text in error_text(error)
+    assert stage.sent() == []
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"caller_id": ""},
+        {"caller_id": "an ant"},
+        {"caller_id": "a" * 65},
+        {"caller_id": "ant", "caller_tools": [{"name": "has.dot"}]},
+        {"caller_id": "ant", "caller_tools": [{"name": "t", "inputSchema": {"type": "string"}}]},
+        {"caller_id": "ant", "caller_tools": [{"name": f"t{n}"} for n in range(MAX_TOOLS + 1)]},
+    ],
+)
+async def test_a_context_that_does_not_fit_its_document_is_refused(
+    stage: CallerStage, context: dict[str, Any]
+) -> None:
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_MANIFEST_INVALID"
+
+
+async def test_a_node_has_a_limited_number_of_sessions(stage: CallerStage) -> None:
+    first = await stage.open(tools=())
+    for _ in range(MAX_SESSIONS - 1):
+        await stage.open(tools=())
+    context = {"caller_id": "ant"}
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_RATE_LIMITED"
+    await stage.result("session_message", session_id=first, end=True)
+    await stage.open(tools=())
+
+
+async def test_one_principal_cannot_have_all_sessions_of_the_relay_and_the_error_says_whose_are_too_many(
+    stage: CallerStage,
+) -> None:
+    own = stage.hub.authenticator.identify(stage.token).name
+    shares, number = stage.hub.caller_sessions.shares, 0
+    while shares.take(Holder(own, f"node-{number}"), 1) is None:
+        number += 1
+    assert number == MAX_IN_ALL // 4
+    context = {"caller_id": "ant"}
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_RATE_LIMITED"
+    assert error_text(error).startswith("Your sessions are as many as they may be")
+    await stage.open(stage.hub.token([SCOPE], sub="agent-2"))
+    shares.give_back(Holder(own, "node-0"), 8)
+    while shares.take(Holder(own, "node-0"), 1) is None:
+        pass
+    shares.give_back(Holder(own, "node-0"), 1)
+    session_id = await stage.open()
+    # One that has ended makes room for another.
+    await stage.result("session_message", session_id=session_id, end=True)
+    await stage.open()
+
+
+async def test_a_session_that_cannot_be_recorded_is_not_opened(
+    stage: CallerStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter([True, False])
+    append = stage.hub.audit.append
+
+    def fails_at_the_second(members: str) -> None:
+        if not next(lines, True):
+            raise AuditUnavailableError
+        append(members)
+
+    monkeypatch.setattr(stage.hub.audit, "append", fails_at_the_second)
+    context = {"caller_id": "ant", "caller_tools": list(TOOLS)}
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_INTERNAL"
+    assert stage.sent() == []
+    assert len(stage.hub.caller_sessions) == 0
+
+
+async def test_one_principal_cannot_take_the_memory_of_all_and_the_error_says_whose_it_is(
+    stage: CallerStage,
+) -> None:
+    own = stage.hub.authenticator.identify(stage.token).name
+    budget = stage.hub.caller_tools.budget
+    number = 0
+    while budget.take(Holder(own, f"node-{number}"), NODE_BYTES // 8) is None:
+        number += 1
+    while budget.take(Holder(own, "another"), 10_000) is None:
+        pass
+    tools = [{"name": "t", "description": "x" * 10_000}]
+    context = {"caller_id": "ant", "caller_tools": tools}
+    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    assert error["code"] == "E_RATE_LIMITED"
+    assert error_text(error).startswith("Your sessions take as much memory as they may")
+    assert budget.total <= TOTAL_BYTES // 4
+    other = stage.hub.token([SCOPE], sub="agent-2")
+    await stage.open(other, tools)
+
+
+# --- a session that is open
+
+
+async def test_tools_that_are_declared_again_replace_those_before(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.sent()
+    context = {"caller_tools": [{"name": "other"}]}
+    await stage.result("session_message", session_id=session_id, context=context)
+    ((type_, payload),) = stage.sent()
+    assert (type_, payload["tools"]) == ("session_open", [{"name": "other"}])
+    stage.request(session_id)
+    assert stage.results() == {request_id(): "tool_unknown"}
+    await stage.result("session_message", session_id=session_id, context={"caller_tools": []})
+    assert stage.sent()[0][1]["tools"] == []
+
+
+async def test_a_session_keeps_its_caller_and_its_node(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    error = await stage.error("session_message", session_id=session_id, context={"caller_id": "bee"})
+    assert error_text(error) == "A session keeps its caller_id; open another session."
+    stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+    error = await stage.error("session_message", session_id=session_id, node_id=OTHER_NODE_ID)
+    assert error_text(error) == UNKNOWN
+
+
+async def test_tools_that_the_node_does_not_get_are_not_lent(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.lose()
+    context = {"caller_tools": [{"name": "other"}]}
+    error = await stage.error("session_message", session_id=session_id, context=context)
+    assert error["code"] == "E_NODE_OFFLINE"
+    stage.link("S1")
+    assert [tool["name"] for tool in stage.sent()[-1][1]["tools"]] == ["send_response", "get_memory"]
+
+
+async def test_a_caller_ends_its_session(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    stage.sent()
+    result = await stage.result("session_message", session_id=session_id, message="Bye", end=True)
+    assert result["ended"] is True
+    assert [event["type"] for event in result["events"]] == ["caller_tool_ended", "session_ended"]
+    types = [type_ for type_, _ in stage.sent()]
+    assert types == ["session_message", "caller_tool_result", "session_end"]
+    assert error_text(await stage.error("session_events", session_id=session_id)) == UNKNOWN
+    assert stage.hub.counted("caller_sessions") == 0
+
+
+async def test_what_a_session_takes_is_given_back(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    budget = stage.hub.caller_tools.budget
+    empty = budget.total
+    assert empty > 0
+    stage.request(session_id, text="x" * 1000)
+    stage.send(OneWayType.SESSION_EVENT, session_id, message="Hello")
+    await stage.result("session_message", session_id=session_id, context={"caller_tools": [{"name": "b"}]})
+    assert budget.total != empty
+    await stage.result("session_message", session_id=session_id, end=True)
+    assert budget.total == 0
+
+
+# --- answering
+
+
+async def test_a_callers_error_goes_to_the_node_as_an_error_with_its_text(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    stage.sent()
+    text = "no signal" + "x" * MAX_ERROR_TEXT
+    await stage.result(
+        "caller_tool_response", session_id=session_id, request_id=request_id(), result=None, error=text
+    )
+    ((_, payload),) = stage.sent()
+    assert payload["error"] == {"code": "tool_failed", "message": text[:MAX_ERROR_TEXT]}
+
+
+@pytest.mark.parametrize("answer", [{}, {"result": 1, "error": "no"}, {"error": None}])
+async def test_an_answer_has_either_a_result_or_an_error(stage: CallerStage, answer: dict[str, Any]) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    members: dict[str, Any] = {"session_id": session_id, "request_id": request_id(), **answer}
+    error = await stage.error("caller_tool_response", **members)
+    assert error_text(error) == "An answer has either result or error."
+    stage.sent()
+    await stage.result("caller_tool_response", **{**members, "result": None, "error": None})
+    assert stage.results() == {request_id(): None}
+
+
+async def test_a_result_that_is_too_large_leaves_the_request_pending(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    stage.sent()
+    members = {"session_id": session_id, "request_id": request_id()}
+    error = await stage.error("caller_tool_response", **members, result="\u20ac" * 40_000)
+    assert "larger than 196608 bytes" in error_text(error)
+    assert stage.sent() == []
+    await stage.result("caller_tool_response", **members, result="x" * (192 * KIB - 2))
+    assert len(stage.results()[request_id()]) == 192 * KIB - 2
+
+
+async def test_an_answer_that_is_late_unknown_or_the_second_is_ignored_and_the_caller_is_told(
+    stage: CallerStage,
+) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    members = {"session_id": session_id, "request_id": request_id()}
+    await stage.result("caller_tool_response", **members, result=1)
+    stage.sent()
+    second = await stage.error("caller_tool_response", **members, result=2)
+    unknown = await stage.error("caller_tool_response", session_id=session_id, request_id="never\n", result=2)
+    assert second == unknown
+    assert second["code"] == "E_MANIFEST_INVALID"
+    assert "no such pending request" in error_text(second)
+    assert stage.sent() == []
+    malformed = await stage.error("caller_tool_response", session_id=session_id, request_id="\U0001f600" * 64)
+    assert malformed == second
+    lines = stage.hub.lines.entries("answer to no pending request ignored")
+    assert {line["level"] for line in lines} == {"warning"}
+    shown = [request_id(), r"never\n", r"\U0001f600" * 64]
+    assert [line["request_id"] for line in lines] == shown
+    (counted,) = [line for line in refused(stage) if line["reason"] == "request_unknown"]
+    assert counted["count"] == 3
+
+
+async def test_another_principal_learns_nothing_of_a_session_or_a_request(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    others = [
+        stage.hub.token([SCOPE], sub="agent-2"),
+        stage.hub.token([SCOPE], tenant="globex"),
+    ]
+    never = "gogol_20261122_021500_00000000"
+    for token in others:
+        for name, arguments in (
+            ("session_events", {}),
+            ("session_message", {"message": "Hello"}),
+            ("session_message", {"end": True}),
+            ("session_message", {"context": {"caller_tools": []}}),
+            ("caller_tool_response", {"request_id": request_id(), "result": 1}),
+        ):
+            foreign = await stage.call(name, token, session_id=session_id, **arguments)
+            absent = await stage.call(name, token, session_id=never, **arguments)
+            assert without_correlation(foreign) == without_correlation(absent)
+            assert foreign[1] is not None
+            assert foreign[1]["message"] == UNKNOWN
+    own = await stage.open(others[0])
+    stolen = await stage.error(
+        "caller_tool_response", others[0], session_id=own, request_id=request_id(), result=1
+    )
+    absent_request = await stage.error(
+        "caller_tool_response", others[0], session_id=own, request_id=request_id(7), result=1
+    )
+    assert stolen == absent_request
+    assert [event["request_id"] for event in await stage.events(session_id)] == [request_id()]
+    assert stage.results() == {}
+
+
+async def test_a_session_is_used_with_any_token_of_its_principal(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    result = await stage.result("session_events", stage.hub.token([SCOPE]), session_id=session_id, wait_ms=0)
+    assert result["session_id"] == session_id
+
+
+async def test_neither_the_audit_nor_the_log_holds_what_is_said(stage: CallerStage) -> None:
+    secret = "correct-horse-battery"
+    session_id = await stage.open(message=secret)
+    stage.request(session_id, password=secret)
+    stage.request(session_id, 1, password=secret)
+    stage.send(OneWayType.SESSION_EVENT, session_id, message=secret)
+    members = {"session_id": session_id}
+    await stage.result("caller_tool_response", **members, request_id=request_id(), result=secret)
+    await stage.result("caller_tool_response", **members, request_id=request_id(1), error=secret)
+    await stage.result("session_message", **members, message=secret, end=True)
+    written = json.dumps(stage.hub.audited()) + "".join(map(str, stage.hub.lines.entries()))
+    assert secret not in written
+    assert secret not in "".join(map(str, stage.hub.access_lines.entries()))
+
+
+async def test_the_audit_has_every_session_and_every_request(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    await stage.result("caller_tool_response", session_id=session_id, request_id=request_id(), result=1)
+    await stage.result("session_message", session_id=session_id, end=True)
+    lines = [line for line in stage.hub.audited() if str(line.get("event", "")).startswith("caller")]
+    assert [(line["event"], line.get("decision") or line.get("outcome")) for line in lines] == [
+        ("caller_session_opened", None),
+        ("caller_tool", "allow"),
+        ("caller_tool", "ok"),
+        ("caller_session_ended", None),
+    ]
+    opened, allowed, _, ended = lines
+    assert (opened["session_id"], opened["sub"], opened["node_id"]) == (
+        session_id,
+        "agent-1",
+        stage.node.node_id,
+    )
+    assert (allowed["request_id"], allowed["tool"]) == (request_id(), "get_memory")
+    assert ended["reason"] == "ended"
+
+
+def without_correlation(answer: tuple[object, object]) -> object:
+    error = answer[1]
+    assert isinstance(error, dict)
+    return {key: value for key, value in error.items() if key != "correlation_id"}
+
+
+def refused(stage: CallerStage) -> list[dict[str, Any]]:
+    stage.hub.refusals.write()
+    return [line for line in stage.hub.audited() if "count" in line]

@@ -1,0 +1,119 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler
+from relay.streams.caller_tools import outbox as module
+from relay.streams.caller_tools.outbox import Outbox
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import OneWayType
+from tests.fakes.hub import Hub
+
+NODE = "node"
+
+
+class Frames:
+    """Frames to one node, which takes as many as ``accepts``; then it fails as ``failure``."""
+
+    def __init__(self, accepts: int, failure: Failure = Failure.RATE_LIMITED) -> None:
+        self.accepts = accepts
+        self.failure = failure
+        self.sent: list[Any] = []
+
+    def send(self, _node_id: str, _frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
+        if not self.accepts:
+            raise ToolError(self.failure)
+        self.accepts -= 1
+        self.sent.append(payload["n"])
+
+    def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
+        raise NotImplementedError
+
+    def on_connection(self, handler: ConnectionHandler) -> None:
+        raise NotImplementedError
+
+    def on_announce(self, handler: AnnounceHandler) -> None:
+        raise NotImplementedError
+
+
+def post(outbox: Outbox, *numbers: int) -> None:
+    for number in numbers:
+        outbox.post(NODE, OneWayType.SESSION_END, {"n": number})
+
+
+def test_what_a_node_cannot_take_is_sent_later_and_in_order(hub: Hub) -> None:
+    frames = Frames(1)
+    outbox = Outbox(frames, hub.log)
+    post(outbox, 1, 2, 3)
+    assert frames.sent == [1]
+    with pytest.raises(ToolError, match="E_RATE_LIMITED"):
+        outbox.send(NODE, OneWayType.SESSION_END, {"n": 4})
+    frames.accepts = 9
+    outbox.flush()
+    assert frames.sent == [1, 2, 3]
+    outbox.send(NODE, OneWayType.SESSION_END, {"n": 4})
+    assert frames.sent == [1, 2, 3, 4]
+
+
+def test_an_offer_is_dropped_where_it_cannot_be_taken(hub: Hub) -> None:
+    frames = Frames(0)
+    outbox = Outbox(frames, hub.log)
+    outbox.offer(NODE, OneWayType.SESSION_END, {"n": 1})
+    frames.accepts = 9
+    outbox.flush()
+    assert frames.sent == []
+
+
+def test_nothing_waits_for_a_node_that_is_not_connected(hub: Hub) -> None:
+    frames = Frames(0, Failure.NODE_OFFLINE)
+    outbox = Outbox(frames, hub.log)
+    post(outbox, 1, 2)
+    frames.accepts = 9
+    outbox.flush()
+    assert frames.sent == []
+    frames.accepts, frames.failure = 0, Failure.RATE_LIMITED
+    post(outbox, 3)
+    outbox.drop(NODE)
+    frames.accepts = 9
+    outbox.flush()
+    assert frames.sent == []
+
+
+def test_a_frame_that_cannot_be_sent_at_all_is_a_fault_and_does_not_stop_the_others(hub: Hub) -> None:
+    frames = Frames(0, Failure.INTERNAL)
+    outbox = Outbox(frames, hub.log)
+    post(outbox, 1)
+    frames.accepts = 9
+    post(outbox, 2)
+    assert frames.sent == [2]
+    assert len(hub.lines.entries("frame not sent")) == 1
+
+
+def test_a_bug_with_one_nodes_frame_does_not_hold_up_those_of_others(hub: Hub) -> None:
+    frames = Frames(0)
+    outbox = Outbox(frames, hub.log)
+    post(outbox, 1)
+    outbox.post("other", OneWayType.SESSION_END, {})  # a node takes none without its number
+    outbox.post("third", OneWayType.SESSION_END, {"n": 3})
+    frames.accepts = 9
+    outbox.flush()
+    assert (frames.sent, len(outbox)) == ([1, 3], 0)
+    assert len(hub.lines.entries("frame not sent")) == 1
+
+
+def test_a_limited_number_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    frames = Frames(0)
+    dropped: list[OneWayType] = []
+    outbox = Outbox(frames, hub.log, dropped.append)
+    post(outbox, 1, 2, 3, 4)
+    assert dropped == [OneWayType.SESSION_END] * 2
+    assert len(outbox) == 2
+    frames.accepts = 9
+    outbox.flush()
+    assert frames.sent == [1, 2]
+    assert len(hub.lines.entries("frames dropped: the node does not read")) == 1
+    frames.accepts = 0
+    post(outbox, 5, 6, 7)
+    assert len(hub.lines.entries("frames dropped: the node does not read")) == 2
