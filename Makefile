@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage walk bench bench-scale chaos fuzz soak format lock man picture wheel deb clean
+.PHONY: help demo check test test-all lint types walk bench bench-scale chaos fuzz soak format lock man picture wheel deb clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,9 +65,6 @@ lint: $(READY) ## style and layering
 
 types: $(READY) ## strict types
 	@$(BIN)/mypy
-
-coverage: $(READY) ## how much of each module its own tests cover, branches included
-	@$(BIN)/python -P tests/coverage_by_own_tests.py
 
 walk: STEPS ?= 1000000
 walk: SEED ?= 1
