@@ -254,4 +254,6 @@ async def test_with_a_revoked_token_no_further_call_begins(
     envelope = error(await gateway.call(call))
     assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
     assert router.commands == []
+    (line,) = hub.audited()
+    assert (line["decision"], line["code"]) == ("deny", "E_SAFETY_DENIED")
     assert await codes(gateway, request(hub)) == ["ok"]
