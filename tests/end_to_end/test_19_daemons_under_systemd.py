@@ -199,7 +199,30 @@ def test_a_member_of_the_services_group_sees_what_is_no_secret(edge: Edge) -> No
     ):
         assert root.run(*as_mel, *command.split())
     for command in ("relay token issue --sub mel", "relay join-token list", "relay ca revoke " + edge.node):
-        assert "ermission" in refused(root, *as_mel, *command.split()), command
+        said = refused(root, *as_mel, *command.split())
+        assert "Permission denied: its group sees what is no secret" in said, command
+        assert "run this as root, with sudo" in said
+    skipped = {"relay": "", "kubelet": "skipped  broker       not checked: /var/lib/edge-kubelet/node.key"}
+    for program, line in skipped.items():
+        checks = root.run(*as_mel, program, "doctor").splitlines()
+        assert {each.split()[0] for each in checks} == {"ok", *line.split()[:1]}, checks
+        assert any(each.startswith(line) for each in checks)
+
+
+def test_what_is_restored_is_the_services_and_shows_its_group_the_same(edge: Edge) -> None:
+    root, state = edge.root, "/var/lib/edge-relay"
+    files = [f"{state}/{name}" for name in ("", "ca", "ca/ledger.jsonl", "ca/root.key", "join_tokens.jsonl")]
+    root.run("sh", "-c", "umask 077; relay ca backup /root/moved.age --plain")
+    root.run("systemctl", "stop", RELAY)
+    before = stat(root, *files)
+    root.run("mv", state, "/var/lib/earlier")
+    root.run("install", "--directory", "--mode=0750", "--owner=edge-relay", "--group=edge-relay", state)
+    root.run("relay", "ca", "restore", "/root/moved.age", "--plain")
+    after = stat(root, *files)
+    root.run("sh", "-c", f"rm -r {state} && mv /var/lib/earlier {state}")
+    root.run("systemctl", "start", RELAY)
+    edge.root.until(RELAY, "StatusText", "ready")
+    assert after == before
 
 
 def test_a_second_ca_is_refused_and_both_places_are_named(edge: Edge) -> None:
