@@ -58,7 +58,7 @@ class NodeChecks:
         """The node's identity.
 
         Raises:
-            NotCheckedError: it cannot be used; ``certificate`` says why. Or its key is not this user's to read.
+            NotCheckedError: it cannot be used, and ``certificate`` says why; or its key is not this user's.
         """
         if self._lacks_key:
             raise NotCheckedError(f"{self.files.key}: {MEMBERS_READ}")

@@ -6,7 +6,8 @@ Must not encrypt, and must not decide where a backup goes.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
@@ -126,16 +127,13 @@ def restore(archive: bytes, state: StateFiles, kinds: Iterable[StateKind] = KIND
     return has_ca_key
 
 
-def _write(files: Mapping[str, bytes], root: Path, secret: Set[str]) -> None:
+def _write(files: Mapping[str, bytes], root: Path, secret: AbstractSet[str]) -> None:
     """Write ``files`` with the modes that a relay gives them, which shows its group what is no secret."""
     for name, data in files.items():
         path = root / name
         make_private_directory(path.parent, shown=name != MARKS)
-        if name in _PUBLIC:
-            mode = PUBLIC
-        else:
-            mode = PRIVATE if name in secret else mode_without_secrets(path.parent)
-        write_atomic(path, data, mode)
+        shown = PUBLIC if name in _PUBLIC else mode_without_secrets(path.parent)
+        write_atomic(path, data, PRIVATE if name in secret else shown)
 
 
 def _take_back(files: Mapping[str, bytes], root: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import uvloop
 
 from relay.cli.event_loop import run_until_stopped
-from relay.config import RelayConfig
+from relay.config import RelayConfig, kinds_directory
 from relay.http.listener import bind
 from relay.server.serving import run_relay
 from relay.server.settings_reload import ReloadSource
@@ -36,7 +36,7 @@ def serve(config: RelayConfig, reload: ReloadSource) -> None:
     # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    contract = read_contract(config.kinds)
+    contract = read_contract(config.kinds, kinds_directory(config.state.root))
     helpers = prestarted_pool(HELPERS)
 
     def event_loop() -> asyncio.AbstractEventLoop:

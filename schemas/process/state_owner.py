@@ -61,7 +61,7 @@ def as_operator() -> Iterator[None]:
 
 
 def sees_as_member(path: Path) -> bool:
-    """Return whether ``path`` is in a state directory in which this user has the rights of its group alone."""
+    """Return whether ``path`` is in a state directory where this user has the rights of its group alone."""
     for directory in path.parents:
         with suppress(OSError):
             if is_shown_to_group(directory):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.guide import snippets
+from tests.fakes.kind_package import KIND, wheel
 from tests.fakes.polling import wait_until
 from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
 
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 PROGRAMS = snippets((Path(__file__).parents[2] / "docs/caller-tools.md").read_text("utf-8"))
 CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
+PACKAGE = "acme-relay-board"
 OUTSIDE = """
 import asyncio, json, sys
 from kubelet.handlers.metrics import MetricsHandler
@@ -322,14 +324,16 @@ def test_settings_that_cannot_be_used_stop_the_unit_and_a_start_after_that_works
     edge.root.until(RELAY, "ActiveState", "active")
 
 
-def tried(root: SystemdRoot) -> str:
-    """Return the state directory of a relay that ada has tried, with an address of its own."""
+def tried(root: SystemdRoot, package: Path) -> str:
+    """Return the state directory of a relay that ada has tried, with an address and a kind of its own."""
     state = "/home/ada/.local/state/edge-relay"
     root.run("useradd", "--create-home", "ada")
     as_ada = ("runuser", "-u", "ada", "--", "env", "HOME=/home/ada", "relay")
     root.run(*as_ada, "ca", "init")
+    root.copy(package, "/srv")
+    root.run(*as_ada, "kind", "install", f"/srv/{package.name}")
     # Its process is one in the root, of which nsenter alone is a child here.
-    line = f"{' '.join(as_ada)} run --no-broker --listen 127.0.0.1:8711 & echo $!; wait"
+    line = f"{' '.join(as_ada)} run --no-broker --listen 127.0.0.1:8711 --kinds {KIND} & echo $!; wait"
     running = root.begin("sh", "-c", line)
     assert running.stdout is not None
     pid = running.stdout.readline().strip()
@@ -343,17 +347,25 @@ def tried(root: SystemdRoot) -> str:
 def test_what_was_installed_is_removed_and_a_purge_leaves_nothing(tmp_path: Path) -> None:
     # A root of its own: what is removed here must not be missing to another test.
     with started(tmp_path) as root:
-        state = tried(root)
+        state = tried(root, wheel(tmp_path))
         key = root.run("sha256sum", f"{state}/ca/root.key").split()[0]
         root.run("kubelet", "service", "install")
         shown = root.run("relay", "service", "install", "--from", state, "--dry-run")
-        assert f"run mv --no-target-directory {state} /var/lib/edge-relay" in shown.splitlines()
+        kinds = "/etc/edge-kubelet/relay-kinds"
+        for moved, there in (
+            (state, "/var/lib/edge-relay"),
+            (f"{state}/kinds/{PACKAGE}", f"{kinds}/{PACKAGE}"),
+        ):
+            assert f"run mv --no-target-directory {moved} {there}" in shown.splitlines()
         root.run("relay", "service", "install", "--from", state)
         assert root.run("sha256sum", "/var/lib/edge-relay/ca/root.key").split()[0] == key
         assert root.run("ls", "/home/ada/.local/state") == ""
         assert "in use" in refused(root, "relay", "service", "install", "--from", "/var/lib/edge-relay")
         root.run("systemctl", "start", RELAY)
         assert "on 127.0.0.1:8711" in root.run("relay", "status")
+        # It was told the kind at its first run, and runs.
+        assert KIND in root.run("relay", "kind", "list")
+        assert root.run("find", kinds, "-not", "-user", "root") == ""
         status = json.loads(root.run("relay", "service", "status", "--json"))
         assert (status["UnitFileState"], status["ActiveState"]) == ("enabled", "active")
         again = root.run("relay", "service", "install", "--dry-run").splitlines()
