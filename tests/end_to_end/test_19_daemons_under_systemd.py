@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.guide import snippets
-from tests.fakes.kind_package import KIND, wheel
+from tests.fakes.kind_package import KIND, KindPackage, handler_doing, wheel
 from tests.fakes.polling import wait_until
 from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
 
@@ -24,6 +24,21 @@ PROGRAMS = snippets((Path(__file__).parents[2] / "docs/caller-tools.md").read_te
 CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
 PACKAGE = "acme-relay-board"
+OPENED = "import os; os.open({place!r}, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)"
+DEVICES_HANDLER = handler_doing("""
+    import errno, os
+    def opened(place):
+        try:
+            os.close(os.open(place, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY))
+        except OSError as error:
+            return errno.errorcode[error.errno]
+        return "opened"
+    return {
+        "node_id": self._node_id,
+        "on": True,
+        "label": "/".join(map(opened, ("/dev/ttyS0", "/dev/other"))),
+    }
+""")
 OUTSIDE = """
 import asyncio, json, sys
 from kubelet.handlers.metrics import MetricsHandler
@@ -83,7 +98,8 @@ class Edge:
         # What a reboot does between the installation and the set-up.
         for unit in (RELAY, KUBELET):
             root.run("systemctl", "start", "--no-block", unit)
-            wait_until(lambda unit=unit: root.show(unit, "ExecMainStatus") != "0", 60)  # type: ignore[misc]
+            # Its status is that of the newest process, which may run again already.
+            wait_until(lambda: root.show(unit, "ExecMainStatus") + root.show(unit, "NRestarts") != "00", 60)  # noqa: B023 - it is called here alone
         root.run("systemctl", "stop", RELAY, KUBELET)
         root.run("relay", "ca", "init")
         root.run("systemctl", "start", RELAY)
@@ -174,6 +190,44 @@ def test_a_class_of_devices_is_allowed_and_no_more_than_that_class(edge: Edge) -
     edge.root.run("kubelet", "kind", "allow-device", "i2c", "--remove")
     assert may_open() == before
     edge.root.until(KUBELET, "StatusText", "relay: announced")
+
+
+def test_a_kind_that_was_installed_opens_a_device_of_the_class_that_was_allowed_and_no_other(
+    edge: Edge, tmp_path: Path
+) -> None:
+    root, package = edge.root, wheel(tmp_path, package=KindPackage(handler=DEVICES_HANDLER))
+    for device, numbers, owner in (("ttyS0", "4 64", "root:dialout"), ("other", "10 229", "root:root")):
+        root.run("sh", "-c", f"mknod -m 0666 /dev/{device} c {numbers} && chown {owner} /dev/{device}")
+    probe = root.begin("python3", "-c", OPENED.format(place="/dev/ttyS0"))
+    probe.communicate(timeout=60)
+    if probe.returncode:
+        pytest.skip("this machine has no serial port, which is the class that is allowed here")
+
+    def opened() -> str:
+        root.until(KUBELET, "StatusText", "relay: announced")
+        label: str = edge.call("acmerb.{node}.relays.set", on=True)["label"]
+        return label
+
+    def restart(kinds: str) -> None:
+        root.write("/etc/edge-kubelet/relay.toml", CONFIG + kinds)
+        root.write("/etc/edge-kubelet/kubelet.toml", kinds)
+        root.run("systemctl", "restart", RELAY, KUBELET)
+
+    root.copy(package, "/srv")
+    for program in ("relay", "kubelet"):
+        root.run(program, "kind", "install", f"/srv/{package.name}")
+    restart(f'kinds = ["{KIND}"]\n')
+    try:
+        assert opened() == "ENOENT/ENOENT"
+        root.run("kubelet", "kind", "allow-device", "serial")
+        assert opened() == "opened/EPERM"
+        root.run("kubelet", "kind", "allow-device", "serial", "--remove")
+        assert opened() == "ENOENT/ENOENT"
+    finally:
+        restart("")
+    for program in ("relay", "kubelet"):
+        root.run(program, "kind", "uninstall", KIND)
+    root.until(KUBELET, "StatusText", "relay: announced")
 
 
 def test_what_root_makes_is_the_services_own_and_what_root_names_is_roots(edge: Edge) -> None:
