@@ -6,7 +6,7 @@ Must not hold what the commands do: the steps and the machine are modules of the
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +88,8 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
 
 def _install_steps(service: Service, source: Path | None) -> list[Step]:
     """Return what is due. Of what a package has installed the state alone is missing."""
-    host, moved, packages = Host(), None if source is None else source.resolve(), ()
+    host, moved = Host(), None if source is None else source.resolve()
+    packages: Sequence[str] = ()
     if moved is not None:
         packages = host.check_movable(service, moved)
         if host.is_packaged(service):
