@@ -30,7 +30,8 @@ SHOWN = {
     "relay audit verify": "",
     "relay ca list": "",
     "relay ca roots": "",
-    "relay call": 'sysecho.{node}.echo.invoke \'{{"message": "hello"}}\' --url {url} --token-file {token}',
+    "relay call": "sysecho-invoke "
+    '\'{{"node": "{node}", "message": "hello"}}\' --url {url} --token-file {token}',
     "relay config check": "",
     "relay config show": "",
     "relay doctor": "",
