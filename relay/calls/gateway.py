@@ -25,8 +25,7 @@ from relay.calls.sample_streams import SampleStreams
 from relay.calls.spans import span_of
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import KeyedLimiters, Limiter
+from relay.limits.rate_limits import Allowance, KeyedLimiters, Limiter
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError

@@ -13,7 +13,7 @@ from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import Receive, Send
 
 from relay.ascii_json import encoded
-from relay.http.direct_http import HttpAnswer
+from relay.http.http_protocol import HttpAnswer
 from relay.mcp_api.fragments import text_of
 from relay.mcp_api.methods import MethodError
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
-from relay.http.direct_http import PendingAnswer
+from relay.http.http_protocol import PendingAnswer
 from relay.mcp_api import direct
 from relay.mcp_api.change_streams import RESOURCE_SUBSCRIPTIONS, TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.fragments import with_documents

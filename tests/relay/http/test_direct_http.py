@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import admit
-from relay.http.direct_http import HttpAnswer, PendingAnswer, WholeRequest
+from relay.http.http_protocol import HttpAnswer, PendingAnswer, WholeRequest
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
 from tests.fakes.serving import Server

@@ -24,9 +24,9 @@ from starlette.types import Message, Receive, Scope, Send
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
-from relay.http.direct_http import HttpAnswer, WholeRequest
+from relay.http.http_protocol import HttpAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.direct import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE
