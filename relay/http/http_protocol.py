@@ -1,7 +1,10 @@
-"""uvicorn's HTTP protocol with limits on what a peer can make this process hold.
+"""uvicorn's HTTP protocol, with limits on what a peer can make it hold, and a way past ASGI for MCP.
 
 uvicorn limits bodies, but neither an endless head nor pipelined requests, and has no timeout for a request.
-Must not interpret requests.
+For a request of MCP, ASGI's scope, events and tasks cost more than its answer: ``begin`` decides by the head
+and the body whether it answers one. ASGI serves every other request, and all that would be rejected. A
+connection's first request is never answered here: until then it has no holder. Must not interpret or reject a
+request.
 """
 
 import asyncio
@@ -26,6 +29,9 @@ HELD_IDLE_S = 75.0
 A request that is sent while the server closes the connection is lost.
 Before authentication it is uvicorn's 5 s.
 """
+
+MAX_DIRECT_BYTES = 4096
+"""A larger body is passed on to ASGI as it is received."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What uvicorn writes before a response whose client waits for it."""
@@ -96,11 +102,75 @@ class JoinedHead:
         self._head = b""
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """HTTP that aborts a connection with an endless head, a slow request or too many queued ones."""
+class WholeRequest(NamedTuple):
+    """A POST to a path of MCP, complete.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    Attributes:
+        headers: as received, with lower-case names; they contain the bearer token and must not be kept.
+        address: the network address that it was sent from.
+        connection: counts towards an agent, which need not be the one that has sent this request.
+    """
+
+    headers: Sequence[tuple[bytes, bytes]]
+    address: str
+    connection: AcceptedConnection
+    path: bytes
+    query: bytes
+    body: bytes
+
+
+class HttpAnswer(NamedTuple):
+    """An answer: its status, and a body of JSON."""
+
+    status: int
+    body: bytes
+
+
+PendingAnswer = Coroutine[Any, Any, HttpAnswer]
+Begin = Callable[[WholeRequest], PendingAnswer | None]
+"""Returns what answers a request, or None if ASGI has to serve it. Its only effect is that the connection
+counts towards the agent of the request."""
+
+
+class _NothingWaits:
+    """In place of an event: all of the request is here, and a new event would take most of a kibibyte."""
+
+    def set(self) -> None:
+        """Wake nothing."""
+
+
+class DirectCycle:
+    """A request that is answered here, with what uvicorn reads of the request that it serves.
+
+    Attributes:
+        task: answers it; None once it is answered.
+    """
+
+    __slots__ = ("disconnected", "keep_alive", "response_complete", "task")
+
+    message_event = _NothingWaits()
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        self.keep_alive = keep_alive
+        self.response_complete = False
+        self.disconnected = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """HTTP that aborts a connection with an endless head, a slow request or too many queued ones.
+
+    It answers what ``begin`` begins, and passes the rest to the ASGI application.
+    """
+
+    def __init__(self, *arguments: Any, begin: Begin | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._begin = begin
+        self._turn_end = turns_in(self.app_state).turn_end
+        self._held = b""
+        """The answer that is sent at the end of the turn."""
+        self._body: bytearray | None = None
+        """What was received of a body while it is not known whether it is answered here; None otherwise."""
         self._connection = connection_in(self.app_state)
         self._head_bytes = 0
         self._in_head = False
@@ -118,13 +188,19 @@ class BoundedHttp(HttpToolsProtocol):
         self._connection.end()
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
-        if self._served is not None and not self._served.response_complete:
-            self._served.disconnected = True
-            self._served.message_event.set()
+        served = self._served
+        if served is not None and not served.response_complete:
+            served.disconnected = True
+            served.message_event.set()
         super().connection_lost(exc)
+        if isinstance(served, DirectCycle) and served.task is not None:
+            # One that has not begun never comes to where ``_answer`` discards it.
+            served.task.add_done_callback(self.tasks.discard)
+            served.task.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Parse ``data``, and abort at a head over the limit."""
+        self.send_held()
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -132,25 +208,88 @@ class BoundedHttp(HttpToolsProtocol):
                 self.transport.abort()
         self._update_timer()
 
+    def eof_received(self) -> None:
+        """Send what is held: the transport closes now."""
+        self.send_held()
+        super().eof_received()
+
+    def shutdown(self) -> None:
+        """Close the connection once the request that is received or served is answered."""
+        self.send_held()
+        if not self.transport.is_closing():
+            self._pass_on()
+        super().shutdown()
+
+    def send_held(self) -> None:
+        """Send what is held: before anything else is written, which it must not follow."""
+        held, self._held = self._held, b""
+        if held and not self.transport.is_closing():
+            self.transport.write(held)
+
     def on_message_begin(self) -> None:
         """Begin a head."""
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """End the head; abort the connection if too many requests are queued."""
+        """End the head; the body decides who answers, if the head leaves it open."""
+        self._in_head, self._in_body = False, True
+        if self._may_be_direct():
+            self._body = bytearray()
+        else:
+            self._serve_by_asgi()
+
+    def on_body(self, body: bytes) -> None:
+        """Add to the body; pass it on if it is too large to be answered here."""
+        if self._body is None:
+            super().on_body(body)
+            return
+        self._body += body
+        if len(self._body) > MAX_DIRECT_BYTES:
+            self._pass_on()
+
+    def on_message_complete(self) -> None:
+        """End the request, and answer it or pass it on."""
+        self._in_body = False
+        if self._body is not None and (work := self._begin_work(bytes(self._body))) is not None:
+            self._body = None
+            self._start(work)
+            return
+        self._pass_on()
+        super().on_message_complete()
+
+    def _may_be_direct(self) -> bool:
+        """Return whether the request may be answered here, by its head and by what else is served."""
+        return (
+            self._begin is not None
+            and self.url.partition(b"?")[0] in _PATHS
+            and self._connection.holder is not None
+            and (self._served is None or self._served.response_complete)
+            and self.parser.get_method() == b"POST"
+            and not self.expect_100_continue
+            and not self.parser.should_upgrade()
+            and not any(name == b"content-length" and _is_large(value) for name, value in self.headers)
+        )
+
+    def _pass_on(self) -> None:
+        """Let ASGI serve the request of which the body is received here, if there is one."""
+        body, self._body = self._body, None
+        if body is not None:
+            self._serve_by_asgi()
+            if body:
+                super().on_body(bytes(body))
+
+    def _serve_by_asgi(self) -> None:
+        """Pass the head on; abort the connection if too many requests are queued."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.abort()
             raise PipelineError
-        self._in_head, self._in_body = False, True
         if not self.url.startswith(b"/"):
             self._take_host_from_target()
         super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """End the request."""
-        self._in_body = False
-        super().on_message_complete()
+        if isinstance(self._served, DirectCycle) and not self._served.response_complete:
+            # uvicorn stops reading while a request is queued: a disconnect would not be noticed.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Serve the next request that is queued, or wait for one: for a time, by a timer that runs already.
@@ -217,160 +356,11 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self._connection.expect()
 
-
-class WholeRequest(NamedTuple):
-    """A POST to a path of MCP, complete.
-
-    Attributes:
-        headers: as received, with lower-case names; they contain the bearer token and must not be kept.
-        address: the network address that it was sent from.
-        connection: counts towards an agent, which need not be the one that has sent this request.
-    """
-
-    headers: Sequence[tuple[bytes, bytes]]
-    address: str
-    connection: AcceptedConnection
-    path: bytes
-    query: bytes
-    body: bytes
-
-
-class HttpAnswer(NamedTuple):
-    """An answer: its status, and a body of JSON."""
-
-    status: int
-    body: bytes
-
-
-PendingAnswer = Coroutine[Any, Any, HttpAnswer]
-Begin = Callable[[WholeRequest], PendingAnswer | None]
-"""Returns what answers a request, or None if ASGI has to serve it. Its only effect is that the connection
-counts towards the agent of the request."""
-
-
-class _NothingWaits:
-    """In place of an event: all of the request is here, and a new event would take most of a kibibyte."""
-
-    def set(self) -> None:
-        """Wake nothing."""
-
-
-class DirectCycle:
-    """A request that is answered here, with what uvicorn reads of the request that it serves.
-
-    Attributes:
-        task: answers it; None once it is answered.
-    """
-
-    __slots__ = ("disconnected", "keep_alive", "response_complete", "task")
-
-    message_event = _NothingWaits()
-
-    def __init__(self, *, keep_alive: bool) -> None:
-        self.keep_alive = keep_alive
-        self.response_complete = False
-        self.disconnected = False
-        self.task: asyncio.Task[None] | None = None
-
-
-class DirectHttp(BoundedHttp):
-    """HTTP within limits that answers what ``begin`` begins, and passes the rest to the ASGI application."""
-
-    def __init__(self, *arguments: Any, begin: Begin | None = None, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._begin = begin
-        self._turn_end = turns_in(self.app_state).turn_end
-        self._held = b""
-        """The answer that is sent at the end of the turn."""
-        self._body: bytes | None = None
-        """What was received of a body while it is not known whether it is answered here; None otherwise."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End, and cancel the request that is answered here."""
-        served = self._served
-        super().connection_lost(exc)
-        if isinstance(served, DirectCycle) and served.task is not None:
-            # One that has not begun never comes to where ``_answer`` discards it.
-            served.task.add_done_callback(self.tasks.discard)
-            served.task.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        """Parse ``data``; pass a request on whose body is incomplete."""
-        self.send_held()
-        super().data_received(data)
-        if self._body is not None:
-            body, self._body = self._body, None
-            if not self.transport.is_closing():
-                self._pass_on(body)
-
-    def eof_received(self) -> None:
-        """Send what is held: the transport closes now."""
-        self.send_held()
-        super().eof_received()
-
-    def shutdown(self) -> None:
-        """Close the connection once the request that is served is answered."""
-        self.send_held()
-        super().shutdown()
-
-    def send_held(self) -> None:
-        """Send what is held: before anything else is written, which it must not follow."""
-        held, self._held = self._held, b""
-        if held and not self.transport.is_closing():
-            self.transport.write(held)
-
-    def on_headers_complete(self) -> None:
-        """End the head; the body decides who answers, if the head leaves it open."""
-        if self._may_be_direct():
-            self._in_head, self._in_body = False, True
-            self._body = b""
-            return
-        super().on_headers_complete()
-        if isinstance(self._served, DirectCycle) and not self._served.response_complete:
-            # uvicorn stops reading while a request is queued: a disconnect would not be noticed.
-            self.flow.resume_reading()
-
-    def on_body(self, body: bytes) -> None:
-        """Add to the body."""
-        if self._body is None:
-            super().on_body(body)
-        else:
-            self._body += body
-
-    def on_message_complete(self) -> None:
-        """End the request, and answer it or pass it on."""
-        body, self._body = self._body, None
-        if body is not None:
-            work = self._begin_work(body)
-            if work is not None:
-                self._in_body = False
-                self._start(work)
-                return
-            self._pass_on(body)
-        super().on_message_complete()
-
-    def _may_be_direct(self) -> bool:
-        """Return whether the request may be answered here, by its head and by what else is served."""
-        return (
-            self._begin is not None
-            and self.url.partition(b"?")[0] in _PATHS
-            and self._connection.holder is not None
-            and (self._served is None or self._served.response_complete)
-            and self.parser.get_method() == b"POST"
-            and not self.expect_100_continue
-            and not self.parser.should_upgrade()
-        )
-
     def _begin_work(self, body: bytes) -> PendingAnswer | None:
         path, _, query = self.url.partition(b"?")
         if self._begin is None or self.client is None or b"#" in query:
             return None
         return self._begin(WholeRequest(self.headers, self.client[0], self._connection, path, query, body))
-
-    def _pass_on(self, body: bytes) -> None:
-        super().on_headers_complete()
-        if body:
-            super().on_body(body)
 
     def _start(self, work: PendingAnswer) -> None:
         # This list lives until the next request, and must hold no token.
@@ -416,3 +406,7 @@ class DirectHttp(BoundedHttp):
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
+
+
+def _is_large(length: bytes) -> bool:
+    return not length.isdigit() or int(length) > MAX_DIRECT_BYTES

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection, ConnectionRefusal, Connections
-from relay.http.http_protocol import Begin, DirectHttp
+from relay.http.http_protocol import Begin, BoundedHttp
 from relay.http.turns import (
     DEFERRED_S,
     TURNS_IN_STATE,
@@ -218,7 +218,7 @@ class _Server(uvicorn.Server):
         await asyncio.wait([self._accepting])
         # Not the nodes' WebSockets: calls in flight need them.
         for connection in list(self.server_state.connections):
-            if isinstance(connection, DirectHttp):
+            if isinstance(connection, BoundedHttp):
                 connection.shutdown()
         await self._hooks.drain()
         await super().shutdown(sockets)
@@ -232,7 +232,7 @@ class _Server(uvicorn.Server):
             CONNECTION_IN_STATE: connection,
             TURNS_IN_STATE: self._turns,
         }
-        return DirectHttp(
+        return BoundedHttp(
             config=self.config, server_state=self.server_state, app_state=state, begin=self._begin
         )
 
@@ -260,7 +260,7 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
     """
     config = uvicorn.Config(
         application,
-        http=DirectHttp,
+        http=BoundedHttp,
         ws=BoundedWebSocket,
         backlog=_BACKLOG,
         ws_max_size=MAX_FRAME_BYTES,
