@@ -19,10 +19,9 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import CANARIES_EVENT, AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
-from relay.calls.call_record import CallRecord
+from relay.calls.call_record import CallRecord, Hop
 from relay.calls.envelope import Call
 from relay.calls.executor import CallExecutor
-from relay.calls.hops import Hop
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics

@@ -6,6 +6,7 @@ transports: they are thin adapters around it.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
@@ -14,15 +15,13 @@ from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
-from relay.calls.access_log import AccessLog
-from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
+from relay.calls.access_log import AccessLog, span_of
+from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, SampleStreams
 from relay.calls.envelope import Call, EnvelopeCheck, wants_logs
 from relay.calls.executor import CallExecutor
-from relay.calls.idempotent_calls import IdempotentCalls
-from relay.calls.offline import explained, is_offline
+from relay.calls.idempotency import IdempotentCalls
 from relay.calls.relay_tools import RelayTool, RelayTools
-from relay.calls.sample_streams import SampleStreams
-from relay.calls.spans import span_of
+from relay.fleet.absences import OFFLINE_FIX
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.limits.allowance import Allowance
@@ -36,6 +35,34 @@ from schemas.projection import parse
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
 from schemas.violations import ViolationError
+
+_FIRST_RETRY_MS, _LAST_RETRY_MS = 1_000, 30_000
+"""A node waits between its attempts to connect for about as long as it has been away, up to the second."""
+
+
+def explained(error: ToolError, since_ms: int | None, now_ms: int) -> ToolError:
+    """Return ``error``, which is NODE_OFFLINE, with what is known of the node's absence.
+
+    ``since_ms`` is when its connection was lost; None if it was not connected since this relay started.
+    """
+    if since_ms is None:
+        text, away_ms = "The node is not connected, and was not since this relay was started", _LAST_RETRY_MS
+    else:
+        away_ms = max(0, now_ms - since_ms)
+        at = datetime.fromtimestamp(since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = f"The node is not connected since {at}, {away_ms // 1000} s ago"
+    return ToolError(
+        error.failure,
+        f"{text}; the command was never sent.",
+        fix=OFFLINE_FIX,
+        retry_after_ms=min(max(away_ms, _FIRST_RETRY_MS), _LAST_RETRY_MS),
+    )
+
+
+def is_offline(error: ToolError) -> bool:
+    """Return whether ``error`` is that the node is not connected."""
+    return error.failure is Failure.NODE_OFFLINE
+
 
 _MALFORMED_ID = "The correlation id of the call is malformed."
 _FORM_OF_ID = "Send 1 to 64 letters, digits and ._- in _meta or the header X-Correlation-Id, or no id."

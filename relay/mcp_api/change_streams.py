@@ -1,13 +1,16 @@
 """The streams that notify agents of changes: sessions of the old era, subscriptions of the new.
 
-Each counts towards its agent's limit (``open_streams``) and ends with its token. Must not detect changes:
-``relay.fleet.change_notifier`` does.
+Each agent has a limit of open streams, so that one cannot use up the limit of all, and a stream ends with the
+token that opened it. What one client is still to be notified of is kept once, however often it changes
+meanwhile: so one that does not read loses nothing but repetitions, and what waits for it is bounded. Must not
+detect changes: ``relay.fleet.change_notifier`` does.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable
 from contextlib import ExitStack
+from typing import Generic, TypeVar
 
 import mcp_types as types
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, ToolsListChanged
@@ -16,14 +19,164 @@ from mcp.shared.subscriptions import event_to_notification
 
 from relay.auth.agent_tokens import AgentName, Principal
 from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.mcp_api.followed_resources import FollowedResources
-from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
-from relay.mcp_api.pending_updates import PendingUpdates
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
 from relay.streams.telemetry.fleet_listening import FleetListening
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.reading import Place, TelemetryResource
+from schemas.error_roots import PeerError
+
+PER_AGENT = 64
+IN_ALL = 4096
+
+
+class StreamLimitError(PeerError):
+    """The limit of the agent, or that of all, is reached."""
+
+
+class OpenStreams:
+    """The streams of all agents."""
+
+    def __init__(self, per_agent: int = PER_AGENT, in_all: int = IN_ALL) -> None:
+        self._per_agent = per_agent
+        self._in_all = in_all
+        self._held = Counter[AgentName]()
+        self._ends: defaultdict[str, dict[object, Callable[[], None]]] = defaultdict(dict)
+
+    def check(self, principal: Principal) -> None:
+        """Return if ``principal`` may open another stream.
+
+        Raises:
+            StreamLimitError: it may not.
+        """
+        if self._held[principal.name] >= self._per_agent or self._held.total() >= self._in_all:
+            raise StreamLimitError
+
+    def hold(self, principal: Principal, end: Callable[[], None] = lambda: None) -> Callable[[], None]:
+        """Count a stream that ``principal`` has opened; ``end`` is called if its token is revoked.
+
+        Returns what to call, once or more, when it is closed.
+        """
+        key = object()
+        self._held[principal.name] += 1
+        self._ends[principal.jti][key] = end
+
+        def release() -> None:
+            ends = self._ends.get(principal.jti, {})
+            if ends.pop(key, None) is None:
+                return
+            if not ends:
+                del self._ends[principal.jti]
+            self._held[principal.name] -= 1
+            if not self._held[principal.name]:
+                del self._held[principal.name]
+
+        return release
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End the streams that were opened with one of the tokens."""
+        for jti in self._ends.keys() & set(jtis):
+            for end in list(self._ends[jti].values()):
+                end()
+
+
+UpdateT = TypeVar("UpdateT", bound=Hashable)
+
+
+class PendingUpdates(Generic[UpdateT]):
+    """The updates for one client, in the order of their first change since they were last sent."""
+
+    def __init__(self) -> None:
+        self._pending: dict[UpdateT, None] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def add(self, update: UpdateT) -> None:
+        """Add an update, unless it waits already."""
+        self._pending[update] = None
+        self._changed.set()
+
+    def close(self) -> None:
+        """Let ``next`` return None once nothing waits."""
+        self._closed = True
+        self._changed.set()
+
+    async def next(self) -> UpdateT | None:
+        """Remove the first update and return it, and wait for one; None after the last."""
+        while not self._pending:
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        update = next(iter(self._pending))
+        del self._pending[update]
+        return update
+
+
+MAX_FOLLOWED = 256
+"""Of one session, or one subscription."""
+PER_AGENT = 2 * MAX_FOLLOWED
+"""By all streams of one agent: to follow others, it opens a new stream before it closes the old one."""
+
+
+class FollowedResources:
+    """The resources that ``principal`` follows here; ``updated`` is called with the URI of each update.
+
+    ``held`` counts those of each agent on all of its streams.
+    """
+
+    def __init__(
+        self,
+        telemetry: TelemetryResource | FleetListening,
+        principal: Principal,
+        updated: Callable[[str], None],
+        held: Counter[AgentName],
+    ) -> None:
+        self._telemetry = telemetry
+        self._principal = principal
+        self._updated = updated
+        self._held = held
+        self._followed: dict[Place, tuple[str, Callable[[], None]]] = {}
+
+    def add(self, uri: str) -> bool:
+        """Follow ``uri``; return whether it can be followed, and there are not too many."""
+        place, name = self._place_of(uri), self._principal.name
+        if place is None or place in self._followed:
+            return place is not None
+        if len(self._followed) >= MAX_FOLLOWED or self._held[name] >= PER_AGENT:
+            return False
+        stop = self._telemetry.follow(self._principal, uri, lambda: self._updated(uri))
+        if stop is not None:
+            self._followed[place] = uri, stop
+            self._held[name] += 1
+        return stop is not None
+
+    def remove(self, uri: str) -> None:
+        """Follow no longer what ``uri`` names, or was named by it: a label may have been given away."""
+        named = [place for place, (first, _) in self._followed.items() if first == uri]
+        place = named[0] if named else self._place_of(uri)
+        if place in self._followed:
+            self._end(place)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        for place in list(self._followed):
+            self._end(place)
+
+    def _end(self, place: Place) -> None:
+        _, stop = self._followed.pop(place)
+        self._held[self._principal.name] -= 1
+        if not self._held[self._principal.name]:
+            del self._held[self._principal.name]
+        stop()
+
+    def _place_of(self, uri: str) -> Place | None:
+        try:
+            return self._telemetry.place_of(self._principal, uri)
+        except UnknownNodeError:
+            return None
+
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 

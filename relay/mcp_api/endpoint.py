@@ -1,31 +1,38 @@
 """``/mcp`` and the paths below it: Streamable HTTP in both protocol eras, over one table of methods.
 
-A request of the new era whose method is in the table is answered from there (``direct``). Streams, the old
-era and every request that the SDK would reject go to the SDK, whose middleware reads the same table: the
-SDK's typed models would drop ``x-safety-class``. Must not decide anything: the gateway decides who may call
-what, and the fleet what is listed.
+A request of the new era that has one result is answered here: the SDK prepares every answer to become a
+stream, which takes such a request twice as long (docs/decisions/0021, 0030). Streams, the old era and every
+request that the SDK would reject go to the SDK, whose middleware reads the same table: the SDK's typed models
+would drop ``x-safety-class``. Must not decide anything: the gateway decides who may call what, and the fleet
+what is listed.
 """
 
-from collections.abc import Collection, Mapping
+import asyncio
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from relay.ascii_json import encoded
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
-from relay.http.direct_http import PendingAnswer
-from relay.mcp_api import direct
-from relay.mcp_api.change_streams import RESOURCE_SUBSCRIPTIONS, TOO_MANY_STREAMS, ChangeStreams
-from relay.mcp_api.fragments import with_documents
+from relay.http.direct_http import HttpAnswer, PendingAnswer
+from relay.mcp_api.change_streams import (
+    RESOURCE_SUBSCRIPTIONS,
+    TOO_MANY_STREAMS,
+    ChangeStreams,
+    StreamLimitError,
+)
 from relay.mcp_api.log_streams import LogStreams, is_for_stream
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, MethodError, Methods
-from relay.mcp_api.open_streams import StreamLimitError
 from relay.mcp_api.sdk import (
     EXCHANGE_IN_SCOPE,
     Context,
@@ -42,7 +49,91 @@ from relay.mcp_api.sdk import (
     session_owner,
     takes,
 )
+from relay.mcp_api.tool_list import text_of, with_documents
 from schemas.strict_json import StrictJsonError, loads
+
+ResultT = TypeVar("ResultT")
+
+UNWATCHED_S = 0.1
+"""How late a disconnect may be noticed. Most calls end earlier, and need no task that waits for one."""
+
+_OK = 200
+_JSON = (b"content-type", b"application/json")
+
+
+async def answer(
+    work: Coroutine[Any, Any, dict[str, Any]],
+    request_id: str | int,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Send the answer that ``work`` leads to, unless the client has disconnected."""
+    answered = await until_disconnected(answer_of(work, request_id), receive)
+    if answered is None:
+        return
+    headers = [_JSON, (b"content-length", b"%d" % len(answered.body))]
+    await send({"type": "http.response.start", "status": answered.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answered.body})
+
+
+async def answer_of(work: Coroutine[Any, Any, dict[str, Any]], request_id: str | int) -> HttpAnswer:
+    """Return the result of ``work``, or its ``MethodError``, as the answer to the request of that id."""
+    status = _OK
+    try:
+        member = f'"result":{text_of(await work)}'
+    except MethodError as error:
+        status = ERROR_CODE_HTTP_STATUS.get(error.code, _OK)
+        document = {"code": error.code, "message": error.message}
+        member = f'"error":{encoded(document if error.data is None else {**document, "data": error.data})}'
+    return HttpAnswer(status, f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'.encode("ascii"))
+
+
+async def until_disconnected(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:
+    """Return the result of ``work``; None, with ``work`` cancelled, if the client disconnects first."""
+    async with _ClientWatch(receive):
+        return await work
+    return None
+
+
+class _ClientWatch:
+    """The context of one request, which ends when its client disconnects.
+
+    Works as ``asyncio.timeout`` does: by cancelling the task that it is in, and by suppressing that
+    cancellation and no other.
+    """
+
+    __slots__ = ("_cancelling", "_disconnected", "_receive", "_task", "_timer", "_watching")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._disconnected = False
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._timer = asyncio.get_running_loop().call_later(UNWATCHED_S, self._begin)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        if not self._disconnected or self._task is None:
+            return False
+        return self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
+
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self._task is not None:
+            self._disconnected = True
+            self._task.cancel()
+
 
 SESSION_IDLE_S = 300
 
@@ -85,7 +176,7 @@ class McpEndpoint:
             return None
         if not isinstance(message, dict) or not self._answers_once(caller, message):
             return None
-        return direct.answer_of(self._answered(caller, message), message["id"])
+        return answer_of(self._answered(caller, message), message["id"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request, whose caller the guard has put into the scope."""
@@ -100,7 +191,7 @@ class McpEndpoint:
         caller: Caller = scope[CALLER_IN_SCOPE]
         message = scope.get(MESSAGE_IN_SCOPE)
         if isinstance(message, dict) and self._answers_once(caller, message):
-            await direct.answer(self._answered(caller, message), message["id"], receive, send)
+            await answer(self._answered(caller, message), message["id"], receive, send)
             return
         scope["user"] = session_owner(*caller.principal.name)
         if not opens_session(caller):
@@ -165,7 +256,7 @@ class McpEndpoint:
             try:
                 if self.methods.waits(message):
                     # In the old era the SDK does not end it with its client, who may be gone.
-                    answer = await direct.until_disconnected(answering, exchange_of(ctx).disconnected)
+                    answer = await until_disconnected(answering, exchange_of(ctx).disconnected)
                 else:
                     answer = await answering
             except MethodError as error:

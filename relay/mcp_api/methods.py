@@ -13,16 +13,13 @@ from typing import Any
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
-from relay.calls.call_record import CallAnswer, CallRequest
+from relay.calls.call_record import CallAnswer, CallRequest, Hop
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
-from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit
 from relay.fleet.node_names import UnknownNodeError
-from relay.mcp_api.fleet_resources import ResourceQueryError
-from relay.mcp_api.paging import CursorError, ToolEntries, page_of
-from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog
-from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog, ResourceQueryError
+from relay.mcp_api.tool_list import CursorError, ToolEntries, ToolList, page_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.settings.config import View
 from relay.streams.telemetry.reading import TelemetryQueryError

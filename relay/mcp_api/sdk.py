@@ -1,10 +1,10 @@
-"""Adapts the MCP SDK: its server, and its own validation of requests.
+"""Adapts the MCP SDK: its server, what that says of itself to agents, and its own validation of requests.
 
-Must not answer a method: ``methods`` does.
+Must not answer a method: ``methods`` does. What agents read here must not contain anything that a node sent.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -32,10 +32,63 @@ from starlette.types import Message
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import Emit, StreamClosedError
+from relay.fleet.fleet import Fleet
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import TWICE
 from relay.mcp_api.methods import CALL_TOOL
 from relay.settings.config import View
+
+MAX_BYTES = 1500
+"""Clients cut instructions at two kilobytes."""
+
+_STATIC = (
+    "Each tool is one capability of one Linux node, named kind.node.capability.verb; or, named kind.verb, "
+    "it is for the node that its argument node names by label or id, and find_nodes finds nodes. "
+    "subscribe starts sampling; it stops when the call with a progress token is cancelled, or when "
+    "node://{node_id}/telemetry was not read or followed for three intervals, at least 30 seconds. "
+    "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
+)
+_BEFORE = " The operator calls the nodes: "
+_BEFORE_WITH_IDS = " The operator calls the nodes, whose ids in names of tools begin as said: "
+_MORE = ", and more, which fleet://nodes lists"
+
+
+class Instructions:
+    """The instructions of one relay."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def text(self, rights: Rights, view: View) -> str:
+        """Return the instructions for callers with ``rights``: at most ``MAX_BYTES`` in UTF-8.
+
+        A tool of ``View.TOOLS`` has its node's id in its name and not the label: there both are named.
+        """
+        if not rights.may_read:
+            return _STATIC
+        with_ids = view is View.TOOLS
+        # No label contains a quotation mark.
+        nodes = (
+            f'"{label}" ({self._fleet.names.beginning_of(rights.tenant, node_id)})'
+            if with_ids
+            else f'"{label}"'
+            for label, node_id in self._fleet.labels(rights.tenant)
+        )
+        return _STATIC + _sentence(_BEFORE_WITH_IDS if with_ids else _BEFORE, nodes, MAX_BYTES - len(_STATIC))
+
+
+def _sentence(before: str, nodes: Iterator[str], limit: int) -> str:
+    """Return the sentence with as many of ``nodes`` as fit into ``limit``; empty if there are none."""
+    first = next(nodes, None)
+    if first is None:
+        return ""
+    text = before + first
+    for node in nodes:
+        if len(f"{text}, {node}{_MORE}.".encode()) > limit:
+            return f"{text}{_MORE}."
+        text += f", {node}"
+    return f"{text}."
+
 
 Context = ServerRequestContext[Any, Any]
 
@@ -70,7 +123,7 @@ class Exchange:
         self._over.set()
 
     async def disconnected(self) -> Message:
-        """Wait until it is over: what ``direct.until_disconnected`` takes as ``receive``."""
+        """Wait until it is over: what ``endpoint.until_disconnected`` takes as ``receive``."""
         await self._over.wait()
         return {"type": "http.disconnect"}
 

@@ -21,8 +21,7 @@ from relay.calls.call_record import CallAnswer
 from relay.calls.envelope import EnvelopeCheck
 from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
-from relay.calls.idempotency_store import QUOTA_OF_ALL, IdempotencyStore, Quota
-from relay.calls.idempotent_calls import IdempotentCalls
+from relay.calls.idempotency import QUOTA_OF_ALL, IdempotencyStore, IdempotentCalls, Quota
 from relay.calls.relay_tools import RelayTools
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
@@ -31,18 +30,16 @@ from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.limits.allowance import Allowance
-from relay.mcp_api.change_streams import ChangeStreams
+from relay.mcp_api.assembly import view_tools
+from relay.mcp_api.change_streams import ChangeStreams, OpenStreams
 from relay.mcp_api.endpoint import McpEndpoint
-from relay.mcp_api.instructions import Instructions
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
-from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
-from relay.mcp_api.sdk import SdkServer
+from relay.mcp_api.sdk import Instructions, SdkServer
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
-from relay.mcp_api.views.assembly import view_tools
-from relay.mcp_api.views.measurements import Measurements
+from relay.mcp_api.views.find_nodes import Measurements
 from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
 from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves

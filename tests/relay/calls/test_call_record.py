@@ -5,9 +5,9 @@ import pytest
 
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
+from relay.calls.access_log import span_of
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
-from relay.calls.spans import span_of
 from relay.limits.allowance import Allowance
 from relay.limits.rate_limits import Limiter
 from schemas.errors import Failure, ToolError

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from relay.audit.log import AuditUnavailableError
-from relay.calls.call_record import CallRecord
+from relay.calls.call_record import CallRecord, Hop
 from relay.calls.envelope import Call
 from relay.calls.executor import CallExecutor
-from relay.calls.hops import Hop
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, LocalRouter
 from relay.sessions.capability_limits import CapabilityLimits

@@ -3,7 +3,7 @@ from contextlib import suppress
 
 import pytest
 
-from relay.calls.idempotency_store import (
+from relay.calls.idempotency import (
     QUOTA_OF_ALL,
     QUOTA_OF_CALLER,
     QUOTA_OF_TENANT,

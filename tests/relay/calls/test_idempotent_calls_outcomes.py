@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.calls.idempotency_store import QUOTA_OF_CALLER
+from relay.calls.idempotency import QUOTA_OF_CALLER
 from relay.routing.port import Command
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from relay.calls.in_flight import InFlight
+from relay.calls.executor import InFlight
 from schemas.errors import Failure, ToolError
 
 BOUND_S = 10

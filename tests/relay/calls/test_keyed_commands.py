@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from relay.calls.idempotency_store import OUTCOME_UNKNOWN, QUOTA_OF_CALLER, REMEMBERED_S, IdempotencyStore
-from relay.calls.keyed_commands import KeyedCommands
+from relay.calls.idempotency import (
+    OUTCOME_UNKNOWN,
+    QUOTA_OF_CALLER,
+    REMEMBERED_S,
+    IdempotencyStore,
+    KeyedCommands,
+)
 from relay.routing.port import Command, Idempotency, LocalRouter
 from schemas.errors import Failure, ToolError
 from tests.fakes.polling import until

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.calls.offline import explained
+from relay.calls.gateway import explained
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError

@@ -20,8 +20,7 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.selection import WHOLE_FLEET
-from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
-from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
+from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams, OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource

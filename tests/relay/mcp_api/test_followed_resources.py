@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relay.auth.agent_tokens import AgentName, Principal
-from relay.mcp_api.followed_resources import MAX_FOLLOWED, PER_AGENT, FollowedResources
+from relay.mcp_api.change_streams import MAX_FOLLOWED, PER_AGENT, FollowedResources
 from relay.state.names import NodeName
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import URI, Followed

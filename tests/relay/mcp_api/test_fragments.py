@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from relay.ascii_json import encoded
-from relay.mcp_api.fragments import Fragment, text_of, with_documents
+from relay.mcp_api.tool_list import Fragment, text_of, with_documents
 
 
 class Counted(Fragment):

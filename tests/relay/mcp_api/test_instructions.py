@@ -5,7 +5,7 @@ import re
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.mcp_api.instructions import MAX_BYTES, Instructions
+from relay.mcp_api.sdk import MAX_BYTES, Instructions
 from relay.settings.config import View
 from relay.state.names import NodeName
 from tests.fakes.hub import Hub

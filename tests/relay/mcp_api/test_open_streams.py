@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
+from relay.mcp_api.change_streams import OpenStreams, StreamLimitError
 
 
 def principal(sub: str = "agent-1", jti: str = "jti-1", tenant: str = "acme") -> Principal:

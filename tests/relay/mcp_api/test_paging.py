@@ -7,7 +7,7 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.fleet.tools import Tool
-from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE, CursorError, Listed, page_of
+from relay.mcp_api.tool_list import MAX_PAGE_BYTES, PAGE_SIZE, CursorError, Listed, page_of
 from schemas.keys import base64url
 from tests.fakes.hub import Hub
 from tests.fakes.signer import TENANT

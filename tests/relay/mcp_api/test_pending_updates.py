@@ -1,6 +1,6 @@
 import asyncio
 
-from relay.mcp_api.pending_updates import PendingUpdates
+from relay.mcp_api.change_streams import PendingUpdates
 
 
 async def test_an_update_that_waits_is_not_added_again() -> None:

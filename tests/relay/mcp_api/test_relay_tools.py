@@ -5,7 +5,7 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTools
 from relay.fleet.tools import BEFORE_ALL
-from relay.mcp_api.relay_tools import RelayToolEntries
+from relay.mcp_api.tool_list import RelayToolEntries
 from relay.settings.config import View
 from schemas.registry import SchemaRegistry
 from tests.fakes.relay_tools import parrot

@@ -69,7 +69,7 @@ async def test_tools_of_the_relay_are_sorted_with_those_of_the_nodes(stage: Stag
 async def test_pages_hold_each_tool_once_wherever_that_of_the_relay_is(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    monkeypatch.setattr("relay.mcp_api.paging.PAGE_SIZE", 1)
+    monkeypatch.setattr("relay.mcp_api.tool_list.PAGE_SIZE", 1)
     stage.hub.connect(stage.hub.ca.issue())
     name = ("a", "sysa", "sysm.x", "z")[position]
     stage.hub.relay_tools.register(parrot(stage.hub.registry, canonical=name))

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from relay.mcp_api.views.kind_schemas import QUERY, kind_schemas
+from relay.mcp_api.views.kind_tools import QUERY, kind_schemas
 from schemas.kinds import SYSTEM_ECHO, SYSTEM_METRICS, Verb
 from schemas.registry import SchemaRegistry
 from tests.fakes.signer import NODE_ID, NOW_MS

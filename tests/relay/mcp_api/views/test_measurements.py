@@ -1,6 +1,6 @@
 from typing import Any
 
-from relay.mcp_api.views.measurements import Measurements
+from relay.mcp_api.views.find_nodes import Measurements
 
 SAMPLE: dict[str, Any] = {"ts_ms": 1, "uptime_s": 2, "node_id": "n"}
 

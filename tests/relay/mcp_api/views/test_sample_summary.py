@@ -1,4 +1,4 @@
-from relay.mcp_api.views.sample_summary import MAX_NUMBERS, summed_up
+from relay.mcp_api.views.kind_tools import MAX_NUMBERS, summed_up
 
 MOMENTS = {"ts_ms": "ts"}
 
