@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
+from attrs import define, field
+
 from relay.ascii_json import encoded
 from relay.auth.agent_tokens import AgentName
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
@@ -48,12 +50,12 @@ class _Sum:
     last: str = ""
 
 
+@define(eq=False, repr=False)
 class AccessLog:
     """Writes to ``lines``."""
 
-    def __init__(self, lines: LineSink) -> None:
-        self._lines = lines
-        self._sums: dict[_Key, _Sum] = {}
+    _lines: LineSink
+    _sums: dict[_Key, _Sum] = field(init=False, factory=dict)
 
     def write(
         self,
@@ -81,7 +83,6 @@ class AccessLog:
         self._lines.write(line)
 
     def close(self) -> None:
-        """Write what was summed up."""
         self._write_due(math.inf)
 
     def _write_due(self, now_s: float) -> None:
@@ -97,7 +98,6 @@ class AccessLog:
                     self._sums[key] = _Sum(now_s + _PAUSE_S)
 
     def _write_sum(self, summed: _Sum) -> None:
-        """Write the line of the last refusal, with the number of those before it that have none."""
         if summed.count:
             self._lines.write(f'{summed.last[:-2]},"kept_back":{summed.count - 1}}}\n')
 

@@ -43,11 +43,9 @@ class CallsPart(Part):
     access_log: AccessLog
 
     async def run(self) -> None:
-        """Send canaries until cancelled."""
         await self.canaries.run()
 
     def health(self) -> Mapping[str, Health]:
-        """Calls flow, as the canaries show."""
         return {"calls": self.canaries.health()}
 
     def loops(self) -> Mapping[str, Loop]:

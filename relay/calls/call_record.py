@@ -211,7 +211,6 @@ class CallRecord:
         audit.append(f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}')
 
     def _members(self) -> str:
-        """Return the members that both lines of a call have."""
         who = self.principal.members if self.principal else _NO_PRINCIPAL
         members = f'"correlation_id":"{self.correlation_id}",{who},{self._called()}'
         if self.call.given_id:

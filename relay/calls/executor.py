@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
@@ -28,13 +29,15 @@ _REVOKED = (Failure.TOKEN_REFUSED, "The token was revoked during the call.")
 _STOPPED = (Failure.DEADLINE_EXCEEDED, "The relay was stopped during the call, which may have run.")
 
 
+@define(eq=False, repr=False)
 class InFlight:
     """Every call in flight."""
 
-    def __init__(self) -> None:
-        self._calls: set[RevocableCall] = set()
-        self._revoked: frozenset[str] = frozenset()
-        self._none_left = asyncio.Event()
+    _calls: "set[RevocableCall]" = field(init=False, factory=set)
+    _revoked: frozenset[str] = field(init=False, default=frozenset())
+    _none_left: asyncio.Event = field(init=False, factory=asyncio.Event)
+
+    def __attrs_post_init__(self) -> None:
         self._none_left.set()
 
     def under(self, jti: str) -> "RevocableCall":
@@ -74,7 +77,6 @@ class InFlight:
         self._none_left.clear()
 
     def leave(self, call: "RevocableCall") -> None:
-        """Remove ``call``, which has ended."""
         self._calls.discard(call)
         if not self._calls:
             self._none_left.set()
@@ -95,7 +97,6 @@ class RevocableCall:
         return self._reason is not None
 
     def end(self, reason: tuple[Failure, str]) -> None:
-        """End the call with ``reason`` in place of any result."""
         if self._task is not None and self._reason is None:
             self._reason = reason
             self._task.cancel()
@@ -127,33 +128,24 @@ ResultListener = Callable[[Tool, Mapping[str, Any]], None]
 """Takes in the result of a call of a node's tool. Must not block, nor raise."""
 
 
+@define(eq=False, repr=False)
 class CallExecutor:
     """Makes calls over ``router``, and starts ``streams``. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        router: NodeRouter,
-        streams: SampleStreams,
-        audit: AuditLog,
-        monotonic: Callable[[], float],
-        random_bytes: Callable[[int], bytes],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._router = router
-        self._streams = streams
-        self._audit = audit
-        self._in_flight = InFlight()
-        self._monotonic = monotonic
-        self._random_bytes = random_bytes
-        self._log = log
-        self._listeners: list[ResultListener] = []
+    _router: NodeRouter
+    _streams: SampleStreams
+    _audit: AuditLog
+    _monotonic: Callable[[], float]
+    _random_bytes: Callable[[int], bytes]
+    _log: FilteringBoundLogger
+    _in_flight: InFlight = field(init=False, factory=InFlight)
+    _listeners: list[ResultListener] = field(init=False, factory=list)
 
     def on_result(self, listener: ResultListener) -> None:
         """Call ``listener`` with the result of every call of a node's tool, after it was checked."""
         self._listeners.append(listener)
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
         self._in_flight.revoke(jtis)
 
     async def drain(self, timeout_s: float) -> None:

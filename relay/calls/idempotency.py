@@ -17,11 +17,12 @@ import asyncio
 import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
@@ -64,6 +65,7 @@ CallKey = tuple[AgentName, str, str]
 """The caller, the canonical tool, and the idempotency key."""
 
 AnswerT = TypeVar("AnswerT")
+"""What is kept of an answer: parsed, it takes about three times the memory of its text."""
 
 
 @dataclass(slots=True)
@@ -85,29 +87,28 @@ class KeyedCall(Generic[AnswerT]):
     expires_at: float
     repeatable: bool = False
     attempts: int = 0
-    running: asyncio.Task[AnswerT] | None = None
+    running: asyncio.Task[Any] | None = None
     outcome: AnswerT | ToolError | None = None
     unknown: bool = False
     size: int = 0
 
     def may_be_sent(self, *, repeatable: bool) -> bool:
-        """Return whether an attempt may be made; ``repeatable``: the call may run twice."""
         if self.running is not None or self.outcome is not None:
             return False
         return not self.unknown or repeatable
 
-    def begin(self, running: asyncio.Task[AnswerT]) -> None:
+    def begin(self, running: asyncio.Task[Any]) -> None:
         """Take in that ``running`` makes an attempt: from now on the call may have run."""
         self.attempts += 1
         self.unknown = True
         self.running = running
         running.add_done_callback(self._no_longer_running)
 
-    def _no_longer_running(self, _: asyncio.Task[AnswerT]) -> None:
+    def _no_longer_running(self, _: asyncio.Task[Any]) -> None:
         self.running = None
 
 
-@dataclass(slots=True)
+@define(eq=False, repr=False)
 class _Holding:
     """The usage of one holder: its keys, oldest first, and the size of its answers.
 
@@ -115,29 +116,24 @@ class _Holding:
         repeatable: those of its keys whose calls may run twice.
     """
 
-    keys: dict[CallKey, None] = field(default_factory=dict)
-    repeatable: dict[CallKey, None] = field(default_factory=dict)
+    keys: dict[CallKey, None] = field(factory=dict)
+    repeatable: dict[CallKey, None] = field(factory=dict)
     size: int = 0
 
     def is_within(self, quota: Quota) -> bool:
-        """Return whether there is room for another key."""
         return len(self.keys) < quota.keys and self.size < quota.size
 
 
+@define(eq=False, repr=False)
 class IdempotencyStore(Generic[AnswerT]):
     """The keys of all callers, in the order in which they were first used. ``clock`` is in seconds."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        of_all: Quota = QUOTA_OF_ALL,
-        of_tenant: Quota = QUOTA_OF_TENANT,
-        of_caller: Quota = QUOTA_OF_CALLER,
-    ) -> None:
-        self._clock = clock
-        self._quotas = (of_caller, of_tenant, of_all)
-        self._holdings: defaultdict[object, _Holding] = defaultdict(_Holding)
-        self._keyed_calls: OrderedDict[CallKey, KeyedCall[AnswerT]] = OrderedDict()
+    _clock: Callable[[], float]
+    _of_all: Quota = QUOTA_OF_ALL
+    _of_tenant: Quota = QUOTA_OF_TENANT
+    _of_caller: Quota = QUOTA_OF_CALLER
+    _holdings: defaultdict[object, _Holding] = field(init=False, factory=lambda: defaultdict(_Holding))
+    _keyed_calls: OrderedDict[CallKey, KeyedCall[AnswerT]] = field(init=False, factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._keyed_calls)
@@ -220,7 +216,9 @@ class IdempotencyStore(Generic[AnswerT]):
         Those of its caller go first. A call that may run twice needs no quota: its key is beyond it while it
         runs, and goes next.
         """
-        for holder, quota in zip(_holders(new), self._quotas, strict=True):
+        for holder, quota in zip(
+            _holders(new), (self._of_caller, self._of_tenant, self._of_all), strict=True
+        ):
             while (holding := self._holdings.get(holder)) is not None and not holding.is_within(quota):
                 ended = (key for key in holding.repeatable if self._keyed_calls[key].running is None)
                 if (oldest := next(ended, None)) is not None:
@@ -236,26 +234,19 @@ class IdempotencyStore(Generic[AnswerT]):
 
 
 def _holders(key: CallKey) -> tuple[object, object, object]:
-    """Return the holders whose quota a key uses: its caller, its tenant, and all."""
     caller = key[0]
     return caller, caller[1], "all"
 
 
+@define(eq=False, repr=False)
 class IdempotentCalls:
     """The calls that carry an idempotency key."""
 
-    def __init__(
-        self,
-        executor: CallExecutor,
-        store: IdempotencyStore[CallAnswer],
-        audit: AuditLog,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._executor = executor
-        self._store = store
-        self._audit = audit
-        self._log = log
-        self._running: set[asyncio.Task[CallAnswer]] = set()
+    _executor: CallExecutor
+    _store: IdempotencyStore[CallAnswer]
+    _audit: AuditLog
+    _log: FilteringBoundLogger
+    _running: set[asyncio.Task[CallAnswer]] = field(init=False, factory=set)
 
     async def run(
         self, key: str, tool: Tool | RelayTool, principal: Principal, record: CallRecord, share: Limiter
@@ -369,17 +360,15 @@ def _without_traceback(error: ToolError) -> ToolError:
     return ToolError(error.failure, error.detail, fix=error.fix, retry_after_ms=error.retry_after_ms)
 
 
+@define(eq=False, repr=False)
 class KeyedCommands(LocalRouter):
     """A ``LocalRouter`` in front of ``router``. ``monotonic`` is in seconds."""
 
-    def __init__(
-        self, router: LocalRouter, store: IdempotencyStore[str], monotonic: Callable[[], float]
-    ) -> None:
-        self._router = router
-        self._store = store
-        self._monotonic = monotonic
-        self._moved: dict[str, float] = {}
-        self._history_unknown: set[str] = set()
+    _router: LocalRouter
+    _store: IdempotencyStore[str]
+    _monotonic: Callable[[], float]
+    _moved: dict[str, float] = field(init=False, factory=dict)
+    _history_unknown: set[str] = field(init=False, factory=set)
 
     def moved(self, node_id: str) -> None:
         """Take in that another relay may have sent commands to the node until now.
@@ -413,7 +402,8 @@ class KeyedCommands(LocalRouter):
         if keyed.running is not None:
             return await _outcome_of(keyed.running, command)
         if isinstance(keyed.outcome, str):
-            return _read(keyed.outcome)
+            answer: CmdAck = json.loads(keyed.outcome)
+            return answer
         if not keyed.may_be_sent(repeatable=idempotency.repeatable):
             raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
         if self._may_have_run_elsewhere(command.node_id, keyed) and not idempotency.repeatable:
@@ -434,8 +424,8 @@ class KeyedCommands(LocalRouter):
         )
         return keyed.attempts == 0 and may_be_known_elsewhere
 
-    async def _sent(self, key: CallKey, command: Command) -> str:
-        """Send ``command``, and return the node's answer as it is kept."""
+    async def _sent(self, key: CallKey, command: Command) -> CmdAck:
+        """Send ``command``, return the node's answer, and keep its text."""
         try:
             answer = await self._router.run(command)
         except ToolError as error:
@@ -444,25 +434,20 @@ class KeyedCommands(LocalRouter):
         failure = None if answer["ok"] else ToolError.from_node(answer["error"]).failure
         text = encoded(answer)
         self._store.ended(key, failure, text, len(text))
-        return text
+        return answer
 
 
-async def _outcome_of(running: "asyncio.Task[str]", command: Command) -> CmdAck:
+async def _outcome_of(running: "asyncio.Task[CmdAck]", command: Command) -> CmdAck:
     """Return the answer that ``running`` gets within the budget of ``command``, without ending it."""
     await asyncio.wait({running}, timeout=command.deadline_ms / 1000)
     if not running.done():
         raise ToolError(Failure.DEADLINE_EXCEEDED)
     if running.cancelled():
         raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
-    return _read(running.result())
+    return running.result()
 
 
-def _read(outcome: str) -> CmdAck:
-    answer: CmdAck = json.loads(outcome)
-    return answer
-
-
-def _retrieve(task: "asyncio.Task[str]") -> None:
+def _retrieve(task: "asyncio.Task[CmdAck]") -> None:
     """Retrieve the error of a command that nothing waits for any more: else asyncio reports it."""
     if not task.cancelled():
         task.exception()

@@ -5,6 +5,7 @@ Must not decide anything: it constructs the parts and connects them.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from relay.auth.assembly import AuthPart
@@ -18,7 +19,7 @@ from relay.mcp_api.endpoint import McpEndpoint
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import RelayOf, ResourceCatalog
-from relay.mcp_api.sdk import Instructions, SdkServer
+from relay.mcp_api.sdk import SdkServer, instructions
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.mcp_api.views.find_nodes import FindNodes, Measured, Measurements
@@ -99,7 +100,7 @@ def assemble(  # noqa: PLR0913, PLR0917 - the parts that it connects
 
     ``relay_of`` tells which of several relays a node is connected to; None if there is one.
     """
-    server = SdkServer(version("edge-kubelet"), Instructions(fleet.fleet).text)
+    server = SdkServer(version("edge-kubelet"), partial(instructions, fleet.fleet))
     options = UrlOptionReader(environment.kinds, environment.config.default_view)
     methods = Methods(
         calls.gateway,

@@ -7,12 +7,13 @@ detect changes: ``relay.fleet.change_notifier`` does.
 """
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable
 from contextlib import ExitStack
 from typing import Generic, TypeVar
 
 import mcp_types as types
+from attrs import define, field
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
@@ -35,14 +36,14 @@ class StreamLimitError(PeerError):
     """The limit of the agent, or that of all, is reached."""
 
 
+@define(eq=False, repr=False)
 class OpenStreams:
     """The streams of all agents."""
 
-    def __init__(self, per_agent: int = PER_AGENT, in_all: int = IN_ALL) -> None:
-        self._per_agent = per_agent
-        self._in_all = in_all
-        self._held = Counter[AgentName]()
-        self._ends: defaultdict[str, dict[object, Callable[[], None]]] = defaultdict(dict)
+    _per_agent: int = PER_AGENT
+    _in_all: int = IN_ALL
+    _held: Counter[AgentName] = field(init=False, factory=Counter)
+    _ends: dict[str, dict[object, Callable[[], None]]] = field(init=False, factory=dict)
 
     def check(self, principal: Principal) -> None:
         """Return if ``principal`` may open another stream.
@@ -60,7 +61,7 @@ class OpenStreams:
         """
         key = object()
         self._held[principal.name] += 1
-        self._ends[principal.jti][key] = end
+        self._ends.setdefault(principal.jti, {})[key] = end
 
         def release() -> None:
             ends = self._ends.get(principal.jti, {})
@@ -75,7 +76,6 @@ class OpenStreams:
         return release
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the streams that were opened with one of the tokens."""
         for jti in self._ends.keys() & set(jtis):
             for end in list(self._ends[jti].values()):
                 end()
@@ -84,16 +84,15 @@ class OpenStreams:
 UpdateT = TypeVar("UpdateT", bound=Hashable)
 
 
+@define(eq=False, repr=False)
 class PendingUpdates(Generic[UpdateT]):
     """The updates for one client, in the order of their first change since they were last sent."""
 
-    def __init__(self) -> None:
-        self._pending: dict[UpdateT, None] = {}
-        self._changed = asyncio.Event()
-        self._closed = False
+    _pending: dict[UpdateT, None] = field(init=False, factory=dict)
+    _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _closed: bool = field(init=False, default=False)
 
     def add(self, update: UpdateT) -> None:
-        """Add an update, unless it waits already."""
         self._pending[update] = None
         self._changed.set()
 
@@ -120,24 +119,18 @@ PER_AGENT = 2 * MAX_FOLLOWED
 """By all streams of one agent: to follow others, it opens a new stream before it closes the old one."""
 
 
+@define(eq=False, repr=False)
 class FollowedResources:
     """The resources that ``principal`` follows here; ``updated`` is called with the URI of each update.
 
     ``held`` counts those of each agent on all of its streams.
     """
 
-    def __init__(
-        self,
-        telemetry: TelemetryResource | FleetListening,
-        principal: Principal,
-        updated: Callable[[str], None],
-        held: Counter[AgentName],
-    ) -> None:
-        self._telemetry = telemetry
-        self._principal = principal
-        self._updated = updated
-        self._held = held
-        self._followed: dict[Place, tuple[str, Callable[[], None]]] = {}
+    _telemetry: TelemetryResource | FleetListening
+    _principal: Principal
+    _updated: Callable[[str], None]
+    _held: Counter[AgentName]
+    _followed: dict[Place, tuple[str, Callable[[], None]]] = field(init=False, factory=dict)
 
     def add(self, uri: str) -> bool:
         """Follow ``uri``; return whether it can be followed, and there are not too many."""
@@ -160,7 +153,6 @@ class FollowedResources:
             self._end(place)
 
     def close(self) -> None:
-        """Follow nothing any more."""
         for place in list(self._followed):
             self._end(place)
 
@@ -190,26 +182,18 @@ RESOURCE_SUBSCRIPTIONS = ("resources/subscribe", "resources/unsubscribe")
 NOT_FOLLOWED = "This resource cannot be followed, or too many are; only node://{node_id}/telemetry changes."
 
 
+@define(eq=False, repr=False)
 class ChangeStreams:
     """The change streams of all agents."""
 
-    def __init__(
-        self,
-        notifier: ChangeNotifier,
-        telemetry: TelemetryResource | FleetListening,
-        streams: OpenStreams,
-        options: UrlOptionReader,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._notifier = notifier
-        self._telemetry = telemetry
-        self._options = options
-        self._streams = streams
-        self._now_ms = now_ms
-        self._followed_by = Counter[AgentName]()
+    _notifier: ChangeNotifier
+    _telemetry: TelemetryResource | FleetListening
+    _streams: OpenStreams
+    _options: UrlOptionReader
+    _now_ms: Callable[[], int]
+    _followed_by: Counter[AgentName] = field(init=False, factory=Counter)
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the streams that were opened with one of these tokens."""
         self._streams.revoke(jtis)
 
     def open_session(self, principal: Principal) -> Callable[[], None]:
@@ -321,8 +305,9 @@ class ChangeStreams:
         )
 
     def _selection_of(self, context: Context) -> Selection:
+        caller = caller_of(context)
         try:
-            return self._options.of(caller_of(context)).selection
+            return self._options.read(caller.query, caller.path).selection
         except UrlOptionError:
             return WHOLE_FLEET  # what is listed by this URL is an error, which says what is wrong
 

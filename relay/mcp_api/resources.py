@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from attrs import define, field
+
 from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import Fleet
@@ -44,12 +46,12 @@ class ResourceQueryError(PeerError):
     """The query of a resource is none. The text says what is allowed, and nothing of what was given."""
 
 
+@define(eq=False, repr=False)
 class FleetResources:
     """The resources of one fleet as a whole. ``relay_of`` is None if it has one relay."""
 
-    def __init__(self, fleet: Fleet, relay_of: RelayOf | None = None) -> None:
-        self._fleet = fleet
-        self._relay_of = relay_of
+    _fleet: Fleet
+    _relay_of: RelayOf | None = None
 
     def read(self, tenant: str, path: str, query: str) -> str | None:
         """Return the document at ``path`` for ``tenant``, as JSON; None if there is none.
@@ -175,22 +177,19 @@ class Content:
     text: str
 
 
+@define(eq=False, repr=False)
 class ResourceCatalog:
     """The resources of one relay."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        registry: SchemaRegistry,
-        telemetry: TelemetryResource,
-        elsewhere: FleetReading | None = None,
-        relay_of: RelayOf | None = None,
-    ) -> None:
-        self._fleet = fleet
-        self._as_a_whole = FleetResources(fleet, relay_of)
-        self._registry = registry
-        self._telemetry = telemetry
-        self._elsewhere = elsewhere
+    _fleet: Fleet
+    _registry: SchemaRegistry
+    _telemetry: TelemetryResource
+    _elsewhere: FleetReading | None = None
+    _relay_of: RelayOf | None = None
+    _as_a_whole: FleetResources = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._as_a_whole = FleetResources(self._fleet, self._relay_of)
 
     def listed(self, principal: Principal, cursor: object = None) -> tuple[list[Resource], str | None]:
         """Return the page that begins at ``cursor`` of what ``principal`` can read, and the next cursor.

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from relay.mcp_api.endpoint import McpEndpoint
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import ResourceCatalog
-from relay.mcp_api.sdk import Instructions, SdkServer
+from relay.mcp_api.sdk import SdkServer, instructions
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.mcp_api.views.find_nodes import Measurements
@@ -304,7 +304,7 @@ class Hub:
         self, gateway: CallGateway, notifier: ChangeNotifier | None = None, streams: OpenStreams | None = None
     ) -> McpEndpoint:
         """Return MCP over ``gateway``."""
-        server = SdkServer("0.0.0", Instructions(self.fleet).text)
+        server = SdkServer("0.0.0", partial(instructions, self.fleet))
         telemetry = TelemetryResource(self.telemetry, self.fleet)
         elsewhere = None if self.peers is None else FleetReading(telemetry, self.peers, self.authenticator)
         relay_of = None if self.peers is None else self.peers.relay_of

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any
 
+from attrs import define, field
+
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.fleet.fleet import Fleet
@@ -36,15 +38,14 @@ _KEPT = {
 }
 
 
+@define(eq=False, repr=False)
 class Measurements:
     """The last measurement of each node, those of at most ``max_nodes``."""
 
-    def __init__(self, max_nodes: int = MAX_NODES) -> None:
-        self._max_nodes = max_nodes
-        self._last: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+    _max_nodes: int = MAX_NODES
+    _last: OrderedDict[str, Mapping[str, Any]] = field(init=False, factory=OrderedDict)
 
     def on_result(self, tool: Tool, result: Mapping[str, Any]) -> None:
-        """Keep the result of a call if it is a measurement."""
         if tool.surface.verb.output_ref == SAMPLE_REF:
             self.keep(tool.node_id, result)
 
@@ -81,17 +82,16 @@ Measured = Callable[[str], Mapping[str, Any] | None]
 """Returns what a node last measured; None if that is not known."""
 
 
+@define(eq=False, repr=False)
 class FindNodes:
     """The tool over one fleet. ``kinds`` are those that there are."""
 
-    def __init__(self, fleet: Fleet, kinds: KindRegistry, measured: Measured, charge: Charge) -> None:
-        self._fleet = fleet
-        self._charge = charge
-        self._kinds = kinds
-        self._measured = measured
+    _fleet: Fleet
+    _kinds: KindRegistry
+    _measured: Measured
+    _charge: Charge
 
     def tool(self, registry: SchemaRegistry) -> RelayTool:
-        """Return the tool, to be registered."""
         return RelayTool(
             canonical="find_nodes",
             title="Find nodes",

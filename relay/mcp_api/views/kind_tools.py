@@ -169,7 +169,6 @@ class KindTool:
         self._many = many
 
     def tool(self) -> RelayTool:
-        """Return the tool, to be registered."""
         return RelayTool(
             canonical=".".join(self._offer),
             title=self._verb.title,
@@ -211,10 +210,10 @@ class KindTool:
                 f"{of_many[0]}: it goes with nodes, not with node.", "Send nodes in the place of node."
             )
         node_id = self._choice.node(rights, selection, arguments["node"])
-        canonical = self._choice.tool(rights, node_id, self._offer, arguments.get("capability"))
+        tool = self._choice.tool(rights, node_id, self._offer, arguments.get("capability"))
         for_s = arguments.get(FOR_S) if FOR_S in self._added else None
         shown = self._dated if for_s is None else self._summed_up
-        return DirectedCall(canonical, self._own(arguments), shown, for_s)
+        return DirectedCall(tool, self._own(arguments), shown, for_s)
 
     def _dated(self, result: Mapping[str, Any], _samples: Sequence[str]) -> Mapping[str, Any]:
         return with_iso(result, self._moments)
@@ -240,15 +239,17 @@ class KindTool:
         selectors = [given] if isinstance(given, str) else given
         query = AnswerQuery() if self._queries is None else self._queries.read(call.arguments)
         chosen = self._choice.members(call.caller.principal, call.selection, self._offer, selectors, query)
-        if "capability" in call.arguments:
-            own["capability"] = call.arguments["capability"]
-        answer = await self._many.ask(call, chosen, own, query)
+        capability = call.arguments.get("capability")
+
+        def to_node(node_id: str, rights: Rights) -> DirectedCall:
+            return DirectedCall(self._choice.tool(rights, node_id, self._offer, capability), own, self._dated)
+
+        answer = await self._many.ask(call, chosen, to_node, query)
         if self._queries is None:
             answer.pop("next", None)
         return answer
 
     def _own(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments for the verb itself."""
         return {name: value for name, value in arguments.items() if name not in self._added}
 
 
