@@ -19,7 +19,7 @@ from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.limits.rate_limits import Allowance
-from relay.mcp_api.open_streams import OpenStreams
+from relay.mcp_api.change_streams import OpenStreams
 from relay.routing.port import LocalRouter
 from relay.settings.config import PER_AGENT
 from schemas.tls import client_context

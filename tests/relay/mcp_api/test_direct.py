@@ -27,7 +27,7 @@ from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.http_protocol import HttpAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.limits.rate_limits import Allowance
-from relay.mcp_api.direct import until_disconnected
+from relay.mcp_api.endpoint import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE
 from relay.routing.port import LocalRouter

@@ -8,7 +8,7 @@ import pytest
 
 from relay.client.remote_tools.contracts import DEFAULT_DEADLINE_S
 from relay.fleet.tool_schemas import ToolSchemas
-from relay.mcp_api.views.kind_schemas import kind_schemas
+from relay.mcp_api.views.kind_tools import kind_schemas
 from relay.remote_tools import ClientEnvironment, Permissions, Reason, Risk, RiskSource, ToolUnauthorized
 from schemas.kinds import SYSTEM_ECHO
 from tests.fakes.clock import FakeClock
