@@ -75,8 +75,6 @@ Context = ServerRequestContext[Any, Any]
 
 EXCHANGE_IN_SCOPE = "edge.exchange"
 """The key of an ``Exchange`` in the scope of its request."""
-CALL_IN_SCOPE = "edge.call"
-"""The key of the ``Call`` that a request was parsed to, if it was."""
 
 
 class Exchange:
@@ -205,10 +203,9 @@ def message_of(context: Context) -> Mapping[str, Any]:
 
 
 def call_of(context: Context) -> Call:
-    """Return the call that a message is, parsed once."""
-    call: Call | None = _request_of(context).scope.get(CALL_IN_SCOPE)
+    """Return the call that a message is."""
     caller = caller_of(context)
-    return call or Call(message_of(context), caller.traceparent, caller.correlation_id)
+    return Call(message_of(context), caller.traceparent, caller.correlation_id)
 
 
 def exchange_of(context: Context) -> Exchange:
