@@ -7,7 +7,7 @@ from relay.cli.options import state_files
 from relay.pki.authority import CertificateAuthority
 from relay.settings.clock import now_ms
 from relay.state.names import NameLedger
-from relay.state.token_keys import TokenKeys
+from relay.state.tokens import TokenKeys
 
 
 def authority(state_dir: Path | None) -> CertificateAuthority:

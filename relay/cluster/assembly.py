@@ -1,39 +1,107 @@
-"""Assembles what joins this relay to the others of its fleet.
+"""This relay in its cluster: its parts, connected, and how they run, close and are shown.
 
-Must not decide anything: it constructs the parts and connects them.
+Must not decide anything.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
-from relay.cluster.authority_answerer import AuthorityAnswerer
-from relay.cluster.authority_asker import AuthorityAsker
-from relay.cluster.cluster_part import ClusterPart
-from relay.cluster.command_owner import CommandOwner
+from relay.cluster.authority import AuthorityAnswerer, AuthorityAsker
+from relay.cluster.commands import CommandOwner, NatsRouter
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
 from relay.cluster.fleet_frames import FleetFrames
-from relay.cluster.fleet_identity import FleetIdentity
-from relay.cluster.heard_relays import RelayIdentity
+from relay.cluster.fleet_identity import FleetIdentity, RelayIdentity
 from relay.cluster.ledger_stream import LedgerStream
-from relay.cluster.peer_messages import PeerMessages
-from relay.cluster.presence import Presence
-from relay.cluster.presence_bucket import PresenceBucket
-from relay.cluster.presence_effects import Effects
-from relay.cluster.quorum import Quorum
-from relay.cluster.relay_peers import RelayPeers
-from relay.routing.authority_messages import AuthorityMessages
+from relay.cluster.messages import AuthorityMessages, ClusterMessages, PeerMessages
+from relay.cluster.peers import RelayPeers
+from relay.cluster.presence import Effects, Presence
+from relay.cluster.presence_bucket import PresenceBucket, Quorum
+from relay.part import Part
 from relay.routing.authority_port import AnsweringAuthority
-from relay.routing.cluster_messages import ClusterMessages
-from relay.routing.nats import NatsRouter
 from relay.routing.port import LocalRouter, NodeFrames, NodeRouter
 from relay.settings.config import ClusterConfig, ClusterServer
 from relay.settings.environment import RelayEnvironment
 from relay.state.merging import SharedLedger
 from relay.state.sharer import OnThread, Sharer
-from schemas.health import Loop
+from schemas.health import Health, Loop
+from schemas.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPart(Part):
+    """This relay in its cluster.
+
+    Attributes:
+        connection: the one to NATS; what else is to use it registers a work there.
+        presence: which relay each node is connected to.
+        bucket: what it is read from, and written to.
+        ledgers: what all relays must know of the operator's decisions.
+        router, frames: reach the nodes of all relays.
+        peers: the other relays.
+        authority: asks the relay that has the CA's key.
+        answerer: answers those that do not; None where this relay does not have it.
+    """
+
+    connection: ClusterConnection
+    messages: ClusterMessages
+    owner: CommandOwner
+    presence: Presence
+    bucket: PresenceBucket
+    ledgers: Sharer
+    router: NodeRouter
+    frames: FleetFrames
+    peers: RelayPeers
+    authority: AuthorityAsker
+    answerer: AuthorityAnswerer | None
+
+    async def run(self) -> None:
+        """Keep up the connection, and the lists without one, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.connection.run())
+            tasks.create_task(self.bucket.keep_lists())
+
+    async def close(self) -> None:
+        """End the commands and questions of other relays that are in flight, and what waits for them."""
+        await self.owner.close()
+        if self.answerer is not None:
+            await self.answerer.close()
+        await self.peers.close()
+        await self.frames.close()
+
+    def health(self) -> Mapping[str, Health]:
+        """Nodes of other relays can be reached; without that, calls of this relay's own nodes flow on."""
+        ready = self.connection.is_connected and self.presence.is_current and self.ledgers.is_current
+        return {"cluster": Health.of(self.connection.loop, ready=ready, state=self._state(), essential=False)}
+
+    def loops(self) -> Mapping[str, Loop]:
+        """The connection is made again."""
+        return {"cluster": self.connection.loop}
+
+    def status(self) -> Mapping[str, Any]:
+        """Return this relay's id, the other relays that run, and how many nodes each of them has."""
+        return {"relay": self.peers.relay, "others": [asdict(each) for each in self.presence.other_relays()]}
+
+    def _state(self) -> str:
+        if not self.connection.is_connected:
+            problem = self.connection.problem or "not tried yet"
+            return f"not connected; only this relay's own nodes can be called: {problem}"
+        if not self.ledgers.is_current:
+            problem = self.ledgers.problem or "not read yet"
+            return (
+                f"connected to {self.connection.server}: "
+                f"revocations and names of other relays are not up to date: {problem}"
+            )
+        if not self.presence.is_current:
+            return f"connected to {self.connection.server}: only this relay's own nodes are listed"
+        relays = counted(self.presence.relays(), "relay")
+        nodes = counted(self.presence.nodes_elsewhere(), "node")
+        return f"connected to {self.connection.server}: {relays}, {nodes} at others"
+
 
 _SEED_BYTES = 16
 

@@ -4,23 +4,81 @@ Nodes sign for the one, and are admitted by the other, which endorses the keys o
 relay that differs could serve neither, and would list what it cannot call. A relay that connects asks those
 that run, and does not join if one of them differs. Of two that differ and have joined all the same, at one
 moment or on two sides of a partition, the one stays that more of the relays heard lately agree with, so that
-one relay that is wrong does not put out the others. Must not know what is sent besides.
+one relay that is wrong does not end the others. Must not know what is sent besides.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.client_start import ClusterConnectError
+from relay.ascii_json import encoded
+from relay.cluster.client import ClusterConnectError
 from relay.cluster.connection import respond
-from relay.cluster.heard_relays import HeardRelays, RelayIdentity
-from relay.routing.cluster_messages import ClusterMessageError, read_document
+from relay.cluster.messages import ClusterMessageError, read_document
 from schemas.registry import SchemaRegistry
 from schemas.text import printable
+
+MAX_HEARD = 256
+"""How many relays are counted; of more, those that were heard last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayIdentity:
+    """What a relay says of itself.
+
+    Attributes:
+        url: its public URL, in its normal form.
+        roots: the kids of the roots of nodes that it trusts now.
+    """
+
+    relay: str
+    url: str
+    roots: Sequence[str]
+
+    def said(self) -> bytes:
+        """Return the message that says so."""
+        return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
+
+    def agrees(self, other: "RelayIdentity") -> bool:
+        """Return whether both can be of one fleet."""
+        return self.url == other.url and not set(self.roots).isdisjoint(other.roots)
+
+
+@define(eq=False, repr=False)
+class HeardRelays:
+    """The relays that were heard in the last ``within_s`` seconds, by their ids."""
+
+    _monotonic: Callable[[], float]
+    _within_s: float
+    _heard: dict[str, tuple[RelayIdentity, float]] = field(init=False, factory=dict)
+
+    def add(self, other: RelayIdentity) -> None:
+        """Take in that ``other`` has said so now."""
+        self._heard.pop(other.relay, None)
+        self._heard[other.relay] = (other, self._monotonic())
+        if len(self._heard) > MAX_HEARD:
+            del self._heard[next(iter(self._heard))]
+
+    def __contains__(self, relay: str) -> bool:
+        """Return whether the relay with that id was heard lately."""
+        return any(each.relay == relay for each in self._lately())
+
+    def stays(self, own: RelayIdentity, other: RelayIdentity) -> bool:
+        """Return whether ``own`` stays, and not ``other``: more relays agree with it, or its id is lower."""
+        lately = [each for each in self._lately() if each.relay not in {own.relay, other.relay}]
+        ours, theirs = (sum(map(each.agrees, lately)) for each in (own, other))
+        return own.relay < other.relay if ours == theirs else ours > theirs
+
+    def _lately(self) -> list[RelayIdentity]:
+        since = self._monotonic() - self._within_s
+        return [each for each, at in self._heard.values() if at >= since]
+
 
 REPEAT_S = 60.0
 MAX_UNREAD = 256

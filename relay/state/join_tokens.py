@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from relay.state.label_forms import kept_form, look_of, shown_form
+from relay.state.labels import kept_form, look_of, shown_form
 from relay.state.ledger import Entry, Ledger
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.certificates import UNENROLLED_TENANT

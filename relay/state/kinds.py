@@ -15,8 +15,10 @@ from relay.state.join_tokens import JOIN_TOKEN_REVOCATIONS, JOIN_TOKEN_USES, Joi
 from relay.state.ledger import Entry, Ledger, LedgerState
 from relay.state.merging import Merging, Rule, SharedForm, SharedLedger
 from relay.state.names import NAMES, Names
-from relay.state.token_keys import TOKEN_KEYS, EndorsedKeys
-from relay.state.tokens import TOKEN_REVOCATIONS, IssuedJtis, RevokedJtis
+from relay.state.tokens import TOKEN_KEYS, TOKEN_REVOCATIONS, EndorsedKeys, IssuedJtis, RevokedJtis
+
+OLDEST = "0.2"
+"""The version that a relay is taken for which does not say its own; those before cannot be in its fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class StateFile:
         path: below the state directory.
         holds: what it is for, in a few words.
         empty: makes the state of no entries.
-        watched: whether a running relay applies its changes.
+        watched: whether a running relay looks for changes of it.
+        applied: whether these take effect by themselves; what uses the file reads it for each use otherwise.
         copied: whether another relay of the fleet starts with a copy.
         secret: the members of its entries that are shown to no one.
     """
@@ -38,6 +41,7 @@ class StateFile:
     holds: str
     empty: Callable[[], LedgerState]
     watched: bool = True
+    applied: bool = True
     copied: bool = False
     secret: frozenset[str] = frozenset()
 
@@ -52,6 +56,7 @@ class StateKind:
 
     Attributes:
         form: how they are shared; None if they are *local*.
+        since: the version from which relays know it: with an older one in the fleet it is not shared.
         actions: what the member ``action`` of its lines may be; none if all lines of the file are of it.
     """
 
@@ -59,6 +64,7 @@ class StateKind:
     file: StateFile
     rule: Rule
     form: SharedForm | None = None
+    since: str = OLDEST
     actions: tuple[str, ...] = ()
 
     def entries_in(self, lines: Iterable[Entry]) -> Iterator[Entry]:
@@ -79,6 +85,7 @@ JOIN_TOKENS = StateFile(
     "join_tokens.jsonl",
     "the join tokens, by which nodes may enrol, and their keys",
     JoinGrants,
+    applied=False,
     secret=frozenset({"key"}),
 )
 VERIFYING_KEYS = StateFile(
@@ -101,16 +108,16 @@ KINDS = (
     # Revocations first: there are thousands of leaves.
     StateKind("token_revocation", REVOKED_TOKENS, Rule.FINAL, TOKEN_REVOCATIONS),
     StateKind("token_key", VERIFYING_KEYS, Rule.ENDORSED, TOKEN_KEYS),
-    StateKind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS, ("revoke",)),
+    StateKind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS, actions=("revoke",)),
     StateKind(
         "join_token_revocation",
         JOIN_TOKENS,
         Rule.FINAL,
         JOIN_TOKEN_REVOCATIONS,
-        ("revoke", "revoke_other"),
+        actions=("revoke", "revoke_other"),
     ),
-    StateKind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES, ("spend", "count")),
-    StateKind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES, ("issue",)),
+    StateKind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES, actions=("spend", "count")),
+    StateKind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES, actions=("issue",)),
     StateKind("name", NODE_NAMES, Rule.ORDERED, NAMES),
     StateKind("server_certificate", CERTIFICATES, Rule.LOCAL, actions=("serve",)),
     StateKind("root_rotation", CERTIFICATES, Rule.LOCAL, actions=("rotate",)),
@@ -144,7 +151,7 @@ def shared_ledgers(
         ValueError: nothing says which entries of an *endorsed* kind are endorsed.
     """
     return [
-        SharedLedger(kind.name, kind.rule, kind.form, ledgers[kind.file], merging)
+        SharedLedger(kind.name, kind.rule, kind.form, kind.since, ledgers[kind.file], merging)
         for kind in kinds
         if kind.form is not None
     ]

@@ -12,9 +12,9 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.state.ledger import Entry
@@ -172,7 +172,7 @@ class NotShared:
         await asyncio.sleep(within_s)
 
 
-@dataclass(slots=True)
+@define(eq=False)
 class Compared:
     """One ledger, and what is known of its entries in the stream.
 
@@ -188,9 +188,9 @@ class Compared:
 
     ledger: SharedLedger
     backoff: Backoff
-    known: dict[str, int | None] = field(default_factory=dict)
-    unfit: set[str] = field(default_factory=set)
-    arrived: dict[str, Entry] = field(default_factory=dict)
+    known: dict[str, int | None] = field(factory=dict)
+    unfit: set[str] = field(factory=set)
+    arrived: dict[str, Entry] = field(factory=dict)
     newest: int = 0
     due: bool = True
     waits: bool = False
@@ -260,7 +260,7 @@ class Reading:
         count = sum(len(each.known) for each in self.ledgers.values())
         if count >= MAX_KEYS and read.key not in compared.known:
             raise NotUnderstoodError(read.sequence, read.key, f"is one of more than {MAX_KEYS}")
-        end_ms = compared.ledger.end_ms_of(read.entry)
+        end_ms = compared.ledger.form.end_ms_of(read.entry)
         if read.key in compared.known:
             self._ends[_hour_of(compared.known[read.key])] -= 1
         compared.known[read.key] = end_ms
@@ -309,6 +309,7 @@ def _hour_of(end_ms: int | None) -> int | None:
     return None if end_ms is None else end_ms - end_ms % _HOUR_MS
 
 
+@define(eq=False, repr=False)
 class Sharer:
     """Shares ``ledgers``, each with a file of its own: a ``Sharing``.
 
@@ -319,35 +320,27 @@ class Sharer:
         problem: why they are not equal; empty if that was not tried, or they are.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        ledgers: Sequence[SharedLedger],
-        *,
-        now_ms: Callable[[], int],
-        on_thread: OnThread,
-        count: CountEntry,
-        filled: Callable[[float], None],
-        chance: Callable[[], float],
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._ledgers = ledgers
-        self._now_ms = now_ms
-        self._on_thread = on_thread
-        self._count = count
-        self._filled = filled
-        self._chance = chance
-        self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, half_by_chance(chance))
-        self._log = log
-        self._sleep = sleep
-        self._wake = asyncio.Event()
-        self._written = asyncio.Event()
-        self._understands = True
-        self._reported: dict[str, str] = {}
-        self._stream: EntryStream | None = None
-        self._answers = True
-        self.is_current = False
-        self.problem = ""
+    _ledgers: Sequence[SharedLedger]
+    _now_ms: Callable[[], int] = field(kw_only=True)
+    _on_thread: OnThread = field(kw_only=True)
+    _count: CountEntry = field(kw_only=True)
+    _filled: Callable[[float], None] = field(kw_only=True)
+    _chance: Callable[[], float] = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _backoff: Backoff = field(init=False)
+    _wake: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _written: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _understands: bool = field(init=False, default=True)
+    _reported: dict[str, str] = field(init=False, factory=dict)
+    _stream: EntryStream | None = field(init=False, default=None)
+    _answers: bool = field(init=False, default=True)
+    is_current: bool = field(init=False, default=False)
+    problem: str = field(init=False, default="")
+    _reading: Reading = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, half_by_chance(self._chance))
         self._reading = self._new_reading()
 
     def _begin(self) -> None:

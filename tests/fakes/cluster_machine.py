@@ -20,8 +20,7 @@ from relay.state.kinds import (
 )
 from relay.state.merging import Merging, SharedLedger
 from relay.state.names import NameLedger
-from relay.state.token_keys import TokenKeys
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import RevokedTokens, TokenKeys
 from schemas.certificates import make_csr
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.logs import make_logger

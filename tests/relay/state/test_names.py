@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.state.labels import NameRuleError
 from relay.state.ledger import LedgerError
-from relay.state.name_rules import NameRuleError
 from relay.state.names import LabelTakenError, NameLedger, NodeName
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID

@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
-from relay.cluster import command_owner
-from relay.routing.cluster_messages import AskedCommand, command_subject
+from relay.cluster import commands as command_owner
+from relay.cluster.messages import AskedCommand, command_subject
 from relay.routing.port import Idempotency
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.settings.config import ClusterServer
