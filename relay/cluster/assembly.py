@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from random import Random
 from typing import Any
 
@@ -26,6 +27,7 @@ from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.port import LocalRouter, NodeFrames, NodeRouter
 from relay.settings.config import ClusterConfig, ClusterServer
 from relay.settings.environment import RelayEnvironment
+from relay.state.kinds import OLDEST, is_older
 from relay.state.merging import SharedLedger
 from relay.state.sharer import OnThread, Sharer
 from schemas.health import Health, Loop
@@ -45,6 +47,7 @@ class ClusterPart(Part):
         peers: the other relays.
         authority: asks the relay that has the CA's key.
         answerer: answers those that do not; None where this relay does not have it.
+        identity: what the others have said of themselves.
     """
 
     connection: ClusterConnection
@@ -58,6 +61,7 @@ class ClusterPart(Part):
     peers: RelayPeers
     authority: AuthorityAsker
     answerer: AuthorityAnswerer | None
+    identity: FleetIdentity
 
     async def run(self) -> None:
         """Keep up the connection, and the lists without one, until cancelled."""
@@ -83,8 +87,10 @@ class ClusterPart(Part):
         return {"cluster": self.connection.loop}
 
     def status(self) -> Mapping[str, Any]:
-        """Return this relay's id, the other relays that run, and how many nodes each of them has."""
-        return {"relay": self.peers.relay, "others": [asdict(each) for each in self.presence.other_relays()]}
+        """Return this relay's id, the other relays that run, their versions, and how many nodes each has."""
+        version_of = self.identity.others.version_of
+        others = [asdict(each) | {"version": version_of(each.relay)} for each in self.presence.other_relays()]
+        return {"relay": self.peers.relay, "others": others}
 
     def _state(self) -> str:
         if not self.connection.is_connected:
@@ -139,10 +145,10 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
     peers, fleet_frames = _frames(here, presence, frames, tenant_of)
     for follower in (owner.connection_changed, bucket.connection_changed):
         frames.on_connection(follower)
-    shared = _sharer(here, ledgers, on_thread)
     stream = LedgerStream(here.fleet, ledgers, environment.registry, environment.now_ms)
     asker, answerer = _authority(here, authority)
     identity = _identity(here, roots)
+    shared = _sharer(here, ledgers, on_thread, partial(_older_relay, presence, identity))
     connection = here.connection
     quorum = Quorum(presence, connection.move, stream=bucket.stream)
     connection.before(identity.check)
@@ -163,6 +169,7 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
         peers,
         asker,
         answerer,
+        identity,
     )
 
 
@@ -226,13 +233,30 @@ def _bucket(here: _Here, presence: Presence) -> PresenceBucket:
     )
 
 
-def _sharer(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) -> Sharer:
+def _older_relay(presence: Presence, identity: FleetIdentity, since: str) -> str | None:
+    """Return a relay that is older than ``since``, or may be: it was not heard yet."""
+    if not is_older(OLDEST, since):
+        return None
+    if not presence.is_current:
+        return "(not known yet)"
+    return next(
+        (relay for relay in presence.others() if is_older(identity.others.version_of(relay), since)), None
+    )
+
+
+def _sharer(
+    here: _Here,
+    ledgers: Sequence[SharedLedger],
+    on_thread: OnThread,
+    older_relay: Callable[[str], str | None],
+) -> Sharer:
     return Sharer(
         ledgers,
         now_ms=here.environment.now_ms,
         on_thread=on_thread,
         count=partial(_count_entry, here.environment),
         filled=here.environment.metrics.cluster_ledger_filled.set,
+        older_relay=older_relay,
         chance=Random(here.environment.random_bytes(_SEED_BYTES)).random,  # noqa: S311 - no secret
         log=here.environment.log,
     )
@@ -241,7 +265,7 @@ def _sharer(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) -
 def _identity(here: _Here, roots: Callable[[], Sequence[str]]) -> FleetIdentity:
     environment = here.environment
     return FleetIdentity(
-        lambda: RelayIdentity(here.relay, environment.config.public_url, roots()),
+        lambda: RelayIdentity(here.relay, environment.config.public_url, roots(), version("edge-kubelet")),
         fleet=here.fleet,
         registry=environment.registry,
         monotonic=environment.monotonic,

@@ -8,6 +8,7 @@ one relay that is wrong does not end the others. Must not know what is sent besi
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,9 +22,12 @@ from relay.ascii_json import encoded
 from relay.cluster.client import ClusterConnectError
 from relay.cluster.connection import respond
 from relay.cluster.messages import ClusterMessageError, read_document
+from relay.state.kinds import OLDEST
 from schemas.registry import SchemaRegistry
 from schemas.text import printable
 
+_VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}(\.[0-9A-Za-z]{1,16}){0,4}")
+_VERSION_HEADER = "Edge-Version"
 MAX_HEARD = 256
 """How many relays are counted; of more, those that were heard last."""
 
@@ -35,15 +39,21 @@ class RelayIdentity:
     Attributes:
         url: its public URL, in its normal form.
         roots: the kids of the roots of nodes that it trusts now.
+        version: its own; beside the document, which relays of an older version read too.
     """
 
     relay: str
     url: str
     roots: Sequence[str]
+    version: str = OLDEST
 
     def said(self) -> bytes:
         """Return the message that says so."""
         return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
+
+    def headers(self) -> dict[str, str]:
+        """Return what another relay can do without."""
+        return {_VERSION_HEADER: self.version}
 
     def agrees(self, other: "RelayIdentity") -> bool:
         """Return whether both can be of one fleet."""
@@ -68,6 +78,10 @@ class HeardRelays:
     def __contains__(self, relay: str) -> bool:
         """Return whether the relay with that id was heard lately."""
         return any(each.relay == relay for each in self._lately())
+
+    def version_of(self, relay: str) -> str:
+        """Return the version of a relay; the oldest if it was not heard lately, or has not said."""
+        return next((each.version for each in self._lately() if each.relay == relay), OLDEST)
 
     def stays(self, own: RelayIdentity, other: RelayIdentity) -> bool:
         """Return whether ``own`` stays, and not ``other``: more relays agree with it, or its id is lower."""
@@ -161,7 +175,7 @@ class FleetIdentity:
 
     async def _repeat(self, client: Client) -> None:
         while True:
-            await client.publish(self._subject, self._own().said())
+            await self._say(client)
             await self._sleep(REPEAT_S)
 
     def _heard(self, client: Client) -> Callable[[Msg], Awaitable[None]]:
@@ -184,12 +198,16 @@ class FleetIdentity:
 
         return heard
 
+    async def _say(self, client: Client) -> None:
+        own = self._own()
+        await client.publish(self._subject, own.said(), headers=own.headers())
+
     async def _object(self, client: Client) -> None:
         """Let the relay that differs hear what this one has."""
         now = self._monotonic()
         if self._objected_at is None or now - self._objected_at >= _BETWEEN_OBJECTIONS_S:
             self._objected_at = now
-            await client.publish(self._subject, self._own().said())
+            await self._say(client)
 
     def _read(self, message: Msg) -> RelayIdentity | None:
         try:
@@ -197,7 +215,9 @@ class FleetIdentity:
         except ClusterMessageError as error:
             self._log.warning("identity of another relay dropped", reason=str(error))
             return None
-        return RelayIdentity(said["relay"], said["url"], said["roots"])
+        version = (message.headers or {}).get(_VERSION_HEADER, "")
+        known = version if _VERSION.fullmatch(version) else OLDEST
+        return RelayIdentity(said["relay"], said["url"], said["roots"], known)
 
     def _difference(self, other: RelayIdentity) -> str | None:
         """Return in what ``other`` differs from this relay, and what to do about it; None if in nothing."""

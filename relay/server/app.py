@@ -41,6 +41,7 @@ from relay.state.kinds import (
     REVOKED_TOKENS,
     VERIFYING_KEYS,
     StateFile,
+    files_of,
     shared_ledgers,
     watched_names,
 )
@@ -66,6 +67,7 @@ class Relay:
 
     def __init__(self, environment: RelayEnvironment) -> None:
         self._clock = environment.clock
+        self._state = environment.config.state.root
         self._freshness = Freshness((*watched_names(), SHARED), environment.monotonic)
         environment.metrics.watch_health(self.health)
         authority = pki_assembly.open_authority(environment)
@@ -208,7 +210,8 @@ class Relay:
 
     def _ledgers(self) -> Mapping[StateFile, Ledger[Any]]:
         """Return the files of the operator's decisions that this relay reads."""
-        return {
+        root = self._state
+        return {file: file.ledger(root) for file in files_of()} | {
             CERTIFICATES: self.pki.authority.ledger,
             REVOKED_TOKENS: self.auth.revoked_tokens.ledger,
             JOIN_TOKENS: self.pki.join_tokens.ledger,

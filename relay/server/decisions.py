@@ -41,7 +41,7 @@ class Applied(NamedTuple, Generic[ContentT]):
     also: Callable[[], object] = lambda: None
 
 
-_NOTHING = Applied[None](lambda: None, lambda _: None, lambda _: None)
+NOTHING_APPLIED = Applied[None](lambda: None, lambda _: None, lambda _: None)
 """Of a file that is read for each use, a change is only shared with other relays."""
 
 
@@ -63,7 +63,7 @@ def watched(
     if differing := {file for file in files if file.applied} ^ applied.keys():
         names = ", ".join(sorted(file.name for file in differing))
         raise ValueError(f"declared as applied, or applied, and not both: {names}")
-    acts = {**applied, **{file: _NOTHING for file in files if not file.applied}}
+    acts = {**applied, **{file: NOTHING_APPLIED for file in files if not file.applied}}
     return [
         Watched(file.name, kinds_in(file, kinds), partial(_stamp, ledgers[file], also), read, begin, apply)
         for file, (read, begin, apply, also) in acts.items()

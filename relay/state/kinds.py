@@ -49,6 +49,10 @@ class StateFile:
         """Return where it is below the state directory ``root``."""
         return root / self.path
 
+    def ledger(self, root: Path) -> Ledger[Any]:
+        """Return what reads and appends to it below ``root``."""
+        return Ledger(self.in_directory(root), self.empty(), secret=bool(self.secret))
+
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
@@ -104,6 +108,7 @@ ISSUED_TOKENS = StateFile(
     watched=False,
 )
 
+NAME = StateKind("name", NODE_NAMES, Rule.ORDERED, NAMES)
 KINDS = (
     # Revocations first: there are thousands of leaves.
     StateKind("token_revocation", REVOKED_TOKENS, Rule.FINAL, TOKEN_REVOCATIONS),
@@ -118,12 +123,21 @@ KINDS = (
     ),
     StateKind("join_token_use", JOIN_TOKENS, Rule.ISSUED, JOIN_TOKEN_USES, actions=("spend", "count")),
     StateKind("leaf", CERTIFICATES, Rule.ISSUED, LEAVES, actions=("issue",)),
-    StateKind("name", NODE_NAMES, Rule.ORDERED, NAMES),
+    NAME,
     StateKind("server_certificate", CERTIFICATES, Rule.LOCAL, actions=("serve",)),
     StateKind("root_rotation", CERTIFICATES, Rule.LOCAL, actions=("rotate",)),
     StateKind("join_token", JOIN_TOKENS, Rule.LOCAL, actions=("create",)),
     StateKind("issued_token", ISSUED_TOKENS, Rule.LOCAL),
 )
+
+
+def is_older(version: str, since: str) -> bool:
+    """Return whether a relay of ``version`` does not know what relays know from ``since`` on."""
+    return _minor(version) < _minor(since)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def files_of(kinds: Iterable[StateKind] = KINDS) -> Sequence[StateFile]:

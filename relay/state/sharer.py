@@ -62,6 +62,10 @@ class NotUnderstoodError(PeerError):
         return f"entry {self.sequence} ({self.subject}) {self.problem}"
 
 
+class HeldBackError(StreamError):
+    """Entries wait while a relay of the fleet does not know their kind: it would refuse every call."""
+
+
 class UnfitEntryError(StateError):
     """An entry of this relay's own file is none that others understand."""
 
@@ -313,7 +317,8 @@ def _hour_of(end_ms: int | None) -> int | None:
 class Sharer:
     """Shares ``ledgers``, each with a file of its own: a ``Sharing``.
 
-    ``filled`` is told which share of the stream is used; ``chance`` is uniform in [0, 1).
+    ``filled`` is called with the share of the stream that is used. ``older_relay`` returns a relay of the
+    fleet that does not know what relays know from a version on. ``chance`` is uniform in [0, 1).
 
     Attributes:
         is_current: whether files and stream are equal, and were found so lately.
@@ -325,6 +330,7 @@ class Sharer:
     _on_thread: OnThread = field(kw_only=True)
     _count: CountEntry = field(kw_only=True)
     _filled: Callable[[float], None] = field(kw_only=True)
+    _older_relay: Callable[[str], str | None] = field(kw_only=True)
     _chance: Callable[[], float] = field(kw_only=True)
     _log: FilteringBoundLogger = field(kw_only=True)
     _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
@@ -476,6 +482,9 @@ class Sharer:
         if len(missing) >= AT_ONCE:
             compared.due = True
             self._wake.set()
+        ledger = compared.ledger
+        if missing and (older := self._older_relay(ledger.since)) is not None:
+            raise HeldBackError(f"{ledger.kind}: kept here until relay {older} has version {ledger.since}")
         for key, entry in missing.items():
             appended = await self._append(stream, compared, key, entry, newest)
             if compared.ledger.ordered:

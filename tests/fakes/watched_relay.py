@@ -17,6 +17,7 @@ from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.server.decision_records import DecisionRecords
 from relay.server.decisions import (
+    NOTHING_APPLIED,
     LeafDecisions,
     NameDecisions,
     token_decisions,
@@ -25,7 +26,7 @@ from relay.server.decisions import (
 )
 from relay.server.follow_ups import Follow, FollowUps
 from relay.state.join_tokens import JoinTokens
-from relay.state.kinds import CERTIFICATES, JOIN_TOKENS, NODE_NAMES, REVOKED_TOKENS, VERIFYING_KEYS
+from relay.state.kinds import CERTIFICATES, JOIN_TOKENS, NODE_NAMES, REVOKED_TOKENS, VERIFYING_KEYS, files_of
 from relay.state.names import NameLedger
 from relay.state.tokens import RevokedTokens, TokenKeys
 from relay.state.watcher import DescriptorReserve, Watcher
@@ -111,14 +112,16 @@ class Stage:
         keys = token_key_decisions(self.keys, self.accepted, lambda: hub.fleet.trust.roots, records.add)
         return Watcher(
             watched(
-                {
+                {file: file.ledger(self.directory) for file in files_of()}
+                | {
                     CERTIFICATES: self.real.ca.ledger,
                     REVOKED_TOKENS: revoked.ledger,
                     JOIN_TOKENS: self.join_tokens.ledger,
                     VERIFYING_KEYS: self.keys.ledger,
                     NODE_NAMES: name_ledger.ledger,
                 },
-                {
+                {file: NOTHING_APPLIED for file in files_of() if file.watched and file.applied}
+                | {
                     CERTIFICATES: leaves.applied(),
                     REVOKED_TOKENS: tokens,
                     VERIFYING_KEYS: keys,
