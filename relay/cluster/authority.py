@@ -58,7 +58,6 @@ class AuthorityAsker:
         self._waiting = 0
 
     async def ask(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Ask, as ``RemoteAuthority`` describes."""
         try:
             answer = await self._asked(action, members)
         except AuthorityUnavailableError:
@@ -122,7 +121,6 @@ class AuthorityAnswerer:
         self._running: set[asyncio.Task[None]] = set()
 
     async def serve(self, client: Client) -> None:
-        """Answer on ``client`` until cancelled."""
         await client.subscribe(self._subject, _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT)
         await asyncio.Event().wait()
 

@@ -62,7 +62,6 @@ class EveryMessage(asyncio.Future[Msg]):
         self._log = log
 
     def set_result(self, message: Msg, /) -> None:
-        """Handle ``message``, which was read."""
         try:
             self._handle(message)
         except Exception as error:  # noqa: BLE001 - a bug must lose one message; the library would read no more
@@ -85,7 +84,6 @@ class DirectClient(Client):
         self._wire: _Wire | None = None
 
     async def connect(self, *arguments: Any, **options: Any) -> None:
-        """Connect, as the library does: there is no subscription yet, and so no message on its way."""
         await super().connect(*arguments, **options)
         transport: Any = self._transport
         self._wire = _Wire(transport._io_writer.transport, self._take)
@@ -184,12 +182,10 @@ class _Wire(asyncio.Protocol):
             self.transport.abort()
 
     def eof_received(self) -> bool | None:
-        """Tell the library's stream."""
         ended: bool | None = self._stream.eof_received()
         return ended
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the library's stream."""
         self._stream.connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -80,7 +80,6 @@ class NatsRouter:
     _log: FilteringBoundLogger
 
     async def run(self, command: Command) -> CmdAck:
-        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
         if self._holds(command.node_id):
             return await self._local.start(command)
         try:
@@ -152,11 +151,9 @@ class CommandOwner:
     _gauges: OrderedDict[str, TransitGauge] = field(init=False, factory=OrderedDict)
 
     def holds(self, node_id: str) -> bool:
-        """Return whether this process has a connection to the node."""
         return node_id in self._held
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected to this process, or is lost."""
         if connected:
             self._held.add(node.node_id)
         else:
@@ -165,7 +162,6 @@ class CommandOwner:
         self._wake.set()
 
     async def serve(self, client: Client) -> None:
-        """Answer on ``client`` until cancelled."""
         subscribed: dict[str, Subscription] = {}
         self._changed = set(self._held)
         await subscribe(client, cancel_subject(self._fleet), self._cancelled, self._log)

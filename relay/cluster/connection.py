@@ -96,7 +96,6 @@ class ClusterConnection:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
     ) -> bytes:
-        """Return the answer to ``payload``, as ``Requests`` describes."""
         replies = self._replies
         if replies is None or not replies.client.is_connected:
             raise NoResponderError("not connected to the cluster")
@@ -107,7 +106,6 @@ class ClusterConnection:
             raise NoResponderError("the connection to the cluster was lost") from None
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send ``payload``, as ``Requests`` describes."""
         if self._replies is not None:
             with suppress(NatsError):
                 await self._replies.client.publish(subject, payload)
@@ -169,7 +167,6 @@ class ClusterConnection:
         return True
 
     def _failed(self, server: ClusterServer, error: Exception) -> None:
-        """Log an exception that was not expected, with its traceback."""
         self._log.error("cluster connection failed", server=str(server), exc_info=error)
 
     def _report(self, server: str, reason: str) -> None:
@@ -197,7 +194,6 @@ class ClusterConnection:
         return connecting.result()
 
     async def _connect(self, server: ClusterServer, lost: asyncio.Event) -> Replies:
-        """Do what ``_connected`` describes."""
 
         async def has_ended() -> None:
             lost.set()

@@ -124,7 +124,6 @@ class SharedLeases:
         return [relay for relay, share in shares.items() if share.until_s > now]
 
     def relay_gone(self, relay: str) -> None:
-        """End what a relay has leased that has ended."""
         for capability, shares in list(self._shares.items()):
             if (share := shares.pop(relay, None)) is not None:
                 with suppress(ToolError):  # the lease of the node ends by itself
@@ -223,17 +222,14 @@ class FleetFrames:
                 local.on_frame(type_, partial(self._sent_by_node, type_))
 
     async def serve(self, client: Client) -> None:
-        """Publish and read samples by ``client`` until cancelled."""
         await self._samples.serve(client)
 
     async def close(self) -> None:
-        """Drop what waits to be sent to other relays."""
         await self._queues.close()
 
     # --- NodeFrames
 
     def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
-        """Queue a frame for the node, as ``NodeFrames`` describes."""
         is_lease, where = frame_type is OneWayType.TELEMETRY_LEASE, self._elsewhere.get(node_id)
         if where is not None:
             self._queues.put(where, frame_type, payload)
@@ -245,15 +241,12 @@ class FleetFrames:
             self._local.send(node_id, frame_type, payload)
 
     def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
-        """Call ``handler`` with every frame of that type, as ``NodeFrames`` describes."""
         self._handlers.add(frame_type, handler)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
-        """Call ``handler`` whenever a node connects to a relay, or is lost."""
         self._followers.add(handler)
 
     def on_announce(self, handler: AnnounceHandler) -> None:
-        """Call ``handler`` whenever a manifest was accepted over a session of this relay."""
         self._local.on_announce(handler)
 
     # --- where nodes are
@@ -272,7 +265,6 @@ class FleetFrames:
         self._notify(node, connected=True)
 
     def relay_gone(self, relay: str) -> None:
-        """End what a relay has asked of this relay's nodes, which has ended."""
         self._leases.relay_gone(relay)
         for node, session_id in self._callers.relay_gone(relay):
             end: SessionEnd = {"session_id": session_id, "reason": _GONE}
@@ -371,7 +363,6 @@ class FleetFrames:
         return {}
 
     def _published(self, relay: str, body: Mapping[str, Any]) -> None:
-        """Take in a sample that another relay has published."""
         type_, where, payload = ONE_WAY[body["type"]], self._at(relay, body), body["payload"]
         if type_ is not OneWayType.TELEMETRY or not self._fits(type_, payload):
             self._count(SAMPLE, "answered", "invalid")

@@ -48,7 +48,6 @@ class RelayIdentity:
     version: str = OLDEST
 
     def said(self) -> bytes:
-        """Return the message that says so."""
         return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
 
     def headers(self) -> dict[str, str]:
@@ -69,14 +68,12 @@ class HeardRelays:
     _heard: dict[str, tuple[RelayIdentity, float]] = field(init=False, factory=dict)
 
     def add(self, other: RelayIdentity) -> None:
-        """Take in that ``other`` has said so now."""
         self._heard.pop(other.relay, None)
         self._heard[other.relay] = (other, self._monotonic())
         if len(self._heard) > MAX_HEARD:
             del self._heard[next(iter(self._heard))]
 
     def __contains__(self, relay: str) -> bool:
-        """Return whether the relay with that id was heard lately."""
         return any(each.relay == relay for each in self._lately())
 
     def version_of(self, relay: str) -> str:

@@ -116,7 +116,6 @@ class FrameQueues:
                 task.cancel()
 
     async def close(self) -> None:
-        """Drop everything."""
         tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         self._queues.clear()
         if tasks:
@@ -236,13 +235,11 @@ class SampleSubjects:
                     await self._subscribe(self._client, node_id)
 
     def unfollow(self, node_id: str) -> None:
-        """Read the samples of a node no longer."""
         if (subscription := self._followed.pop(node_id, None)) is not None:
             self._ended.append(subscription)
             self._wake.set()
 
     async def serve(self, client: Client) -> None:
-        """Publish and read by ``client`` until cancelled."""
         self._waiting.clear()  # from before the connection: too old
         self._ended.clear()
         self._followed = dict.fromkeys(self._followed)  # the subscriptions of a former client ended with it

@@ -116,7 +116,6 @@ class LedgerStream:
         }
 
     def connected(self, client: Client) -> EntryStream:
-        """Return the stream by the connection of ``client``."""
         return _ConnectedStream(self, client)
 
     async def follow(

@@ -94,7 +94,6 @@ class ClusterMessages:
         self._answer = registry.load(_ANSWER_REF)
 
     def command(self, asked: AskedCommand) -> bytes:
-        """Return the message that asks for a command."""
         command = asked.command
         message: dict[str, Any] = {
             "relay": asked.relay,
@@ -154,7 +153,6 @@ class ClusterMessages:
         return correlation_id
 
     def ack(self, ack: CmdAck) -> bytes:
-        """Return the message with the node's answer to a command."""
         return encoded({"ack": ack}).encode("ascii")
 
     def failure(self, error: ToolError) -> bytes:
@@ -238,7 +236,6 @@ class AuthorityMessages:
         self._answer = registry.load(_CA_ANSWER_REF)
 
     def request(self, asked: AskedOfAuthority) -> bytes:
-        """Return the message that asks."""
         return encoded({"relay": asked.relay, asked.action.value: asked.members}).encode("ascii")
 
     def read_request(self, data: bytes) -> AskedOfAuthority:
@@ -264,7 +261,6 @@ class AuthorityMessages:
         return encoded(message).encode("ascii")
 
     def refusal(self, error: AuthorityRefusedError) -> bytes:
-        """Return the message that says why there is no such answer."""
         refused: dict[str, Any] = {"reason": error.reason}
         if error.retry_after_ms is not None:
             refused["retry_after_ms"] = error.retry_after_ms
@@ -327,7 +323,6 @@ class PeerMessages:
         self._bodies = {kind: registry.load(f"cluster.{kind}@1.0.0") for kind in KINDS}
 
     def ask(self, ask_id: str, body: Mapping[str, Any]) -> bytes:
-        """Return the message that asks for ``body``."""
         return encoded({"relay": self._relay, "id": ask_id, "body": body}).encode("ascii")
 
     def read_ask(self, data: bytes, kind: str | None) -> Asked:
@@ -343,7 +338,6 @@ class PeerMessages:
         return Asked(message["relay"], message["id"], message["body"])
 
     def reply(self, body: Mapping[str, Any]) -> bytes:
-        """Return the message that answers a question."""
         return encoded({"reply": body}).encode("ascii")
 
     def failure(self, error: ToolError) -> bytes:

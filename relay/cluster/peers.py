@@ -48,13 +48,11 @@ class RelayPeers:
     _answering: dict[tuple[str, str], asyncio.Task[None]] = field(init=False, factory=dict)
 
     def answer(self, kind: str, handler: PeerHandler) -> None:
-        """Answer by ``handler`` what others ask of that kind, as ``Peers`` describes."""
         self._handlers.add(kind, handler)
 
     async def ask(
         self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float
     ) -> Mapping[str, Any]:
-        """Return what ``relay`` answers, as ``Peers`` describes."""
         ask_id = self._ulids.new()
         payload = self._messages.ask(ask_id, body)
         if len(payload) > MAX_PEER_BYTES:
@@ -71,13 +69,11 @@ class RelayPeers:
             raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
 
     async def serve(self, client: Client) -> None:
-        """Answer on ``client`` until cancelled."""
         subject = self._subject(self.relay, "*")
         await client.subscribe(subject, cb=self._received, pending_msgs_limit=MAX_IN_FLIGHT)
         await asyncio.Event().wait()
 
     async def close(self) -> None:
-        """End what is being answered."""
         if answering := list(self._answering.values()):
             for task in answering:
                 task.cancel()

@@ -62,7 +62,6 @@ class EndedEntries:
         self._read_s: dict[str, float] = {}
 
     def seen(self, node_id: str, *, has_ended: bool) -> None:
-        """Take in an entry of a node."""
         self._read_s.pop(node_id, None)
         if has_ended:
             self._read_s[node_id] = self._monotonic()
@@ -78,7 +77,6 @@ class EndedEntries:
             yield node_id
 
     def clear(self) -> None:
-        """Forget all: they are read again."""
         self._read_s.clear()
 
 
@@ -130,20 +128,16 @@ class RelayLeases:
 
     @property
     def was_read(self) -> bool:
-        """Whether this relay's own lease was ever read."""
         return self._own_s is not None
 
     def was_read_within(self, seconds: float) -> bool:
-        """Return whether this relay's own lease was read in the last ``seconds``."""
         return self._own_s is not None and self._monotonic() - self._own_s < seconds
 
     def is_running(self, relay: str) -> bool:
-        """Return whether the lease of another relay lasts."""
         read_s = self._others.get(relay)
         return read_s is not None and self._read_s - read_s < LEASE_S
 
     def running(self) -> list[str]:
-        """Return the other relays whose leases last."""
         return [relay for relay in self._others if self.is_running(relay)]
 
     def known(self) -> list[str]:
@@ -237,7 +231,6 @@ class Presence:
         self._on_elsewhere.append(handler)
 
     def on_relay_gone(self, handler: Callable[[str], None]) -> None:
-        """Call ``handler`` with each other relay that has ended."""
         self._on_relay_gone.append(handler)
 
     @property
@@ -250,7 +243,6 @@ class Presence:
         return self.is_current + len(self._leases.running())
 
     def others(self) -> Collection[str]:
-        """Return the other relays that run."""
         return self._leases.running()
 
     def other_relays(self) -> list[OtherRelay]:
@@ -259,7 +251,6 @@ class Presence:
         return [OtherRelay(relay, held[relay], self._leases.age_s(relay)) for relay in sorted(self.others())]
 
     def nodes_elsewhere(self) -> int:
-        """Return how many nodes are connected to other relays."""
         return len(self._shown)
 
     def relay_of(self, node_id: str) -> str | None:
@@ -272,7 +263,6 @@ class Presence:
     # --- what happens here
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected to this process, or is lost."""
         node_id = node.node_id
         self.to_write.add(node_id)
         self._behind.pop(node_id, None)
@@ -392,7 +382,6 @@ class Presence:
             self._show_nodes_of(relay)
 
     def relay_gone(self, relay: str) -> None:
-        """Take in that a relay has given up its lease."""
         if self._leases.end(relay):
             self._show_nodes_of(relay)
             for handler in self._on_relay_gone:
@@ -422,7 +411,6 @@ class Presence:
             self._revisions.pop(node_id, None)
 
     def _show_what_waits(self) -> None:
-        """Show what could not be shown before."""
         waiting, self._not_shown_yet = self._not_shown_yet, set()
         for node_id in waiting:
             self._show(node_id)

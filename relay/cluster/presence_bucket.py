@@ -92,7 +92,6 @@ class PresenceBucket:
         self._leases_read_to = 0
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected to this process, or is lost, and write it."""
         self._presence.connection_changed(node, connected)
         self._wake.set()
 
@@ -154,7 +153,6 @@ class PresenceBucket:
                     await watcher.stop()  # type: ignore[no-untyped-call]  # the library's own omission
 
     def _begin(self, made: str) -> None:
-        """Take in that the bucket, which was made at ``made``, is read from its beginning."""
         self._presence.begin(made)
         self._read_to = 0
         if made != self._made:

@@ -194,7 +194,6 @@ class NameDecisions:
     _retired: frozenset[str] = field(init=False, default=frozenset())
 
     def applied(self) -> Applied[NameChanges]:
-        """Return what applies the names."""
         return Applied(self._read, self._begin, self._apply)
 
     def _read(self) -> NameChanges:

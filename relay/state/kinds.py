@@ -7,15 +7,16 @@ document ``cluster.<kind>@1.0.0`` if it is shared. Must not read a file, nor app
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from relay.state.certificates import LEAVES, REVOCATIONS, CaRecords
 from relay.state.join_tokens import JOIN_TOKEN_REVOCATIONS, JOIN_TOKEN_USES, JoinGrants
-from relay.state.ledger import Entry, Ledger, LedgerState
+from relay.state.ledger import Entry, Keyed, Ledger, LedgerState
 from relay.state.merging import Merging, Rule, SharedForm, SharedLedger
 from relay.state.names import NAMES, Names
-from relay.state.tokens import TOKEN_KEYS, TOKEN_REVOCATIONS, EndorsedKeys, IssuedJtis, RevokedJtis
+from relay.state.tokens import TOKEN_KEYS, TOKEN_REVOCATIONS, endorsed_in, issued_in, revoked_in
 
 OLDEST = "0.2"
 """The version that a relay is taken for which does not say its own; those before cannot be in its fleet."""
@@ -46,7 +47,6 @@ class StateFile:
     secret: frozenset[str] = frozenset()
 
     def in_directory(self, root: Path) -> Path:
-        """Return where it is below the state directory ``root``."""
         return root / self.path
 
     def ledger(self, root: Path) -> Ledger[Any]:
@@ -82,7 +82,11 @@ CERTIFICATES = StateFile(
     "leaves", "ca/ledger.jsonl", "the certificates that were issued and revoked", CaRecords, copied=True
 )
 REVOKED_TOKENS = StateFile(
-    "tokens", "revoked_tokens.jsonl", "the agent tokens that were revoked", RevokedJtis, copied=True
+    "tokens",
+    "revoked_tokens.jsonl",
+    "the agent tokens that were revoked",
+    partial(Keyed, revoked_in),
+    copied=True,
 )
 JOIN_TOKENS = StateFile(
     "join tokens",
@@ -96,7 +100,7 @@ VERIFYING_KEYS = StateFile(
     "token keys",
     "token_keys.jsonl",
     "the keys that agent tokens are verified with, as the CA endorses them",
-    EndorsedKeys,
+    partial(Keyed, endorsed_in),
     copied=True,
 )
 NODE_NAMES = StateFile("names", "node_names.jsonl", "the labels and tags of nodes", Names, copied=True)
@@ -104,7 +108,7 @@ ISSUED_TOKENS = StateFile(
     "issued tokens",
     "issued_tokens.jsonl",
     "what the agent tokens that were issued allow, without the tokens",
-    IssuedJtis,
+    partial(Keyed, issued_in),
     watched=False,
 )
 

@@ -78,11 +78,9 @@ class Names:
 
     @property
     def by_node(self) -> Mapping[str, NodeName]:
-        """The nodes that have a name."""
         return MappingProxyType(self._by_node)
 
     def copy(self) -> "Names":
-        """Return other names with the same contents."""
         other = Names()
         other._by_node, other._by_label = self._by_node.copy(), self._by_label.copy()
         other._by_look = self._by_look.copy()

@@ -172,7 +172,6 @@ class NotShared:
         """There is no other relay."""
 
     async def written(self, within_s: float) -> None:
-        """Return after ``within_s``."""
         await asyncio.sleep(within_s)
 
 
@@ -373,13 +372,11 @@ class Sharer:
         return self._understands and self._reading.not_understood is None
 
     def changed(self, *kinds: str) -> None:
-        """Compare ``kinds`` again: there may be new entries in their files."""
         for kind in kinds:
             self._reading.ledgers[kind].due = True
         self._wake.set()
 
     async def written(self, within_s: float) -> None:
-        """Return when entries of other relays were added to a file, or after ``within_s``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._written.wait()

