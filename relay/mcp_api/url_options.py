@@ -24,7 +24,7 @@ from urllib.parse import unquote_plus
 
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.settings.config import View
-from relay.state.name_rules import NameRuleError, check_tags
+from relay.state.labels import NameRuleError, check_tags
 from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry

@@ -55,7 +55,7 @@ from relay.sessions.one_way_frames import OneWayFrames
 from relay.settings.clock import RelayClock
 from relay.settings.config import PER_AGENT, EnvelopeMode
 from relay.state.kinds import watched_names
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from relay.state.watcher import SHARED, Freshness
 from relay.streams.caller_tools.assembly import build as caller_tools
 from relay.streams.caller_tools.forwarded_calls import tag_of

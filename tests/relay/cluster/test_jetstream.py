@@ -1,5 +1,6 @@
-"""Of two that append at one expected number, one does."""
+"""What is appended at an expected number, and in how many copies it is kept."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -7,8 +8,12 @@ from nats.aio.client import Client
 from nats.js.api import Header, StreamConfig
 from nats.js.errors import APIError
 
-from relay.cluster.expected_sequence import append
+from relay.cluster.jetstream import TooFewServersError, append
+from schemas.registry import SchemaRegistry
+from tests.fakes.cluster_machine import Machine
 from tests.fakes.cluster_server import NatsServer
+from tests.fakes.nats_cluster import NatsCluster
+from tests.fakes.polling import BOUND_S, until
 
 if TYPE_CHECKING:
     from nats.js import JetStreamContext
@@ -52,3 +57,25 @@ async def test_any_other_error_is_raised() -> None:
     context = cast("JetStreamContext", Refusing(10077))
     with pytest.raises(APIError):
         await append(context, SUBJECT, b"{}", expected=EMPTY, kept_s=None)
+
+
+@pytest.mark.integration
+@pytest.mark.long
+async def test_two_servers_as_a_cluster_are_refused_and_the_log_says_what_to_do(
+    tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    cluster = NatsCluster(tmp_path)
+    machine = Machine.made(tmp_path / "machine", issues=True)
+    cluster.start(2)
+    try:
+        async with machine.joined(cluster.config, registry) as member:
+            reason = str(TooFewServersError())
+            assert reason == "fewer than 3 servers of the cluster run: start 3, or one that is no cluster"
+            await until(lambda: member.part.ledgers.problem == reason, 3 * BOUND_S)
+            assert reason in member.part.health()["cluster"].state
+            assert not member.part.health()["cluster"].ready
+            await member.fake.lines.until("presence not available")
+            cluster.servers[2].start()
+            await until(lambda: member.part.ledgers.is_current, 3 * BOUND_S)
+    finally:
+        cluster.stop()

@@ -8,14 +8,14 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
+from relay.cluster.commands import Requests
 from relay.cluster.connection import respond
-from relay.cluster.peer_messages import MAX_PEER_BYTES, Asked, CountMessage, PeerMessages
-from relay.routing.cluster_messages import ClusterMessageError
-from relay.routing.nats import Requests
+from relay.cluster.messages import MAX_PEER_BYTES, Asked, ClusterMessageError, CountMessage, PeerMessages
 from relay.routing.peers import PeerHandler
 from schemas.errors import Failure, ToolError
 from schemas.handlers import Handlers
@@ -28,45 +28,31 @@ _CANCEL = "cancel"
 _BUSY_RETRY_MS = 100
 
 
+@define(eq=False, repr=False, kw_only=True)
 class RelayPeers:
     """The other relays of ``fleet``, for the relay ``relay``; ``running`` returns those that run.
 
     ``relay_of`` returns the one that a node is connected to.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        requests: Requests,
-        messages: PeerMessages,
-        fleet: str,
-        relay: str,
-        running: Callable[[], Collection[str]],
-        relay_of: Callable[[str], str | None],
-        ulids: UlidSource,
-        count: CountMessage,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._requests = requests
-        self._messages = messages
-        self._fleet = fleet
-        self.relay = relay
-        self._ulids = ulids
-        self._count = count
-        self._log = log
-        self._handlers = Handlers[str, PeerHandler]()
-        self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self.running = running
-        self.relay_of = relay_of
+    _requests: Requests
+    _messages: PeerMessages
+    _fleet: str
+    relay: str
+    running: Callable[[], Collection[str]]
+    relay_of: Callable[[str], str | None]
+    _ulids: UlidSource
+    _count: CountMessage
+    _log: FilteringBoundLogger
+    _handlers: Handlers[str, PeerHandler] = field(init=False, factory=Handlers[str, PeerHandler])
+    _answering: dict[tuple[str, str], asyncio.Task[None]] = field(init=False, factory=dict)
 
     def answer(self, kind: str, handler: PeerHandler) -> None:
-        """Answer by ``handler`` what others ask of that kind, as ``Peers`` describes."""
         self._handlers.add(kind, handler)
 
     async def ask(
         self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float
     ) -> Mapping[str, Any]:
-        """Return what ``relay`` answers, as ``Peers`` describes."""
         ask_id = self._ulids.new()
         payload = self._messages.ask(ask_id, body)
         if len(payload) > MAX_PEER_BYTES:
@@ -83,13 +69,11 @@ class RelayPeers:
             raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
 
     async def serve(self, client: Client) -> None:
-        """Answer on ``client`` until cancelled."""
         subject = self._subject(self.relay, "*")
         await client.subscribe(subject, cb=self._received, pending_msgs_limit=MAX_IN_FLIGHT)
         await asyncio.Event().wait()
 
     async def close(self) -> None:
-        """End what is being answered."""
         if answering := list(self._answering.values()):
             for task in answering:
                 task.cancel()

@@ -1,23 +1,92 @@
-"""Answers, over NATS, what relays without the CA's key ask of the one that has it.
+"""Asks the relay that has the CA's key, over NATS, and answers there what the others ask.
 
 What one relay asks is limited before it is passed on: a relay that is flooded must not take the whole CA.
 Must not know what is issued, or to whom.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
+from relay.cluster.commands import CountCommand, Requests
 from relay.cluster.connection import respond
+from relay.cluster.messages import AskedOfAuthority, AuthorityMessages, ClusterMessageError, authority_subject
 from relay.limits.rate_limits import BUSY_RETRY_MS, Allowance, KeyedLimiters
-from relay.routing.authority_messages import AskedOfAuthority, AuthorityMessages, authority_subject
-from relay.routing.authority_port import AnsweringAuthority, AuthorityRefusedError
-from relay.routing.cluster_messages import ClusterMessageError
-from relay.routing.nats import CountCommand
+from relay.routing.authority_port import (
+    AnsweringAuthority,
+    AuthorityAction,
+    AuthorityRefusedError,
+    AuthorityUnavailableError,
+)
+from relay.routing.peers import NoResponderError
 from schemas.errors import ToolError
+
+AT_ONCE = 8
+"""How many requests are sent and not answered. The relay that answers makes four at a time."""
+MAX_WAITING = 64
+TIMEOUT_S = 6.0
+"""From the request to its answer, waiting included: a node that enrols gives up after 10 s."""
+
+
+class AuthorityAsker:
+    """A ``RemoteAuthority`` by ``requests``. ``relay`` names this process to the others."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        requests: Requests,
+        messages: AuthorityMessages,
+        fleet: str,
+        relay: str,
+        count: CountCommand,
+        log: FilteringBoundLogger,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._requests = requests
+        self._messages = messages
+        self._subject = authority_subject(fleet)
+        self._relay = relay
+        self._count = count
+        self._log = log
+        self._timeout_s = timeout_s
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+
+    async def ask(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            answer = await self._asked(action, members)
+        except AuthorityUnavailableError:
+            self._count("away")
+            raise
+        except AuthorityRefusedError:
+            self._count("refused")
+            raise
+        self._count("ok")
+        return answer
+
+    async def _asked(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._waiting >= MAX_WAITING:
+            raise AuthorityUnavailableError("too many requests wait for the relay with the CA's key")
+        payload = self._messages.request(AskedOfAuthority(self._relay, action, members))
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._timeout_s), self._turns:
+                data = await self._requests.request(self._subject, payload, self._timeout_s)
+            return self._messages.read_answer(data, action)
+        except NoResponderError:
+            raise AuthorityUnavailableError("no relay with the CA's key is connected") from None
+        except TimeoutError:
+            raise AuthorityUnavailableError("the relay with the CA's key does not answer in time") from None
+        except ClusterMessageError as error:
+            self._log.warning("answer of the relay with the CA's key dropped", reason=str(error))
+            raise AuthorityUnavailableError("the relay with the CA's key gives no valid answer") from None
+        finally:
+            self._waiting -= 1
+
 
 PER_RELAY = Allowance(rate=50, burst=100, concurrency=16)
 """Half of what the CA makes a second on one core, for each relay that asks."""
@@ -51,7 +120,6 @@ class AuthorityAnswerer:
         self._running: set[asyncio.Task[None]] = set()
 
     async def serve(self, client: Client) -> None:
-        """Answer on ``client`` until cancelled."""
         await client.subscribe(self._subject, _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT)
         await asyncio.Event().wait()
 

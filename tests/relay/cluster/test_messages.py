@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from relay.cluster.peer_messages import FRAME, MAX_PEER_BYTES, Asked, PeerMessages
-from relay.routing.cluster_messages import ClusterMessageError
+from relay.cluster.messages import FRAME, MAX_PEER_BYTES, Asked, ClusterMessageError, PeerMessages
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.signer import NODE_ID

@@ -1,10 +1,11 @@
-"""How many copies JetStream keeps of what the relays share: three, and one where there is a single server.
+"""What the relays share in JetStream: appended at an expected sequence number, and in how many copies.
 
-Of a cluster that has lost a server nothing is made with fewer: that would be lost with the next one. So two
+Of two that append at once, one does. Three copies are kept, and one where there is a single server: of a
+cluster that has lost a server nothing is made with fewer, which would be lost with the next one. So two
 servers are never enough. Must not know what is kept.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from nats.js import JetStreamContext
@@ -12,6 +13,29 @@ from nats.js.api import StreamInfo
 from nats.js.errors import APIError
 
 from schemas.error_roots import PeerError
+
+_WRONG_LAST_SEQUENCE = {10071, 10164}
+"""The second is of servers that do not know the number yet: another entry is on its way to it."""
+
+
+async def append(
+    context: JetStreamContext, subject: str, data: bytes, *, expected: Mapping[str, str], kept_s: int | None
+) -> int | None:
+    """Append ``data``; return its sequence number, or None if the stream is not as ``expected``.
+
+    ``kept_s`` is for how many seconds the servers keep it; None: without an end.
+
+    Raises:
+        NatsError, TimeoutError: the servers do not take it.
+    """
+    try:
+        appended = await context.publish(subject, data, headers=dict(expected), msg_ttl=kept_s)
+    except APIError as error:
+        if error.err_code not in _WRONG_LAST_SEQUENCE:
+            raise
+        return None
+    return appended.seq
+
 
 COPIES = 3
 _SINGLE_SERVER = 10074

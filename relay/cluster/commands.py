@@ -1,32 +1,36 @@
-"""Answers the commands of other relays for the nodes whose sessions this relay holds.
+"""Commands between relays: the ``NodeRouter`` that asks the relay with the session, and what answers.
 
-One subscription for each node, in a queue group: of two relays that believe to hold a node, one is asked.
-Must not decide who may call: the relay that asks has decided and recorded that.
+A node whose session is in this process is reached without NATS. For any other one request goes to the
+subject of the node, which the relay that holds its session answers; that there is no such relay is known at
+once, and no list of nodes is read for it. That relay has one subscription for each node, in a queue group:
+of two relays that believe to hold a node, one is asked. It does not decide who may call: the relay that
+asks has decided and recorded that.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
+from relay.cluster.client import respond_now, subscribe
 from relay.cluster.connection import respond
-from relay.cluster.direct_client import respond_now
-from relay.cluster.direct_subscription import subscribe
-from relay.routing.answer import CommandAnswer
-from relay.routing.cluster_messages import (
+from relay.cluster.messages import (
     MAX_MESSAGE_BYTES,
     AskedCommand,
     ClusterMessageError,
     ClusterMessages,
     cancel_subject,
+    command_headers,
     command_subject,
 )
-from relay.routing.nats import CountCommand
+from relay.routing.answer import CommandAnswer
+from relay.routing.peers import NoResponderError
 from relay.routing.port import Command, LocalRouter, NodeRef
 from schemas.delivery import TransitGauge
 from schemas.errors import Failure, ToolError
@@ -34,6 +38,92 @@ from schemas.payloads import CmdAck
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
+
+CountCommand = Callable[[str], None]
+"""Counts a command by its outcome: ``ok``, the code of its failure, ``cancelled``, or ``dropped``."""
+
+
+class Requests(Protocol):
+    """What asks other relays."""
+
+    async def request(
+        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
+    ) -> bytes:
+        """Return the answer to ``payload``, which is sent with ``headers``.
+
+        Raises:
+            NoResponderError: it was not delivered.
+            TimeoutError: there was no answer in time; it may have been delivered.
+        """
+        ...
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send ``payload`` to all that listen; it is lost if there is no connection."""
+        ...
+
+
+@define(eq=False, repr=False, kw_only=True)
+class NatsRouter:
+    """Routes to ``local`` the commands for nodes that this process ``holds``, and all others to ``requests``.
+
+    ``relay`` names this process to the others. ``ticks_ms`` is a clock that cannot be set.
+    """
+
+    _local: LocalRouter
+    _holds: Callable[[str], bool]
+    _requests: Requests
+    _messages: ClusterMessages
+    _fleet: str
+    _relay: str
+    _ticks_ms: Callable[[], int]
+    _count: CountCommand
+    _log: FilteringBoundLogger
+
+    async def run(self, command: Command) -> CmdAck:
+        if self._holds(command.node_id):
+            return await self._local.start(command)
+        try:
+            answer = await self._asked(command)
+        except ToolError as error:
+            self._count(error.failure.value.code)
+            raise
+        except asyncio.CancelledError:
+            self._count("cancelled")
+            raise
+        self._count("ok")
+        return answer
+
+    async def _asked(self, command: Command) -> CmdAck:
+        asked = AskedCommand(command, self._relay, self._ticks_ms())
+        payload = self._messages.command(asked)
+        if len(payload) > MAX_MESSAGE_BYTES:
+            # Arguments within their schema fit; in any case, nothing was sent.
+            raise ToolError(Failure.INTERNAL, "The command does not fit a message.")
+        subject, timeout_s = command_subject(self._fleet, command.node_id), command.deadline_ms / 1000
+        try:
+            data = await self._requests.request(subject, payload, timeout_s, command_headers(command))
+            return self._messages.read_answer(data)
+        except NoResponderError:
+            raise ToolError(Failure.NODE_OFFLINE) from None
+        except TimeoutError:
+            # The other relay ends the command by the same deadline: there is nothing to cancel.
+            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+        except ClusterMessageError as error:
+            self._log.warning(
+                "answer of another relay dropped",
+                node_id=command.node_id,
+                correlation_id=command.correlation_id,
+                reason=str(error),
+            )
+            raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
+        except asyncio.CancelledError:
+            await self._cancel(command)
+            raise
+
+    async def _cancel(self, command: Command) -> None:
+        message = self._messages.cancel(self._relay, command.correlation_id)
+        await self._requests.publish(cancel_subject(self._fleet), message)
+
 
 MAX_IN_FLIGHT = 4096
 """How many commands of other relays run at once. What a node announces bounds it far below that."""
@@ -43,38 +133,27 @@ _MAX_RELAYS = 64
 _BUSY_RETRY_MS = 100
 
 
+@define(eq=False, repr=False, kw_only=True)
 class CommandOwner:
     """Gives commands to ``router``. ``ticks_ms`` is a clock that cannot be set."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        router: LocalRouter,
-        messages: ClusterMessages,
-        fleet: str,
-        ticks_ms: Callable[[], int],
-        count: CountCommand,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._router = router
-        self._messages = messages
-        self._fleet = fleet
-        self._ticks_ms = ticks_ms
-        self._count = count
-        self._log = log
-        self._held: set[str] = set()
-        self._changed: set[str] = set()
-        self._wake = asyncio.Event()
-        self._running: dict[str, CommandAnswer] = {}
-        self._waiting: set[asyncio.Task[None]] = set()
-        self._gauges: OrderedDict[str, TransitGauge] = OrderedDict()
+    _router: LocalRouter
+    _messages: ClusterMessages
+    _fleet: str
+    _ticks_ms: Callable[[], int]
+    _count: CountCommand
+    _log: FilteringBoundLogger
+    _held: set[str] = field(init=False, factory=set)
+    _changed: set[str] = field(init=False, factory=set)
+    _wake: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _running: dict[str, CommandAnswer] = field(init=False, factory=dict)
+    _waiting: set[asyncio.Task[None]] = field(init=False, factory=set)
+    _gauges: OrderedDict[str, TransitGauge] = field(init=False, factory=OrderedDict)
 
     def holds(self, node_id: str) -> bool:
-        """Return whether this process has a connection to the node."""
         return node_id in self._held
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected to this process, or is lost."""
         if connected:
             self._held.add(node.node_id)
         else:
@@ -83,7 +162,6 @@ class CommandOwner:
         self._wake.set()
 
     async def serve(self, client: Client) -> None:
-        """Answer on ``client`` until cancelled."""
         subscribed: dict[str, Subscription] = {}
         self._changed = set(self._held)
         await subscribe(client, cancel_subject(self._fleet), self._cancelled, self._log)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.cluster import relay_peers
+from relay.cluster import peers as relay_peers
 from relay.routing.peers import NoResponderError
 from schemas.errors import Failure, ToolError
 from tests.fakes.cluster import Member

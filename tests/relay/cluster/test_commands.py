@@ -10,8 +10,8 @@ from nats import connect
 from nats.aio.msg import Msg
 
 from relay.calls.idempotency import IdempotencyStore, KeyedCommands
-from relay.cluster import command_owner
-from relay.routing.cluster_messages import AskedCommand, command_subject
+from relay.cluster import commands as command_owner
+from relay.cluster.messages import AskedCommand, command_subject
 from relay.routing.port import Idempotency
 from relay.sessions.node_sessions import CapabilityLimits
 from relay.settings.config import ClusterServer
