@@ -24,11 +24,11 @@ CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
 OUTSIDE = """
 import asyncio, json, sys
-from kubelet.handlers.metrics import MetricsHandler
+from kubelet.handlers.system_metrics import MetricsHandler
 from schemas.process.logs import make_logger
 
 async def snapshot():
-    handler = MetricsHandler("01" + "A" * 24, lambda: 0, log=make_logger("kubelet", sys.stderr))
+    handler = MetricsHandler({}, "01" + "A" * 24, lambda: 0, make_logger("kubelet", sys.stderr))
     running = asyncio.create_task(handler.run())
     sample = await handler.invoke("snapshot", {})
     running.cancel()

@@ -10,10 +10,10 @@ from relay.client.remote_tools.contracts import DEFAULT_DEADLINE_S
 from relay.fleet.tool_schemas import ToolSchemas
 from relay.mcp_api.views.kind_schemas import kind_schemas
 from relay.remote_tools import ClientEnvironment, Permissions, Reason, Risk, RiskSource, ToolUnauthorized
-from schemas.kinds import SYSTEM_ECHO
 from tests.fakes.clock import FakeClock
 from tests.fakes.guarded import EVERYTHING, over_http
 from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signed_tools import REGISTRY, echoed, relay_with
 from tests.fakes.signer import (
     DAY_MS,

@@ -7,8 +7,9 @@ import jsonschema
 import pytest
 
 from relay.mcp_api.views.kind_schemas import QUERY, kind_schemas
-from schemas.kinds import SYSTEM_ECHO, SYSTEM_METRICS, Verb
+from schemas.kinds import Verb
 from schemas.registry import SchemaRegistry
+from tests.fakes.shipped_kinds import SYSTEM_ECHO, SYSTEM_METRICS
 from tests.fakes.signer import NODE_ID, NOW_MS
 from tests.fakes.suite_kinds import kinds_with_the_suites, write_documents
 
