@@ -255,6 +255,13 @@ def test_a_further_kind_is_held_to_the_rules(
         read_board(tmp_path, row, documents)
 
 
+def test_a_capability_cites_its_kind() -> None:
+    assert announced(SYSTEM_METRICS)["schema_ref"] == SYSTEM_METRICS.schema_ref
+    assert SYSTEM_METRICS.schema_ref == "mcp://schemas/system.metrics@1.0.0"
+    assert announced(SYSTEM_ECHO)["schema_ref"] == "mcp://schemas/system.echo.invoke.input@1.0.0"
+    assert MANIFEST_REF == "manifest@1.1.0"
+
+
 def test_echo_is_the_tool_of_rfc_0005() -> None:
     assert list(SYSTEM_ECHO.verbs) == ["invoke"]
     assert SYSTEM_ECHO.verbs["invoke"].input_ref == "system.echo.invoke.input@1.0.0"
