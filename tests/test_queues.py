@@ -45,7 +45,7 @@ EXEMPT = {
     "kubelet/announce/announcer.py": ("2 ensure_future", ONE),
     "kubelet/daemon/composition.py": ("create_task, to_thread", f"{LOOPS}; of the thread: once, at the end"),
     "kubelet/daemon/node.py": ("deque, 2 create_task", f"{LOOPS}; of the deque: it {ENTRIES}"),
-    "kubelet/handlers/metrics.py": ("2 create_task", LOOPS),
+    "kubelet/handlers/system_metrics.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/assembly.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/daemon_client.py": ("create_task", ONE),
     "kubelet/local_agent/mcp_server.py": ("create_task", LOOPS),

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from kubelet.handlers.echo import CAPABILITY as ECHO
-from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.ascii_json import encoded
 from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
@@ -30,11 +28,11 @@ from relay.settings.config import View
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.keys import base64url
-from schemas.kinds import KINDS
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE
 from tests.fakes.hub import Hub
 from tests.fakes.relay_tools import parrot
 from tests.fakes.routers import ScriptedRouter
+from tests.fakes.shipped_kinds import ECHO, KINDS, METRICS
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
 
 READ = ("name", "title", "description", "inputSchema")

@@ -12,10 +12,11 @@ from relay.fleet.selection import Selection
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.views.kind_tools import MAX_NUMBERS, QUERY, kind_schemas, summed_up
 from relay.settings.config import View
-from schemas.kinds import SYSTEM_ECHO, SYSTEM_METRICS, Verb
+from schemas.kinds import Verb
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import FOLLOWED, Followed, Reader
 from tests.fakes.hub import READ_ONLY
+from tests.fakes.shipped_kinds import SYSTEM_ECHO, SYSTEM_METRICS
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS
 from tests.fakes.suite_kinds import kinds_with_the_suites, write_documents
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage

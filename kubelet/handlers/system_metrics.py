@@ -12,20 +12,11 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import BuiltInHandler, HandlerFactory
 from kubelet.handlers.disks import Disks
 from kubelet.handlers.readings import LinuxReadings, MemoryReading, Readings
 from kubelet.handlers.sampler import CpuMeter, CpuSampler, CpuUsage
 from schemas.health import endless
-
-CAPABILITY: Mapping[str, Any] = {
-    "cap_id": "sysmetrics",
-    "kind": "system.metrics",
-    "schema_ref": "mcp://schemas/system.metrics@1.0.0",
-    "verbs": ["snapshot", "subscribe"],
-    "safety_class": "read_only",
-    "constraints": {"rate_limit_rps": 5, "max_concurrency": 4, "deadline_ms_default": 2000},
-}
 
 ALL_PARTS = ("cpu", "mem", "load", "uptime", "disk")
 MAX_CORES = 4096
@@ -34,7 +25,7 @@ TIMEOUT_S = 1.0
 """How long a snapshot right after the start waits for the first samples."""
 
 
-class MetricsHandler(Handler):
+class MetricsHandler(BuiltInHandler):
     """Answers with a sample of the machine that ``readings`` reads, by default this one.
 
     A part that is not known, because its first sample has not come in time, is left out, not invented.
@@ -42,27 +33,22 @@ class MetricsHandler(Handler):
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
+        capability: Mapping[str, Any],
         node_id: str,
         now_ms: Callable[[], int],
-        readings: Readings | None = None,
-        *,
         log: FilteringBoundLogger,
+        *,
+        readings: Readings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._node_id = node_id
-        self._now_ms = now_ms
+        super().__init__(capability, node_id, now_ms, log)
         self._readings = readings or LinuxReadings()
         self._timeout_s = timeout_s
         self._cpu = CpuSampler(self._readings.cpu_times, sleep=sleep)
         self._followed_cpu = CpuMeter(self._readings.cpu_times, monotonic)
         self._disks = Disks(self._readings.mounts, self._readings.space, log, sleep=sleep)
-
-    @property
-    def capability(self) -> Mapping[str, Any]:
-        """The capability as the manifest contains it."""
-        return CAPABILITY
 
     async def run(self) -> None:
         """Sample CPU usage and disks for as long as the daemon runs."""
@@ -78,8 +64,8 @@ class MetricsHandler(Handler):
         include = arguments.get("include", ALL_PARTS)
         await self._first_samples(include)
         sample: dict[str, Any] = {
-            "ts_ms": self._now_ms(),
-            "node_id": self._node_id,
+            "ts_ms": self.now_ms(),
+            "node_id": self.node_id,
             "uptime_s": self._readings.uptime_s(),
         }
         if "cpu" in include:
@@ -121,3 +107,6 @@ def _mem(memory: MemoryReading) -> dict[str, int]:
         "swap_total_bytes": memory.swap_total,
         "swap_used_bytes": max(memory.swap_total - memory.swap_free, 0),
     }
+
+
+HANDLER: HandlerFactory = MetricsHandler

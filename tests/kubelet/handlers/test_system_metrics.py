@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kubelet.handlers.metrics import CAPABILITY, MetricsHandler
 from kubelet.handlers.readings import CpuTimes, MemoryReading, Mount, Space
 from kubelet.handlers.sampler import FIRST_INTERVAL_S
+from kubelet.handlers.system_metrics import MetricsHandler
 from schemas.canonical import jcs
-from schemas.kinds import SYSTEM_METRICS
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.seconds import Seconds
+from tests.fakes.shipped_kinds import METRICS, SYSTEM_METRICS
 
 BOUND_S = 10
 NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"
@@ -72,7 +72,7 @@ async def running(handler: MetricsHandler) -> AsyncIterator[None]:
 
 def handler_of(machine: Machine, timeout_s: float = BOUND_S) -> MetricsHandler:
     return MetricsHandler(
-        NODE_ID, lambda: NOW_MS, machine, log=LOG, sleep=only_the_first, timeout_s=timeout_s
+        METRICS, NODE_ID, lambda: NOW_MS, LOG, readings=machine, sleep=only_the_first, timeout_s=timeout_s
     )
 
 
@@ -87,11 +87,9 @@ async def snapshot(machine: Machine, arguments: dict[str, Any]) -> dict[str, Any
 
 def test_the_capability_fits_the_manifest_and_the_kind() -> None:
     handler = handler_of(Machine())
-    assert handler.capability is CAPABILITY
-    assert CAPABILITY["kind"] == SYSTEM_METRICS.name
-    assert CAPABILITY["schema_ref"] == SYSTEM_METRICS.schema_ref
-    assert set(CAPABILITY["verbs"]) == set(SYSTEM_METRICS.verbs)
-    assert CAPABILITY["constraints"] == {
+    assert handler.capability is METRICS
+    assert METRICS["cap_id"] == "sysmetrics"
+    assert METRICS["constraints"] == {
         "rate_limit_rps": 5,
         "max_concurrency": 4,
         "deadline_ms_default": 2000,
@@ -149,7 +147,9 @@ async def test_a_snapshot_before_the_first_interval_waits_for_it() -> None:
         await first_interval.wait()
         await only_the_first(seconds)
 
-    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, Machine(), log=LOG, sleep=pause, timeout_s=BOUND_S)
+    handler = MetricsHandler(
+        METRICS, NODE_ID, lambda: NOW_MS, LOG, readings=Machine(), sleep=pause, timeout_s=BOUND_S
+    )
     asked = asyncio.create_task(handler.invoke("snapshot", {"include": ["cpu"]}))
     async with running(handler):
         await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_a_caller_that_goes_away_stops_the_wait() -> None:
 
 
 async def test_this_machine_gives_a_valid_sample() -> None:
-    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, log=LOG, timeout_s=BOUND_S)
+    handler = MetricsHandler(METRICS, NODE_ID, lambda: NOW_MS, LOG, timeout_s=BOUND_S)
     async with running(handler):
         sample = await handler.invoke("snapshot", {})
     SchemaRegistry().load("system.metrics.sample@1.0.0").check(sample)
@@ -190,7 +190,7 @@ async def test_this_machine_gives_a_valid_sample() -> None:
 async def test_samples_that_are_followed_have_the_cpu_usage_since_the_last_one() -> None:
     clock = Seconds()
     handler = MetricsHandler(
-        NODE_ID, lambda: NOW_MS, Machine(), log=LOG, sleep=only_the_first, monotonic=clock
+        METRICS, NODE_ID, lambda: NOW_MS, LOG, readings=Machine(), sleep=only_the_first, monotonic=clock
     )
     async with running(handler):
         for _ in range(2):
