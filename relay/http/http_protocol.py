@@ -76,7 +76,6 @@ class JoinedHead:
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        """Send ``data``, after the head if that has not been sent."""
         if self._head is None and data != _CONTINUE:
             self._head = data
             # What follows may take a while: a stream begins with silence.
@@ -88,11 +87,9 @@ class JoinedHead:
             self._transport.write(data)
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closing."""
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection once everything is sent."""
         self._flush()
         self._transport.close()
 
@@ -227,7 +224,6 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.write(held)
 
     def on_message_begin(self) -> None:
-        """Begin a head."""
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
@@ -249,7 +245,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._pass_on()
 
     def on_message_complete(self) -> None:
-        """End the request, and answer it or pass it on."""
         self._in_body = False
         if self._body is not None and (work := self._begin_work(bytes(self._body))) is not None:
             self._body = None
@@ -308,7 +303,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._time_idleness(self._idle_limit_s)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection if it is idle for the whole time."""
         self.timeout_keep_alive_task = None
         if self._idle_since is None:
             return  # a request is served; its end starts the timer

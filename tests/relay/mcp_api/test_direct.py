@@ -98,7 +98,7 @@ class Stage:
         self.seen_by_sdk: list[Scope] = []
 
     @property
-    def methods(self) -> dict[str, Method]:
+    def methods(self) -> Mapping[str, Method]:
         return self._mcp.methods.table
 
     @classmethod

@@ -288,28 +288,6 @@ async def test_an_answer_goes_to_who_asked_for_it_once(live: NodeSession) -> Non
     assert len(live.pending) == 1
 
 
-async def test_an_answer_without_a_waiting_caller_is_dropped(live: NodeSession) -> None:
-    live.settle("1", DONE)
-    given_up = sent(live, "2")
-    given_up.cancel()
-    live.settle("2", DONE)
-    assert given_up.cancelled()
-    assert len(live.pending) == 0
-
-
-async def test_a_deadline_ends_what_has_no_answer(live: NodeSession) -> None:
-    answered, late = sent(live, "1"), sent(live, "2")
-    live.settle("1", DONE)
-    for waiter in (answered, late):
-        waiter.expire()
-    assert answered.result() is DONE
-    error = late.exception()
-    assert isinstance(error, ToolError)
-    assert error.failure is Failure.DEADLINE_EXCEEDED
-    live.settle("2", DONE)
-    assert late.exception() is error
-
-
 async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSession) -> None:
     answered, given_up, *waiting = (sent(live, str(number)) for number in range(5))
     live.settle("0", DONE)
@@ -319,21 +297,6 @@ async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSessi
     assert given_up.cancelled()
     assert [waiter.exception() for waiter in waiting] == [REVOKED] * 3
     assert len(live.pending) == 0
-
-
-async def test_what_has_ended_is_not_ended_again_by_a_late_answer(live: NodeSession) -> None:
-    waiter = sent(live, "1")
-    live.fail_all(REVOKED)
-    live.settle("1", DONE)
-    live.fail_all(ToolError(Failure.INTERNAL))
-    assert waiter.exception() is REVOKED
-
-
-async def test_a_command_of_a_session_that_was_settled_elsewhere_is_left_alone(live: NodeSession) -> None:
-    answered = sent(live, "1")
-    answered.set_result(DONE)
-    live.fail_all(REVOKED)
-    assert answered.result() is DONE
 
 
 @pytest.mark.parametrize("traceparent", [None, f"00-{'a' * 32}-{'b' * 16}-01"])
