@@ -9,7 +9,7 @@ request.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -41,24 +41,6 @@ _FAILED = 500
 
 class PipelineError(PeerError):
     """Too many requests are queued on one connection: raised to end the parsing of the received data."""
-
-
-class Signal(Protocol):
-    """What is told that its request has lost its client."""
-
-    def set(self) -> None:
-        """Wake what waits for it."""
-
-
-class ServedRequest(Protocol):
-    """What is read here of the request that is served."""
-
-    response_complete: bool
-    disconnected: bool
-
-    @property
-    def message_event(self) -> Signal:
-        """Wakes what waits for the request's body, or for its end."""
 
 
 class JoinedHead:
@@ -172,7 +154,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = False
         self._in_body = False
-        self._served: ServedRequest | None = None
+        self._served: RequestResponseCycle | DirectCycle | None = None
         self._idle_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's

@@ -46,12 +46,12 @@ class Holding(Abortable, Protocol):
         """Send it, unless that was done meanwhile, or the connection is closing."""
 
 
+@define(eq=False, repr=False)
 class TurnEnd:
     """The connections that hold something to send."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._holding: list[Holding] = []
+    _loop: asyncio.AbstractEventLoop
+    _holding: list[Holding] = field(init=False, factory=list)
 
     def add(self, connection: Holding) -> None:
         """Have ``connection`` send what it holds, when what is ready to run now has run."""

@@ -87,14 +87,8 @@ class NodeConnection:
     async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
         """Send a frame and return its ``msg_id``."""
         msg_id = self._ulids.new()
-        await self.send_as(msg_id, type_, payload, in_reply_to)
-        return msg_id
-
-    async def send_as(
-        self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
-    ) -> None:
-        """Send a frame with the given ``msg_id``."""
         await self.send_text(self.encoded(type_, payload, msg_id, in_reply_to))
+        return msg_id
 
     def encoded(
         self,

@@ -82,7 +82,7 @@ async def opened(socket: AsgiSocket, reader: FrameReader) -> NodeConnection:
     """Return a link whose handshake is done, and forget what was said in it."""
     link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
     await socket.websocket.accept()
-    await link.send_as(message_id(1), "challenge", PAYLOADS["challenge"])
+    await link.send_text(link.encoded("challenge", PAYLOADS["challenge"], message_id(1)))
     socket.put_text(frame_text("auth", 2, answers=1))
     await link.receive()
     await link.welcome(cast("Welcome", PAYLOADS["welcome"]), message_id(2))
@@ -130,7 +130,7 @@ async def test_a_frame_comes_in_as_what_it_is(reader: FrameReader) -> None:
 async def test_dropped_answers_are_counted_until_the_count_is_taken(reader: FrameReader) -> None:
     socket = AsgiSocket()
     link = await opened(socket, reader)
-    await link.send_as(message_id(5), "cmd", PAYLOADS["cmd"])
+    await link.send_text(link.encoded("cmd", PAYLOADS["cmd"], message_id(5)))
     link.forget(message_id(5))
     for _ in range(2):
         socket.put_text(frame_text("cmd_ack", 6, answers=5))
@@ -231,7 +231,7 @@ async def test_the_scope_does_not_refer_to_the_connection(reader: FrameReader) -
 async def test_a_frame_is_handled_as_it_arrives_or_received_once(reader: FrameReader) -> None:
     socket = AsgiSocket()
     connection, past_asgi, handled = await opened_past_asgi(socket, reader)
-    await connection.send_as(message_id(5), "cmd", PAYLOADS["cmd"])
+    await connection.send_text(connection.encoded("cmd", PAYLOADS["cmd"], message_id(5)))
     past_asgi.arrive(socket, frame_text("cmd_ack", 6, answers=5))
     past_asgi.arrive(socket, frame_text("heartbeat", 7))
     frame = await connection.receive()
