@@ -9,7 +9,7 @@ request.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -43,24 +43,6 @@ class PipelineError(PeerError):
     """Too many requests are queued on one connection: raised to end the parsing of the received data."""
 
 
-class Signal(Protocol):
-    """What is told that its request has lost its client."""
-
-    def set(self) -> None:
-        """Wake what waits for it."""
-
-
-class ServedRequest(Protocol):
-    """What is read here of the request that is served."""
-
-    response_complete: bool
-    disconnected: bool
-
-    @property
-    def message_event(self) -> Signal:
-        """Wakes what waits for the request's body, or for its end."""
-
-
 class JoinedHead:
     """The transport of one response, which sends its head in one write with what follows at once.
 
@@ -76,7 +58,6 @@ class JoinedHead:
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        """Send ``data``, after the head if that has not been sent."""
         if self._head is None and data != _CONTINUE:
             self._head = data
             # What follows may take a while: a stream begins with silence.
@@ -88,11 +69,9 @@ class JoinedHead:
             self._transport.write(data)
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closing."""
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection once everything is sent."""
         self._flush()
         self._transport.close()
 
@@ -175,7 +154,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = False
         self._in_body = False
-        self._served: ServedRequest | None = None
+        self._served: RequestResponseCycle | DirectCycle | None = None
         self._idle_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -227,7 +206,6 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.write(held)
 
     def on_message_begin(self) -> None:
-        """Begin a head."""
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
@@ -249,7 +227,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._pass_on()
 
     def on_message_complete(self) -> None:
-        """End the request, and answer it or pass it on."""
         self._in_body = False
         if self._body is not None and (work := self._begin_work(bytes(self._body))) is not None:
             self._body = None
@@ -308,7 +285,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._time_idleness(self._idle_limit_s)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection if it is idle for the whole time."""
         self.timeout_keep_alive_task = None
         if self._idle_since is None:
             return  # a request is served; its end starts the timer

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
+from attrs import define, field
 from starlette.types import ASGIApp
 
 from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection, ConnectionRefusal, Connections
@@ -60,26 +61,19 @@ class SocketTimeouts:
 SOCKET_TIMEOUTS = SocketTimeouts()
 
 
+@define(eq=False, repr=False)
 class Acceptor:
     """Accepts from ``listener``, over TLS if there is a context; ``make_protocol`` makes each protocol.
 
     asyncio's own server accepts every connection and does the handshake; this one knows the limits first.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        connections: Connections,
-        make_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
-        tls: ssl.SSLContext | None,
-        timeouts: SocketTimeouts,
-    ) -> None:
-        self._listener = listener
-        self._connections = connections
-        self._make_protocol = make_protocol
-        self._tls = tls
-        self._timeouts = timeouts
-        self._opening: set[asyncio.Task[None]] = set()
+    _listener: socket.socket
+    _connections: Connections
+    _make_protocol: Callable[[AcceptedConnection], asyncio.Protocol]
+    _tls: ssl.SSLContext | None
+    _timeouts: SocketTimeouts
+    _opening: set[asyncio.Task[None]] = field(init=False, factory=set)
 
     def listen(self, backlog: int) -> None:
         """Let connections wait to be accepted, ``backlog`` at most.
@@ -204,7 +198,6 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self._ended.wait(), _DATE_S)
 
     def end(self, _accepting: "asyncio.Task[None] | None" = None) -> None:
-        """Have the server end."""
         self.should_exit = True
         self._ended.set()
 

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from attrs import define, field
+
 TURNS_IN_STATE = "edge.turns"
 """The key of the server's ``Turns`` in the ASGI ``state`` of each connection."""
 
@@ -44,12 +46,12 @@ class Holding(Abortable, Protocol):
         """Send it, unless that was done meanwhile, or the connection is closing."""
 
 
+@define(eq=False, repr=False)
 class TurnEnd:
     """The connections that hold something to send."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._holding: list[Holding] = []
+    _loop: asyncio.AbstractEventLoop
+    _holding: list[Holding] = field(init=False, factory=list)
 
     def add(self, connection: Holding) -> None:
         """Have ``connection`` send what it holds, when what is ready to run now has run."""
@@ -73,6 +75,7 @@ class Deferred(Abortable, Protocol):
         """Handle what has arrived."""
 
 
+@define(eq=False, repr=False)
 class Deferral:
     """The connections that wait, the first of them for ``wait_s``.
 
@@ -80,14 +83,12 @@ class Deferral:
         waiting: those, in the order in which they came.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float = DEFERRED_S) -> None:
-        self._loop = loop
-        self._wait_s = wait_s
-        self.waiting: dict[Deferred, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
+    _loop: asyncio.AbstractEventLoop
+    _wait_s: float = DEFERRED_S
+    waiting: dict[Deferred, None] = field(init=False, factory=dict)
+    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     def add(self, connection: Deferred) -> None:
-        """Resume ``connection`` soon, together with the others."""
         self.waiting[connection] = None
         if self._timer is None:
             self._timer = self._loop.call_later(self._wait_s, self._turn)
@@ -118,18 +119,17 @@ class Pinged(Abortable, Protocol):
         """End the connection: its ping was not answered in time."""
 
 
+@define(eq=False, repr=False)
 class Keepalive:
     """Pings a connection ``interval_s`` after its last answer, which must follow within ``timeout_s``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float, timeout_s: float) -> None:
-        self._loop = loop
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        # In the order of their times. A few connections in each turn, so that a turn does not take long.
-        self._resting: dict[Pinged, float] = {}
-        self._unanswered: dict[Pinged, float] = {}
-        self._turn_s = interval_s / _TURNS_PER_INTERVAL
-        self._timer: asyncio.TimerHandle | None = None
+    _loop: asyncio.AbstractEventLoop
+    _interval_s: float
+    _timeout_s: float
+    # In the order of their times. A few connections in each turn, so that a turn does not take long.
+    _resting: dict[Pinged, float] = field(init=False, factory=dict)
+    _unanswered: dict[Pinged, float] = field(init=False, factory=dict)
+    _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     def watch(self, connection: Pinged) -> None:
         """Ping ``connection`` from now on."""
@@ -144,7 +144,6 @@ class Keepalive:
         return True
 
     def forget(self, connection: Pinged) -> None:
-        """Ping ``connection`` no more."""
         self._resting.pop(connection, None)
         self._unanswered.pop(connection, None)
 
@@ -153,7 +152,9 @@ class Keepalive:
             # The first of each is due first, and what is answered until then rests for the whole interval.
             due_s = min(next(iter(queue.values())) for queue in (self._resting, self._unanswered) if queue)
             wait_s = min(due_s - self._loop.time(), self._interval_s)
-            self._timer = self._loop.call_later(max(self._turn_s, wait_s), self._turn)
+            self._timer = self._loop.call_later(
+                max(self._interval_s / _TURNS_PER_INTERVAL, wait_s), self._turn
+            )
 
     def _turn(self) -> None:
         self._timer = None

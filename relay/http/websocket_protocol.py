@@ -92,17 +92,14 @@ class MessageQueue:
         self._reader: asyncio.Future[None] | None = None
 
     def empty(self) -> bool:
-        """Return whether nothing waits."""
         return not self._messages
 
     def put_nowait(self, item: ASGIReceiveEvent) -> None:
-        """Add a message, and wake the reader."""
         self._messages.append(item)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     async def get(self) -> ASGIReceiveEvent:
-        """Return the oldest message, and wait for one if there is none."""
         while not self._messages:
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -125,22 +122,18 @@ class WriteGate:
         self._opened: asyncio.Future[None] | None = None
 
     def is_set(self) -> bool:
-        """Return whether it is open."""
         return self._opened is None
 
     def set(self) -> None:
-        """Open it, and wake those that wait."""
         if self._opened is not None:
             self._opened.set_result(None)
             self._opened = None
 
     def clear(self) -> None:
-        """Close it."""
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> bool:
-        """Wait until it is open."""
         while self._opened is not None:
             # Shield: a writer that is cancelled must not wake the others.
             await asyncio.shield(self._opened)
@@ -184,7 +177,6 @@ class FrameMeter:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether the node is admitted."""
         return self._bucket is not None
 
     def admit(self) -> None:
@@ -245,7 +237,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.scope[TEXTS_IN_SCOPE] = self  # type: ignore[literal-required]  # as above
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, and stop parsing."""
         if self._later is not None:
             self._later.cancel()
         self._deferral.remove(self)
@@ -287,7 +278,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         return self._may_wait(unmasked(self._slicer.beginning(head, BEGINNING_BYTES), head))
 
     def resume(self) -> None:
-        """Parse what was deferred, and what has arrived since."""
         self._deferred = False
         self._parse()
 
@@ -306,7 +296,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.close()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """Return the next message; parse until there is one."""
         self._wanted = True
         try:
             self._parse()
@@ -345,7 +334,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(held))
 
     def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
-        """Offer each text to ``handler`` from now on, and some of them later."""
         self._handler, self._may_wait = handler, may_wait
 
     @property
@@ -367,11 +355,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.scope["headers"] = []
 
     def stop_keepalive(self) -> None:
-        """Have it pinged no more."""
         self._keepalive.forget(self)
 
     def ping(self) -> bool:
-        """Send a ping, unless this connection is closing."""
         if self.close_sent or self.transport.is_closing():
             return False
         self.transport.write(_PING)
@@ -478,6 +464,5 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         change()
 
     def _abort(self) -> None:
-        """Abort, and signal the reason to the application."""
         self.queue.put_nowait({"type": "websocket.disconnect", "code": FLOODED})
         self.transport.abort()

@@ -13,6 +13,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
+from attrs import define, field
+
 from schemas.errors import Failure, ToolError
 from schemas.token_bucket import TokenBucket
 
@@ -176,7 +178,6 @@ class Limiter:
         self._in_flight += 1
 
     def release(self) -> None:
-        """Count one in flight less."""
         self._in_flight -= 1
 
     def change(self, allowance: Allowance) -> None:
@@ -187,7 +188,6 @@ class Limiter:
             self._bucket.change(allowance.rate, allowance.burst)
 
     def is_idle(self, now: float) -> bool:
-        """Return whether a new limiter would be no different."""
         return self._in_flight == 0 and self._bucket.is_full(now)
 
 
@@ -221,13 +221,13 @@ def evict_idle(kept: OrderedDict[KeyT, _IdleT], at_most: int, now: float) -> boo
     return len(kept) < at_most
 
 
+@define(eq=False, repr=False)
 class KeyedLimiters(Generic[KeyT]):
     """A limiter for each key, made when it is first needed, evicted when it is idle and there are many."""
 
-    def __init__(self, clock: Callable[[], float], max_limiters: int = _MAX_LIMITERS) -> None:
-        self._clock = clock
-        self._max_limiters = max_limiters
-        self._limiters: OrderedDict[KeyT, Limiter] = OrderedDict()
+    _clock: Callable[[], float]
+    _max_limiters: int = _MAX_LIMITERS
+    _limiters: OrderedDict[KeyT, Limiter] = field(init=False, factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._limiters)

@@ -84,7 +84,6 @@ class _RetryBucket:
         return wait_s
 
     def is_idle(self, now: float) -> bool:
-        """Return whether a new one would be equal."""
         return self._next_free <= now and self._bucket.is_full(now)
 
 

@@ -76,7 +76,6 @@ class FrameHandlers:
         return True
 
     async def handle(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
-        """Handle ``frame``, which arrived over ``connection``, and answer it."""
         match frame.type:
             case "announce" | "heartbeat":
                 answer_type, answer = self._answer(session, connection, frame)
@@ -149,7 +148,6 @@ class FrameHandlers:
         self._run_later(self._run(session, connection, frame, act))
 
     def _run_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` without awaiting it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

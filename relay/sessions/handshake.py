@@ -95,7 +95,6 @@ class Handshake:
     random_bytes: Callable[[int], bytes]
 
     def challenge(self, now_ms: int) -> Challenge:
-        """Return the payload of a fresh challenge."""
         return {
             "nonce": base64url(self.random_bytes(_NONCE_BYTES)),
             "audience": self.audience,
@@ -150,7 +149,6 @@ class PeerFaults:
         return code
 
     def identity_twice(self, node_id: str) -> None:
-        """Record that two machines use one identity."""
         self._metrics.sessions.labels("duplicate_identity").inc()
         if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, RefusalReason.SUPERSEDED):
             self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
@@ -161,7 +159,6 @@ class PeerFaults:
         self._log.warning("node has a newer session at another relay", node_id=node_id, relay=relay)
 
     def broken(self, node_id: str, error: PeerProtocolError) -> None:
-        """Record that the node broke the protocol."""
         self._metrics.sessions.labels("protocol_violation").inc()
         if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, RefusalReason.PROTOCOL):
             self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
@@ -176,7 +173,6 @@ class PeerFaults:
                 self._log.warning("node sent more frames than its rate", node_id=node_id)
 
     def dropped(self, node_id: str, connection: NodeConnection) -> None:
-        """Record the frames that were dropped since the last call."""
         for reason, count in connection.take_dropped().items():
             self._metrics.frames_dropped.labels(reason).inc(count)
             if self._refusals.count(RefusalEvent.FRAME_DROPPED, node_id, reason, count):

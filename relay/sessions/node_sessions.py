@@ -71,7 +71,6 @@ class NodeSessions(LocalRouter):
         self._faults = PeerFaults(self._metrics, self._refusals, self._log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket, as an ASGI application."""
         await self.serve(WebSocket(scope, receive, send))
 
     async def serve(self, socket: WebSocket) -> None:
@@ -117,7 +116,6 @@ class NodeSessions(LocalRouter):
             self._leave(identity.node_id, session, connection)
 
     def start(self, command: Command) -> CommandAnswer:
-        """Send ``command``, as ``LocalRouter`` describes."""
         session = self._sessions.get(command.node_id)
         connection = session.connection if session else None
         if session is None or connection is None or not connection.is_open:

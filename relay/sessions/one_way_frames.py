@@ -75,7 +75,6 @@ class OneWayFrames:
         self._announce_followers.notify(_reference(session))
 
     def connected(self, session: NodeSession, connection: NodeConnection) -> None:
-        """Handle a connection whose session is open."""
         node_id = session.identity.node_id
         if (before := self._queues.get(node_id)) is not None:
             before.close()
@@ -83,7 +82,6 @@ class OneWayFrames:
         self._notify(_reference(session), connected=True)
 
     def lost(self, session: NodeSession) -> None:
-        """Forget the connection of ``session``, and what waits to be sent on it."""
         if (queue := self._queues.pop(session.identity.node_id, None)) is not None:
             queue.close()
             self._notify(_reference(session), connected=False)

@@ -63,7 +63,6 @@ class NodeConnection:
 
     @property
     def peer(self) -> str:
-        """The network address at the other end."""
         client = self._socket.client
         return client.host if client else "unknown"
 
@@ -78,7 +77,6 @@ class NodeConnection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether either end has closed."""
         return self._machine.state is SessionState.CLOSED
 
     async def welcome(self, payload: Welcome, auth_id: str) -> None:
@@ -89,14 +87,8 @@ class NodeConnection:
     async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
         """Send a frame and return its ``msg_id``."""
         msg_id = self._ulids.new()
-        await self.send_as(msg_id, type_, payload, in_reply_to)
-        return msg_id
-
-    async def send_as(
-        self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
-    ) -> None:
-        """Send a frame with the given ``msg_id``."""
         await self.send_text(self.encoded(type_, payload, msg_id, in_reply_to))
+        return msg_id
 
     def encoded(
         self,
@@ -115,7 +107,6 @@ class NodeConnection:
         return self._machine.send(type_, msg_id or self._ulids.new(), wire, in_reply_to)
 
     async def send_text(self, text: str) -> None:
-        """Send a frame that is encoded."""
         if self.send_now(text):
             return
         try:
@@ -171,7 +162,6 @@ class NodeConnection:
         self._machine.is_known = is_known
 
     def forget(self, msg_id: str) -> None:
-        """Stop waiting for the answer to ``msg_id``."""
         self._machine.forget(msg_id)
 
     def take_dropped(self) -> dict[DropReason, int]:
@@ -222,13 +212,11 @@ class NodeSession:
         return self.boot_id == boot_id and self.session_id == resume
 
     def settle(self, msg_id: str, answer: CmdAck) -> None:
-        """Give ``answer`` to the command that waits for it, once."""
         waiter = self.pending.pop(msg_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
 
     def fail_all(self, error: ToolError) -> None:
-        """Fail every unanswered command with ``error``."""
         for msg_id in self.pending:
             waiter = self.pending.pop(msg_id)
             if waiter is not None and not waiter.done():

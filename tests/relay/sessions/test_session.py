@@ -82,7 +82,7 @@ async def opened(socket: AsgiSocket, reader: FrameReader) -> NodeConnection:
     """Return a link whose handshake is done, and forget what was said in it."""
     link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
     await socket.websocket.accept()
-    await link.send_as(message_id(1), "challenge", PAYLOADS["challenge"])
+    await link.send_text(link.encoded("challenge", PAYLOADS["challenge"], message_id(1)))
     socket.put_text(frame_text("auth", 2, answers=1))
     await link.receive()
     await link.welcome(cast("Welcome", PAYLOADS["welcome"]), message_id(2))
@@ -130,7 +130,7 @@ async def test_a_frame_comes_in_as_what_it_is(reader: FrameReader) -> None:
 async def test_dropped_answers_are_counted_until_the_count_is_taken(reader: FrameReader) -> None:
     socket = AsgiSocket()
     link = await opened(socket, reader)
-    await link.send_as(message_id(5), "cmd", PAYLOADS["cmd"])
+    await link.send_text(link.encoded("cmd", PAYLOADS["cmd"], message_id(5)))
     link.forget(message_id(5))
     for _ in range(2):
         socket.put_text(frame_text("cmd_ack", 6, answers=5))
@@ -231,7 +231,7 @@ async def test_the_scope_does_not_refer_to_the_connection(reader: FrameReader) -
 async def test_a_frame_is_handled_as_it_arrives_or_received_once(reader: FrameReader) -> None:
     socket = AsgiSocket()
     connection, past_asgi, handled = await opened_past_asgi(socket, reader)
-    await connection.send_as(message_id(5), "cmd", PAYLOADS["cmd"])
+    await connection.send_text(connection.encoded("cmd", PAYLOADS["cmd"], message_id(5)))
     past_asgi.arrive(socket, frame_text("cmd_ack", 6, answers=5))
     past_asgi.arrive(socket, frame_text("heartbeat", 7))
     frame = await connection.receive()
@@ -288,28 +288,6 @@ async def test_an_answer_goes_to_who_asked_for_it_once(live: NodeSession) -> Non
     assert len(live.pending) == 1
 
 
-async def test_an_answer_without_a_waiting_caller_is_dropped(live: NodeSession) -> None:
-    live.settle("1", DONE)
-    given_up = sent(live, "2")
-    given_up.cancel()
-    live.settle("2", DONE)
-    assert given_up.cancelled()
-    assert len(live.pending) == 0
-
-
-async def test_a_deadline_ends_what_has_no_answer(live: NodeSession) -> None:
-    answered, late = sent(live, "1"), sent(live, "2")
-    live.settle("1", DONE)
-    for waiter in (answered, late):
-        waiter.expire()
-    assert answered.result() is DONE
-    error = late.exception()
-    assert isinstance(error, ToolError)
-    assert error.failure is Failure.DEADLINE_EXCEEDED
-    live.settle("2", DONE)
-    assert late.exception() is error
-
-
 async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSession) -> None:
     answered, given_up, *waiting = (sent(live, str(number)) for number in range(5))
     live.settle("0", DONE)
@@ -319,21 +297,6 @@ async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSessi
     assert given_up.cancelled()
     assert [waiter.exception() for waiter in waiting] == [REVOKED] * 3
     assert len(live.pending) == 0
-
-
-async def test_what_has_ended_is_not_ended_again_by_a_late_answer(live: NodeSession) -> None:
-    waiter = sent(live, "1")
-    live.fail_all(REVOKED)
-    live.settle("1", DONE)
-    live.fail_all(ToolError(Failure.INTERNAL))
-    assert waiter.exception() is REVOKED
-
-
-async def test_a_command_of_a_session_that_was_settled_elsewhere_is_left_alone(live: NodeSession) -> None:
-    answered = sent(live, "1")
-    answered.set_result(DONE)
-    live.fail_all(REVOKED)
-    assert answered.result() is DONE
 
 
 @pytest.mark.parametrize("traceparent", [None, f"00-{'a' * 32}-{'b' * 16}-01"])

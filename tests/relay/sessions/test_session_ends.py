@@ -246,12 +246,6 @@ async def test_the_sessions_are_an_application_by_themselves(hub: Hub) -> None:
     assert [sent["type"] for sent in socket.sent] == ["websocket.close"]
 
 
-async def test_a_command_that_does_not_fit_a_frame_is_not_sent_and_the_session_goes_on(stage: Stage) -> None:
-    async with stage.open() as end:
-        assert await failure(stage.run(command(message="x" * MAX_FRAME_BYTES))) is Failure.INTERNAL
-        await goes_on(end)
-
-
 async def test_machines_that_take_an_identity_from_each_other_fill_no_log(stage: Stage) -> None:
     async with stage.open() as first, stage.open(OTHER_BOOT_ID) as second:
         assert (await first.until_closed())[0] == 4008
