@@ -217,11 +217,7 @@ class Canaries:
         self._judge(node_id, record.hop, failed)
 
     def _record(self) -> None:
-        """Record that canaries are sent for a minute, and what became of those since the last line.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded, so none may be sent.
-        """
+        """Record that canaries are sent for a minute, and what became of those since the last line."""
         self._audit.write(
             event=CANARIES_EVENT,
             sub="relay",

@@ -41,10 +41,7 @@ class InFlight:
         self._none_left.set()
 
     def under(self, jti: str) -> "RevocableCall":
-        """Return the context of one call that was made with the token ``jti``.
-
-        If the token is revoked meanwhile, it raises TOKEN_REFUSED in place of any result.
-        """
+        """Return the context of a call under ``jti``: TOKEN_REFUSED if that token is revoked meanwhile."""
         return RevocableCall(jti, self)
 
     def revoke(self, jtis: Collection[str]) -> None:
@@ -66,11 +63,7 @@ class InFlight:
                 await self._none_left.wait()
 
     def enter(self, call: "RevocableCall") -> None:
-        """Add ``call``, which begins.
-
-        Raises:
-            ToolError: TOKEN_REFUSED, if its token was revoked since the call was allowed.
-        """
+        """Add a call. Raises TOKEN_REFUSED if its token was revoked since it was allowed."""
         if call.jti in self._revoked:
             raise ToolError(Failure.TOKEN_REFUSED, "The token was revoked.")
         self._calls.add(call)
@@ -207,11 +200,7 @@ class CallExecutor:
             return await self._streams.start(call, first)
 
     async def _answered_here(self, tool: RelayTool, record: CallRecord) -> CallAnswer:
-        """Return the answer of a tool of the relay's own.
-
-        Raises:
-            ToolError: it failed, or has taken longer than its timeout.
-        """
+        """Return the answer of a tool of the relay's own, which may take as long as its timeout."""
         request = record.request
         if request is None:
             raise ToolError(Failure.INTERNAL)
@@ -288,11 +277,7 @@ class RecordedCall:
         self._log = log
 
     def __enter__(self) -> None:
-        """Record that the call is made.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded; the block has not begun.
-        """
+        """Record that the call is made. Raises AuditUnavailableError: the block has not begun."""
         self._record.allowed(self._audit)
 
     def __exit__(

@@ -219,7 +219,7 @@ class McpEndpoint:
 
     async def _answered(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         caller, name = caller_of(ctx), ctx.method
-        is_ours = name in self.methods.table or name in RESOURCE_SUBSCRIPTIONS
+        is_ours = name in self.methods.table or name in {CALL_TOOL, *RESOURCE_SUBSCRIPTIONS}
         if is_ours and _takes(name, ctx.protocol_version, ctx.params):
             if name in RESOURCE_SUBSCRIPTIONS:
                 self.methods.charge(caller.principal, 1)
@@ -336,7 +336,7 @@ def _is_valid(caller: Caller, message: Mapping[str, Any], methods: Methods) -> b
     ``message`` is its body. By the SDK's own rules, and false in doubt: then the SDK decides.
     """
     method = message.get("method")
-    if not isinstance(method, str) or method not in methods.table:
+    if not isinstance(method, str) or (method != CALL_TOOL and method not in methods.table):
         return False
     headers = caller.headers
     if not headers.get(b"content-type", "").lower().startswith("application/json"):

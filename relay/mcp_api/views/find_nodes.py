@@ -120,11 +120,7 @@ class FindNodes:
         }
 
     def _found(self, tenant: str, selection: Selection, arguments: Mapping[str, Any]) -> list[NodeRecord]:
-        """Return the nodes that fit ``arguments``, in order.
-
-        Raises:
-            ToolError: there is no such kind, or the selection names a node that there is not.
-        """
+        """Return the nodes that fit ``arguments``, in order."""
         wanted = NodeCriteria(
             query=arguments.get("query", ""),
             kinds=self._wanted_kinds(selection, arguments.get("kind")),

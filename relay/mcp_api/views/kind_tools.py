@@ -192,11 +192,7 @@ class KindTool:
     def _directed(
         self, rights: Rights, selection: Selection, arguments: Mapping[str, Any]
     ) -> DirectedCall | None:
-        """Return the call of the one node's tool; None if there are several to ask.
-
-        Raises:
-            ToolError: the members do not go together, or the node has no such tool for the caller.
-        """
+        """Return the call of the one node's tool; None if there are several to ask."""
         if NODES in arguments:
             if "node" in arguments:
                 raise _unfit("node and nodes exclude each other.", "Send one of the two.")
@@ -223,11 +219,7 @@ class KindTool:
         return {**with_iso(result, self._moments), "followed": summed_up(gathered, self._moments)}
 
     async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
-        """Return what several nodes answer.
-
-        Raises:
-            ToolError: the arguments do not fit the verb, or a selector means no node.
-        """
+        """Return what several nodes answer."""
         own = self._own(call.arguments)
         try:
             self._arguments.check(own)
