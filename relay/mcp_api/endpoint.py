@@ -10,7 +10,7 @@ what is listed.
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from relay.ascii_json import encoded
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
@@ -53,15 +53,14 @@ from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, CALL_TOOL, MethodError, Methods
 from relay.mcp_api.sdk import (
     CALL_IN_SCOPE,
-    EXCHANGE_IN_SCOPE,
+    OVER_IN_SCOPE,
     Context,
-    Exchange,
     SdkServer,
     call_of,
     caller_of,
     emitter_of,
-    exchange_of,
     message_of,
+    over_of,
 )
 from relay.mcp_api.tool_list import text_of, with_documents
 from schemas.strict_json import StrictJsonError, loads
@@ -184,11 +183,11 @@ class McpEndpoint:
             stream.close()
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = scope[EXCHANGE_IN_SCOPE] = Exchange()
+        over = scope[OVER_IN_SCOPE] = asyncio.Event()
         try:
             await self._manager.handle_request(scope, receive, send)
         finally:
-            exchange.end()
+            over.set()
 
     async def _answer_of(self, work: Work, request_id: str | int) -> HttpAnswer:
         """Return the result of ``work``, or its ``MethodError``, as the answer to the request of that id."""
@@ -250,7 +249,7 @@ class McpEndpoint:
         work = self.methods.call(caller, call, emitter_of(ctx))
         if self.methods.gateway.waits(call):
             # In the old era the SDK does not end it with its client, who may be gone.
-            return await until_disconnected(work, exchange_of(ctx).disconnected)
+            return await until_disconnected(work, partial(_disconnected, over_of(ctx)))
         return await work
 
 
@@ -259,6 +258,11 @@ async def until_disconnected(work: Coroutine[Any, Any, ResultT], receive: Receiv
     async with _ClientWatch(receive):
         return await work
     return None
+
+
+async def _disconnected(over: asyncio.Event) -> Message:
+    await over.wait()
+    return {"type": "http.disconnect"}
 
 
 class _ClientWatch:
