@@ -75,15 +75,15 @@ class InFlight:
             self._none_left.set()
 
 
+@define(eq=False, repr=False)
 class RevocableCall:
     """The context of one call. Works as ``asyncio.timeout`` does: by cancelling the task that it is in."""
 
-    def __init__(self, jti: str, calls: InFlight) -> None:
-        self.jti = jti
-        self._calls = calls
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling = 0
-        self._reason: tuple[Failure, str] | None = None
+    jti: str
+    _calls: InFlight
+    _task: asyncio.Task[object] | None = field(init=False, default=None)
+    _cancelling: int = field(init=False, default=0)
+    _reason: tuple[Failure, str] | None = field(init=False, default=None)
 
     def is_stopped(self) -> bool:
         """Return whether it is ended here, and not by its caller."""
@@ -261,20 +261,14 @@ class CallExecutor:
         )
 
 
+@define(eq=False, repr=False)
 class RecordedCall:
     """The context of one call that is made: recorded before it begins, and after it has ended."""
 
-    def __init__(
-        self,
-        record: CallRecord,
-        audit: AuditLog,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._record = record
-        self._audit = audit
-        self._monotonic = monotonic
-        self._log = log
+    _record: CallRecord
+    _audit: AuditLog
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
 
     def __enter__(self) -> None:
         """Record that the call is made. Raises AuditUnavailableError: the block has not begun."""

@@ -177,7 +177,7 @@ class KindTool:
             schema_ref=self._verb.input_ref,
             safety_class=self._kind.safety_class,
             idempotent=self._verb.idempotent,
-            visible=_may_call,
+            visible=lambda rights: bool(rights.safety_classes),
             answer=self._answer,
             views=frozenset({View.KINDS}),
             offer=self._offer,
@@ -243,10 +243,6 @@ class KindTool:
 
     def _own(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in arguments.items() if name not in self._added}
-
-
-def _may_call(rights: Rights) -> bool:
-    return bool(rights.safety_classes)
 
 
 def _unfit(text: str, fix: str) -> ToolError:
