@@ -24,8 +24,7 @@ from relay.calls.relay_tools import DirectedCall, RelayTool, RelayTools
 from relay.fleet.absences import OFFLINE_FIX
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import KeyedLimiters, Limiter
+from relay.limits.rate_limits import Allowance, KeyedLimiters, Limiter
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError

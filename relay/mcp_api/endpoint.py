@@ -1,14 +1,13 @@
 """``/mcp`` and the paths below it: Streamable HTTP in both protocol eras, over one table of methods.
 
-A request of the new era that has one result is answered here: the SDK prepares every answer to become a
-stream, which takes such a request twice as long (docs/decisions/0021, 0030). Streams, the old era and every
-request that the SDK would reject go to the SDK, whose middleware reads the same table: the SDK's typed models
-would drop ``x-safety-class``. Must not decide anything: the gateway decides who may call what, and the fleet
-what is listed.
+A request of the new era that has one result is answered here, without ASGI: the SDK prepares every answer to
+become a stream, which takes such a request twice as long (docs/decisions/0021, 0036). What ASGI serves goes
+to the SDK, whose middleware reads the same table: the SDK's typed models would drop ``x-safety-class``. Must
+not decide anything: the gateway decides who may call what, and the fleet what is listed.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping, MutableMapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache, partial
 from types import TracebackType
@@ -40,8 +39,8 @@ from starlette.types import Message, Receive, Scope, Send
 from relay.ascii_json import encoded
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.envelope import Call
-from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
-from relay.http.direct_http import HttpAnswer, PendingAnswer
+from relay.http.body_parser import MAX_BODY_BYTES, BodyParser
+from relay.http.http_protocol import HttpAnswer, PendingAnswer
 from relay.http.request_guard import TWICE
 from relay.mcp_api.change_streams import (
     RESOURCE_SUBSCRIPTIONS,
@@ -52,7 +51,6 @@ from relay.mcp_api.change_streams import (
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, CALL_TOOL, MethodError, Methods
 from relay.mcp_api.sdk import (
-    CALL_IN_SCOPE,
     OVER_IN_SCOPE,
     Context,
     SdkServer,
@@ -73,7 +71,6 @@ UNWATCHED_S = 0.1
 """How late a disconnect may be noticed. Most calls end earlier, and need no task that waits for one."""
 
 _OK = 200
-_JSON = (b"content-type", b"application/json")
 _ROUTING_HEADERS = {
     name.encode("ascii"): name for name in (MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER)
 }
@@ -120,7 +117,7 @@ class McpEndpoint:
             message = loads(body, max_bytes=BYTES_LIKE_A_CALL)
         except StrictJsonError:
             return None
-        work = self._work(caller, message, {}) if isinstance(message, dict) else None
+        work = self._work(caller, message) if isinstance(message, dict) else None
         return None if work is None else self._answer_of(work, message["id"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,15 +130,6 @@ class McpEndpoint:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller: Caller = scope[CALLER_IN_SCOPE]
-        message = scope.get(MESSAGE_IN_SCOPE)
-        work = self._work(caller, message, scope) if isinstance(message, dict) else None
-        if isinstance(message, dict) and work is not None:
-            answer = await until_disconnected(self._answer_of(work, message["id"]), receive)
-            if answer is not None:
-                headers = [_JSON, (b"content-length", b"%d" % len(answer.body))]
-                await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-                await send({"type": "http.response.body", "body": answer.body})
-            return
         scope["user"] = _session_owner(*caller.principal.name)
         if not _opens_session(caller):
             if scope["method"] == "GET":  # only for the event stream of a session
@@ -160,19 +148,14 @@ class McpEndpoint:
         finally:
             release()
 
-    def _work(
-        self, caller: Caller, message: Mapping[str, Any], scope: MutableMapping[str, Any]
-    ) -> Work | None:
-        """Return what leads to the one result of a request; None if the SDK serves it.
-
-        A call that was parsed for that is in ``scope`` then.
-        """
+    def _work(self, caller: Caller, message: Mapping[str, Any]) -> Work | None:
+        """Return what leads to the one result of a request; None if the SDK serves it."""
         if not _is_valid(caller, message, self.methods):
             return None
         method: str = message["method"]
         if method != CALL_TOOL:
             return self.methods.table[method](caller, message, None)
-        call = scope[CALL_IN_SCOPE] = Call(message, caller.traceparent, caller.correlation_id)
+        call = Call(message, caller.traceparent, caller.correlation_id)
         return None if self.methods.gateway.streams(call) else self.methods.call(caller, call, None)
 
     async def _serve_stream(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import define, field
 
+from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
@@ -29,6 +30,7 @@ from schemas.error_roots import EdgeError
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.text import printable
+from schemas.times import dated
 from schemas.tokens import TokenError
 
 Method = Callable[[Caller, Mapping[str, Any], Emit | None], Coroutine[Any, Any, dict[str, Any]]]
@@ -39,6 +41,7 @@ BYTES_LIKE_A_CALL = 4096
 """Reading or writing this many bytes costs about as much as one call."""
 
 _TOOLS_LIKE_A_CALL = 20  # listing this many costs about as much as one call
+_OF_A_MOMENT = '_ms":'
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
 
@@ -97,13 +100,14 @@ class Methods:
         """Answer ``tools/call`` as a ``Method`` does, given the call that the message was parsed to."""
         selection = self.options_of(caller).selection
         answer = await self.gateway.call(CallRequest(caller, call, emit, selection))
-        content = [{"type": "text", "text": answer.text}]
         if answer.error is not None:
             # Not in structuredContent: clients validate that against the output schema, even in an error.
             meta = {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value}
-            return {"content": content, "isError": True, "_meta": meta}
+            return {"content": [{"type": "text", "text": answer.text}], "isError": True, "_meta": meta}
+        # The structured content has to fit the schema that the node signed; the text is for a model alone.
+        text = encoded(dated(answer.result)) if _OF_A_MOMENT in answer.text else answer.text
         return {
-            "content": [*content, *answer.images],
+            "content": [{"type": "text", "text": text}, *answer.images],
             "structuredContent": answer.result,
             "isError": False,
             "_meta": {META_CORRELATION_ID: answer.correlation_id},

@@ -77,8 +77,6 @@ OVER_IN_SCOPE = "edge.over"
 
 In the old era the SDK goes on with a call whose client has disconnected, since it might have resumed.
 """
-CALL_IN_SCOPE = "edge.call"
-"""The key of the ``Call`` that a request was parsed to, if it was."""
 
 
 class _Notification(BaseModel):
@@ -183,10 +181,9 @@ def message_of(context: Context) -> Mapping[str, Any]:
 
 
 def call_of(context: Context) -> Call:
-    """Return the call that a message is, parsed once."""
-    call: Call | None = _request_of(context).scope.get(CALL_IN_SCOPE)
+    """Return the call that a message is."""
     caller = caller_of(context)
-    return call or Call(message_of(context), caller.traceparent, caller.correlation_id)
+    return Call(message_of(context), caller.traceparent, caller.correlation_id)
 
 
 def over_of(context: Context) -> asyncio.Event:

@@ -29,7 +29,7 @@ from relay.fleet.kept_leaves import KeptLeaves
 from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.assembly import view_tools
 from relay.mcp_api.change_streams import ChangeStreams, OpenStreams
 from relay.mcp_api.endpoint import McpEndpoint
@@ -47,12 +47,10 @@ from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
 from relay.routing.peers import Peers
 from relay.routing.port import LocalRouter, NodeFrames
-from relay.sessions.capability_limits import CapabilityLimits
-from relay.sessions.connect_limiter import ConnectLimiter
-from relay.sessions.connect_queue import ConnectQueue
+from relay.sessions.connects import ConnectLimiter, ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
-from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
+from relay.sessions.node_sessions import AUTH_TIMEOUT_S, CapabilityLimits, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.settings.clock import RelayClock
 from relay.settings.config import PER_AGENT, EnvelopeMode

@@ -8,8 +8,7 @@ from relay.auth.caller import Caller
 from relay.calls.access_log import span_of
 from relay.calls.call_record import CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import Limiter
+from relay.limits.rate_limits import Allowance, Limiter
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub

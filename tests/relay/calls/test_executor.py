@@ -11,7 +11,7 @@ from relay.calls.envelope import Call
 from relay.calls.executor import CallExecutor, InFlight
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, LocalRouter
-from relay.sessions.capability_limits import CapabilityLimits
+from relay.sessions.node_sessions import CapabilityLimits
 from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_TRACEPARENT

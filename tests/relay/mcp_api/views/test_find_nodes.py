@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from relay.fleet.selection import Selection
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.views.find_nodes import PAGE_SIZE, Measurements
 from relay.state.names import NodeName
 from schemas.times import iso
