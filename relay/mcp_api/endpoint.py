@@ -64,7 +64,7 @@ from relay.mcp_api.tool_list import text_of, with_documents
 from schemas.strict_json import StrictJsonError, loads
 
 ResultT = TypeVar("ResultT")
-Work = Coroutine[Any, Any, dict[str, Any]]
+_Work = Coroutine[Any, Any, dict[str, Any]]
 
 SESSION_IDLE_S = 300
 UNWATCHED_S = 0.1
@@ -148,7 +148,7 @@ class McpEndpoint:
         finally:
             release()
 
-    def _work(self, caller: Caller, message: Mapping[str, Any]) -> Work | None:
+    def _work(self, caller: Caller, message: Mapping[str, Any]) -> _Work | None:
         """Return what leads to the one result of a request; None if the SDK serves it."""
         if not _is_valid(caller, message, self.methods):
             return None
@@ -172,7 +172,7 @@ class McpEndpoint:
         finally:
             over.set()
 
-    async def _answer_of(self, work: Work, request_id: str | int) -> HttpAnswer:
+    async def _answer_of(self, work: _Work, request_id: str | int) -> HttpAnswer:
         """Return the result of ``work``, or its ``MethodError``, as the answer to the request of that id."""
         status = _OK
         try:
