@@ -185,27 +185,14 @@ class CallRecord:
         return Following(emit, token) if for_s is None else Following(emit, token, None, for_s)
 
     def denied(self, audit: AuditLog, error: ToolError) -> None:
-        """Record in the audit that the call is denied.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded.
-        """
         audit.append(f'{self._members()},"decision":"deny","code":"{error.failure.value.code}"')
 
     def allowed(self, audit: AuditLog) -> None:
-        """Record in the audit that the call is allowed, before it is made.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded, so the call must not be made.
-        """
+        """Record that the call is allowed. Raises AuditUnavailableError: it must not be made."""
         audit.append(self._members() + ',"decision":"allow","code":"ok"')
 
     def ended(self, audit: AuditLog, code: str, now: float) -> None:
-        """Record in the audit the outcome of a call that was allowed.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded.
-        """
+        """Record the outcome of a call that was allowed."""
         duration_ms = int((now - self.started) * 1e6 + 0.5) / 1000  # ``round`` takes ten times as long
         outcome = "ok" if code == "ok" else "error"
         audit.append(f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}')
@@ -248,11 +235,7 @@ class SampleStreams(Protocol):
     """The streams that calls start."""
 
     def admit(self, principal: Principal, tool: Tool) -> None:
-        """Return if ``principal`` may start another stream of ``tool``.
-
-        Raises:
-            ToolError: RATE_LIMITED, it has too many.
-        """
+        """Return if another stream may be started. Raises ToolError: RATE_LIMITED."""
         ...
 
     async def start(self, call: StreamCall, first: CallAnswer) -> CallAnswer:

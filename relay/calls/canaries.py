@@ -13,7 +13,6 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
@@ -43,12 +42,6 @@ _ECHO_KIND = "system.echo"
 _MESSAGE = "canary"
 _NOT_A_FAILURE = frozenset({Failure.RATE_LIMITED})
 """As many agents call at once as the capability allows: their calls are the sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    at_s: float
-    succeeded: bool
 
 
 @define(eq=False, repr=False)
@@ -102,7 +95,7 @@ class Canaries:
     _answering: _Turns = field(init=False, factory=_Turns)
     _not_answering: _Turns = field(init=False, factory=_Turns)
     _silent_next: bool = field(init=False, default=False)
-    _outcomes: deque[_Outcome] = field(init=False, factory=deque)
+    _outcomes: deque[tuple[float, bool]] = field(init=False, factory=deque)  # when, and whether it succeeded
     _relay_failed: bool = field(init=False, default=False)
     _allowed_until_s: float = field(init=False, default=-math.inf)
     _ended: int = field(init=False, default=0)
@@ -161,7 +154,7 @@ class Canaries:
     def health(self) -> Health:
         """Return whether calls flow, as far as the canaries of the last minute show."""
         recent = self._recent()
-        succeeded = sum(outcome.succeeded for outcome in recent)
+        succeeded = sum(is_answered for _, is_answered in recent)
         if not self._nodes:
             return Health.of(self.loop, ready=True, state="no node is connected")
         if self._relay_failed:
@@ -169,9 +162,9 @@ class Canaries:
         flows = succeeded > 0 or len(recent) < _FEWEST
         return Health.of(self.loop, ready=flows, state=f"{succeeded} of {len(recent)} canaries answered")
 
-    def _recent(self) -> deque[_Outcome]:
+    def _recent(self) -> deque[tuple[float, bool]]:
         oldest_s = self._monotonic() - WINDOW_S
-        while self._outcomes and self._outcomes[0].at_s < oldest_s:
+        while self._outcomes and self._outcomes[0][0] < oldest_s:
             self._outcomes.popleft()
         return self._outcomes
 
@@ -217,11 +210,7 @@ class Canaries:
         self._judge(node_id, record.hop, failed)
 
     def _record(self) -> None:
-        """Record that canaries are sent for a minute, and what became of those since the last line.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded, so none may be sent.
-        """
+        """Record that canaries are sent for a minute, and what became of those since the last line."""
         self._audit.write(
             event=CANARIES_EVENT,
             sub="relay",
@@ -242,7 +231,7 @@ class Canaries:
         self._relay_failed = failed is not None and hop is Hop.RELAY
         tenant = self._nodes[node_id]
         if failed is None or hop is Hop.RELAY or node_id not in self.silent or not self._answering:
-            self._outcomes.append(_Outcome(self._monotonic(), failed is None))
+            self._outcomes.append((self._monotonic(), failed is None))
         if failed is None or hop is Hop.RELAY:
             if self.silent.pop(node_id, None) is not None:
                 self._not_answering.discard(tenant, node_id)

@@ -41,10 +41,7 @@ class InFlight:
         self._none_left.set()
 
     def under(self, jti: str) -> "RevocableCall":
-        """Return the context of one call that was made with the token ``jti``.
-
-        If the token is revoked meanwhile, it raises TOKEN_REFUSED in place of any result.
-        """
+        """Return the context of a call under ``jti``: TOKEN_REFUSED if that token is revoked meanwhile."""
         return RevocableCall(jti, self)
 
     def revoke(self, jtis: Collection[str]) -> None:
@@ -66,11 +63,7 @@ class InFlight:
                 await self._none_left.wait()
 
     def enter(self, call: "RevocableCall") -> None:
-        """Add ``call``, which begins.
-
-        Raises:
-            ToolError: TOKEN_REFUSED, if its token was revoked since the call was allowed.
-        """
+        """Add a call. Raises TOKEN_REFUSED if its token was revoked since it was allowed."""
         if call.jti in self._revoked:
             raise ToolError(Failure.TOKEN_REFUSED, "The token was revoked.")
         self._calls.add(call)
@@ -82,15 +75,15 @@ class InFlight:
             self._none_left.set()
 
 
+@define(eq=False, repr=False)
 class RevocableCall:
     """The context of one call. Works as ``asyncio.timeout`` does: by cancelling the task that it is in."""
 
-    def __init__(self, jti: str, calls: InFlight) -> None:
-        self.jti = jti
-        self._calls = calls
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling = 0
-        self._reason: tuple[Failure, str] | None = None
+    jti: str
+    _calls: InFlight
+    _task: asyncio.Task[object] | None = field(init=False, default=None)
+    _cancelling: int = field(init=False, default=0)
+    _reason: tuple[Failure, str] | None = field(init=False, default=None)
 
     def is_stopped(self) -> bool:
         """Return whether it is ended here, and not by its caller."""
@@ -207,11 +200,7 @@ class CallExecutor:
             return await self._streams.start(call, first)
 
     async def _answered_here(self, tool: RelayTool, record: CallRecord) -> CallAnswer:
-        """Return the answer of a tool of the relay's own.
-
-        Raises:
-            ToolError: it failed, or has taken longer than its timeout.
-        """
+        """Return the answer of a tool of the relay's own, which may take as long as its timeout."""
         request = record.request
         if request is None:
             raise ToolError(Failure.INTERNAL)
@@ -272,27 +261,17 @@ class CallExecutor:
         )
 
 
+@define(eq=False, repr=False)
 class RecordedCall:
     """The context of one call that is made: recorded before it begins, and after it has ended."""
 
-    def __init__(
-        self,
-        record: CallRecord,
-        audit: AuditLog,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._record = record
-        self._audit = audit
-        self._monotonic = monotonic
-        self._log = log
+    _record: CallRecord
+    _audit: AuditLog
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
 
     def __enter__(self) -> None:
-        """Record that the call is made.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded; the block has not begun.
-        """
+        """Record that the call is made. Raises AuditUnavailableError: the block has not begun."""
         self._record.allowed(self._audit)
 
     def __exit__(

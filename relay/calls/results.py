@@ -54,11 +54,7 @@ def shown(
     validator: Validator,
     members: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
 ) -> CallAnswer:
-    """Return the answer with ``result``, whose strings are made printable, but for those of ``members``.
-
-    Raises:
-        ToolError: so it does not fit ``validator`` any more.
-    """
+    """Return the answer with ``result``, its strings made printable but for those of ``members``."""
     text = encoded(result)
     if "\\" in text:
         # A character was escaped for JSON, and a client would unescape it: no control character may reach a

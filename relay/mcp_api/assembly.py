@@ -44,11 +44,7 @@ def view_tools(  # noqa: PLR0913 - what comes in from outside
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
 ) -> Iterator[RelayTool]:
-    """Yield the tools of the views.
-
-    Raises:
-        ValueError: a verb of a kind has a member of the same name as one of the kinds view's.
-    """
+    """Yield the tools of the views. Raises ValueError: a verb has a member of the name of one of theirs."""
     choice = NodeChoice(fleet, now_ms, gateway.charge)
     many = ManyNodes(gateway, monotonic)
     yield FindNodes(fleet, kinds, measured, gateway.charge).tool(registry)
@@ -58,11 +54,7 @@ def view_tools(  # noqa: PLR0913 - what comes in from outside
 
 
 def assemble_views(environment: RelayEnvironment, fleet: FleetPart, calls: CallsPart) -> Measurements:
-    """Register the tools of the views with ``calls``; return what nodes last measured, for others to add to.
-
-    Raises:
-        ValueError: as ``view_tools``.
-    """
+    """Register the tools of the views with ``calls``; return what nodes last measured, to be added to."""
     measurements = Measurements()
     calls.executor.on_result(measurements.on_result)
     tools = view_tools(

@@ -46,11 +46,7 @@ class OpenStreams:
     _ends: dict[str, dict[object, Callable[[], None]]] = field(init=False, factory=dict)
 
     def check(self, principal: Principal) -> None:
-        """Return if ``principal`` may open another stream.
-
-        Raises:
-            StreamLimitError: it may not.
-        """
+        """Return if another stream may be opened. Raises StreamLimitError."""
         if self._held[principal.name] >= self._per_agent or self._held.total() >= self._in_all:
             raise StreamLimitError
 

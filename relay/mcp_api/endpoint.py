@@ -9,7 +9,7 @@ not decide anything: the gateway decides who may call what, and the fleet what i
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from relay.ascii_json import encoded
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
@@ -51,21 +51,20 @@ from relay.mcp_api.change_streams import (
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, CALL_TOOL, MethodError, Methods
 from relay.mcp_api.sdk import (
-    EXCHANGE_IN_SCOPE,
+    OVER_IN_SCOPE,
     Context,
-    Exchange,
     SdkServer,
     call_of,
     caller_of,
     emitter_of,
-    exchange_of,
     message_of,
+    over_of,
 )
 from relay.mcp_api.tool_list import text_of, with_documents
 from schemas.strict_json import StrictJsonError, loads
 
 ResultT = TypeVar("ResultT")
-Work = Coroutine[Any, Any, dict[str, Any]]
+_Work = Coroutine[Any, Any, dict[str, Any]]
 
 SESSION_IDLE_S = 300
 UNWATCHED_S = 0.1
@@ -149,7 +148,7 @@ class McpEndpoint:
         finally:
             release()
 
-    def _work(self, caller: Caller, message: Mapping[str, Any]) -> Work | None:
+    def _work(self, caller: Caller, message: Mapping[str, Any]) -> _Work | None:
         """Return what leads to the one result of a request; None if the SDK serves it."""
         if not _is_valid(caller, message, self.methods):
             return None
@@ -167,13 +166,13 @@ class McpEndpoint:
             stream.close()
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = scope[EXCHANGE_IN_SCOPE] = Exchange()
+        over = scope[OVER_IN_SCOPE] = asyncio.Event()
         try:
             await self._manager.handle_request(scope, receive, send)
         finally:
-            exchange.end()
+            over.set()
 
-    async def _answer_of(self, work: Work, request_id: str | int) -> HttpAnswer:
+    async def _answer_of(self, work: _Work, request_id: str | int) -> HttpAnswer:
         """Return the result of ``work``, or its ``MethodError``, as the answer to the request of that id."""
         status = _OK
         try:
@@ -202,7 +201,7 @@ class McpEndpoint:
 
     async def _answered(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         caller, name = caller_of(ctx), ctx.method
-        is_ours = name in self.methods.table or name in RESOURCE_SUBSCRIPTIONS
+        is_ours = name in self.methods.table or name in {CALL_TOOL, *RESOURCE_SUBSCRIPTIONS}
         if is_ours and _takes(name, ctx.protocol_version, ctx.params):
             if name in RESOURCE_SUBSCRIPTIONS:
                 self.methods.charge(caller.principal, 1)
@@ -233,7 +232,7 @@ class McpEndpoint:
         work = self.methods.call(caller, call, emitter_of(ctx))
         if self.methods.gateway.waits(call):
             # In the old era the SDK does not end it with its client, who may be gone.
-            return await until_disconnected(work, exchange_of(ctx).disconnected)
+            return await until_disconnected(work, partial(_disconnected, over_of(ctx)))
         return await work
 
 
@@ -242,6 +241,11 @@ async def until_disconnected(work: Coroutine[Any, Any, ResultT], receive: Receiv
     async with _ClientWatch(receive):
         return await work
     return None
+
+
+async def _disconnected(over: asyncio.Event) -> Message:
+    await over.wait()
+    return {"type": "http.disconnect"}
 
 
 class _ClientWatch:
@@ -319,7 +323,7 @@ def _is_valid(caller: Caller, message: Mapping[str, Any], methods: Methods) -> b
     ``message`` is its body. By the SDK's own rules, and false in doubt: then the SDK decides.
     """
     method = message.get("method")
-    if not isinstance(method, str) or method not in methods.table:
+    if not isinstance(method, str) or (method != CALL_TOOL and method not in methods.table):
         return False
     headers = caller.headers
     if not headers.get(b"content-type", "").lower().startswith("application/json"):

@@ -58,18 +58,17 @@ class MethodError(EdgeError):
 
 @define(eq=False, repr=False)
 class Methods:
-    """The methods of one relay. ``table`` has a ``Method`` for each name."""
+    """The methods of one relay: ``tools/call`` is ``call``, and ``table`` has a ``Method`` for each other."""
 
     gateway: CallGateway
     _tools: ToolList
     _authenticator: Authenticator
     _resources: ResourceCatalog
     _discover: Callable[[Rights, View], dict[str, Any]]
-    table: Mapping[str, Method] = field(init=False)
+    table: dict[str, Method] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.table = {
-            CALL_TOOL: self._call_tool,
             "tools/list": self._list_tools,
             "resources/list": self._list_resources,
             "resources/templates/list": self._list_templates,
@@ -94,15 +93,11 @@ class Methods:
             raise MethodError(_INTERNAL_ERROR, str(error), error.envelope()) from None
 
     def charge_size(self, caller: Caller) -> None:
-        """Charge a body that is larger than a call needs.
-
-        Raises:
-            ToolError: the limit of its agent is exceeded.
-        """
+        """Charge a body that is larger than a call needs. Raises ToolError: RATE_LIMITED."""
         self.gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
 
     async def call(self, caller: Caller, call: Call, emit: Emit | None) -> dict[str, Any]:
-        """Answer ``tools/call`` as its ``Method`` does, with the call that the message was parsed to."""
+        """Answer ``tools/call`` as a ``Method`` does, given the call that the message was parsed to."""
         selection = self.options_of(caller).selection
         answer = await self.gateway.call(CallRequest(caller, call, emit, selection))
         if answer.error is not None:
@@ -117,11 +112,6 @@ class Methods:
             "isError": False,
             "_meta": {META_CORRELATION_ID: answer.correlation_id},
         }
-
-    async def _call_tool(
-        self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
-    ) -> dict[str, Any]:
-        return await self.call(caller, Call(message, caller.traceparent, caller.correlation_id), emit)
 
     async def _list_tools(
         self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None

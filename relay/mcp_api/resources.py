@@ -115,11 +115,7 @@ class FleetResources:
 
 
 def _parameter(query: str, name: str) -> str | None:
-    """Return the value of the one parameter that a resource has; None if there is no query.
-
-    Raises:
-        ResourceQueryError: there is another one, or one without a value.
-    """
+    """Return the value of the one parameter that a resource has; None if there is no query."""
     if not query:
         return None
     try:

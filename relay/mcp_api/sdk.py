@@ -16,7 +16,6 @@ from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.types import Message
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
@@ -73,32 +72,11 @@ def _sentence(before: str, nodes: Iterator[str], limit: int) -> str:
 
 Context = ServerRequestContext[Any, Any]
 
-EXCHANGE_IN_SCOPE = "edge.exchange"
-"""The key of an ``Exchange`` in the scope of its request."""
+OVER_IN_SCOPE = "edge.over"
+"""The key of the event that is set when the response has ended, or the client has disconnected.
 
-
-class Exchange:
-    """One HTTP request and its response.
-
-    In the old era the SDK goes on with a call whose client has disconnected, since it might have resumed.
-    """
-
-    __slots__ = ("_over",)
-
-    def __init__(self) -> None:
-        self._over = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        return self._over.is_set()
-
-    def end(self) -> None:
-        self._over.set()
-
-    async def disconnected(self) -> Message:
-        """Wait until it is over: what ``endpoint.until_disconnected`` takes as ``receive``."""
-        await self._over.wait()
-        return {"type": "http.disconnect"}
+In the old era the SDK goes on with a call whose client has disconnected, since it might have resumed.
+"""
 
 
 class _Notification(BaseModel):
@@ -208,18 +186,18 @@ def call_of(context: Context) -> Call:
     return Call(message_of(context), caller.traceparent, caller.correlation_id)
 
 
-def exchange_of(context: Context) -> Exchange:
-    """Return the HTTP request of a message."""
-    exchange: Exchange = _request_of(context).scope[EXCHANGE_IN_SCOPE]
-    return exchange
+def over_of(context: Context) -> asyncio.Event:
+    """Return the event of the end of a message's HTTP request."""
+    over: asyncio.Event = _request_of(context).scope[OVER_IN_SCOPE]
+    return over
 
 
 def emitter_of(context: Context) -> Emit:
     """Return what sends notifications on the response stream of a message."""
-    exchange = exchange_of(context)
+    over = over_of(context)
 
     async def emit(method: str, params: Mapping[str, Any]) -> None:
-        if exchange.is_over:
+        if over.is_set():
             raise StreamClosedError
         notification: Any = _Notification(method=method, params=dict(params))
         await context.session.send_notification(notification, context.request_id)

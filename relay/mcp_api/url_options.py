@@ -70,11 +70,6 @@ class UrlOptionReader:
         self.read.cache_clear()
 
     def _read(self, query: str, path: str = MCP_PATH) -> UrlOptions:
-        """Return what ``query`` and ``path`` choose.
-
-        Raises:
-            UrlOptionError: a value is not allowed.
-        """
         pairs = [pair.partition("=") for pair in query.split("&")] if query else []
         given = [*_BY_PATH[path], *((unquote_plus(name), value) for name, _, value in pairs if name)]
         _check_names({name for name, _ in given})

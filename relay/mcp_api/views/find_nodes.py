@@ -8,11 +8,11 @@ a node of another tenant, nor read a node.
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from math import ceil
+from operator import attrgetter
 from typing import Any
 
 from attrs import define, field
 
-from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
@@ -100,7 +100,7 @@ class FindNodes:
             schema_ref=_INPUT,
             safety_class="read_only",
             idempotent=True,
-            visible=_may_read,
+            visible=attrgetter("may_read"),
             answer=self._answer,
             views=frozenset({View.KINDS}),
         )
@@ -120,11 +120,7 @@ class FindNodes:
         }
 
     def _found(self, tenant: str, selection: Selection, arguments: Mapping[str, Any]) -> list[NodeRecord]:
-        """Return the nodes that fit ``arguments``, in order.
-
-        Raises:
-            ToolError: there is no such kind, or the selection names a node that there is not.
-        """
+        """Return the nodes that fit ``arguments``, in order."""
         wanted = NodeCriteria(
             query=arguments.get("query", ""),
             kinds=self._wanted_kinds(selection, arguments.get("kind")),
@@ -163,7 +159,3 @@ class FindNodes:
         if (measured := self._measured(node.node_id)) is not None:
             entry["measured"] = with_iso(measured, {"ts_ms": "ts"})
         return entry
-
-
-def _may_read(rights: Rights) -> bool:
-    return rights.may_read

@@ -177,7 +177,7 @@ class KindTool:
             schema_ref=self._verb.input_ref,
             safety_class=self._kind.safety_class,
             idempotent=self._verb.idempotent,
-            visible=_may_call,
+            visible=lambda rights: bool(rights.safety_classes),
             answer=self._answer,
             views=frozenset({View.KINDS}),
             offer=self._offer,
@@ -192,11 +192,7 @@ class KindTool:
     def _directed(
         self, rights: Rights, selection: Selection, arguments: Mapping[str, Any]
     ) -> DirectedCall | None:
-        """Return the call of the one node's tool; None if there are several to ask.
-
-        Raises:
-            ToolError: the members do not go together, or the node has no such tool for the caller.
-        """
+        """Return the call of the one node's tool; None if there are several to ask."""
         if NODES in arguments:
             if "node" in arguments:
                 raise _unfit("node and nodes exclude each other.", "Send one of the two.")
@@ -223,11 +219,7 @@ class KindTool:
         return {**with_iso(result, self._moments), "followed": summed_up(gathered, self._moments)}
 
     async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
-        """Return what several nodes answer.
-
-        Raises:
-            ToolError: the arguments do not fit the verb, or a selector means no node.
-        """
+        """Return what several nodes answer."""
         own = self._own(call.arguments)
         try:
             self._arguments.check(own)
@@ -251,10 +243,6 @@ class KindTool:
 
     def _own(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in arguments.items() if name not in self._added}
-
-
-def _may_call(rights: Rights) -> bool:
-    return bool(rights.safety_classes)
 
 
 def _unfit(text: str, fix: str) -> ToolError:

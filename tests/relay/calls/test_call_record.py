@@ -108,22 +108,6 @@ def test_so_has_its_span(hub: Hub) -> None:
     assert "edge.caller_correlation_id" not in attributes()
 
 
-def test_what_is_learned_of_a_call_on_its_way_is_in_its_next_line(hub: Hub) -> None:
-    hub.connect(hub.ca.issue())
-    learning = record(ECHO_NAME.replace(".", "-"))
-    learning.denied(hub.audit, DENIED)
-    learning.principal = WHO
-    learning.denied(hub.audit, DENIED)
-    learning.tool = hub.fleet.resolve(ECHO_NAME, WHO.rights)
-    learning.allowed(hub.audit)
-    learning.first = FIRST
-    learning.ended(hub.audit, "ok", 101.0)
-    lines = hub.audited()
-    assert [line["sub"] for line in lines] == [None, *["agent-1"] * 3]
-    assert [line["tool"] for line in lines] == [*[ECHO_NAME.replace(".", "-")] * 2, ECHO_NAME, ECHO_NAME]
-    assert [line.get("first") for line in lines] == [None, None, None, FIRST]
-
-
 @pytest.mark.parametrize(
     ("name", "tool", "node_id"),
     [

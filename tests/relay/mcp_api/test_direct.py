@@ -29,7 +29,7 @@ from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.limits.rate_limits import Allowance
 from relay.mcp_api.endpoint import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
-from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE
+from relay.mcp_api.sdk import OVER_IN_SCOPE
 from relay.routing.port import LocalRouter
 from schemas.addresses import HostPort
 from schemas.meta_names import META_IDEMPOTENCY_KEY, META_TRACEPARENT
@@ -338,7 +338,7 @@ async def test_the_sdk_finds_the_caller_the_message_and_a_sessions_owner_without
         await stage.ask(call())
         (scope,) = stage.seen_by_sdk
     of_the_server = {"type", "method", "path", "query_string", "client", "headers"}
-    assert scope.keys() - of_the_server == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE, EXCHANGE_IN_SCOPE, "user"}
+    assert scope.keys() - of_the_server == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE, OVER_IN_SCOPE, "user"}
     assert scope["user"].access_token.token == ""
     assert b"authorization" not in dict(scope["headers"])
 

@@ -1,5 +1,6 @@
 """What the adapters of the SDK do beside a transport; the rest is tested through the endpoint."""
 
+import asyncio
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import StreamClosedError
-from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE, MAX_BYTES, Context, Exchange, emitter_of, instructions
+from relay.mcp_api.sdk import MAX_BYTES, OVER_IN_SCOPE, Context, emitter_of, instructions
 from relay.settings.config import View
 from relay.state.names import NodeName
 from tests.fakes.hub import Hub
@@ -26,8 +27,8 @@ class Session:
 
 
 async def test_a_notification_is_sent_while_the_clients_request_lasts_and_not_after() -> None:
-    exchange, session = Exchange(), Session()
-    request: Any = SimpleNamespace(scope={EXCHANGE_IN_SCOPE: exchange})
+    over, session = asyncio.Event(), Session()
+    request: Any = SimpleNamespace(scope={OVER_IN_SCOPE: over})
     sending: Any = session
     context = Context(
         session=sending,
@@ -39,7 +40,7 @@ async def test_a_notification_is_sent_while_the_clients_request_lasts_and_not_af
     )
     emit = emitter_of(context)
     await emit("notifications/progress", {"progress": 1})
-    exchange.end()
+    over.set()
     with pytest.raises(StreamClosedError):
         await emit("notifications/progress", {"progress": 2})
     assert session.sent == [("notifications/progress", {"progress": 1}, 7)]
