@@ -64,6 +64,6 @@ def _take_sources(archive: Path, commit: str) -> str | None:
     git = shutil.which("git")
     if git is None:
         return "not installed: git"
-    command = [git, "-C", ROOT, "archive", "--output", archive, commit]
+    command: list[str | Path] = [git, "-C", ROOT, "archive", "--output", archive, commit]
     taken = subprocess.run(command, capture_output=True, timeout=_BOUND_S, check=False)
     return f"this checkout has no commit {commit}" if taken.returncode != 0 else None
