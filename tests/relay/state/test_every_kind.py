@@ -235,6 +235,8 @@ def test_what_is_shared_fits_its_document_and_is_the_same_elsewhere(
         assert document.is_valid(entry)
         assert one.form.key_of(entry) == key
         assert kind.file.secret.isdisjoint(entry)
+    if kind.rule is not Rule.ORDERED:  # what was decided here is appended, whatever the stream has
+        assert one.settle({}, frozenset(entries)) == {}
     made = [line for line in lines if line.get("action") == "create"]
     ledger = written(tmp_path / "other", kind.file, made)
     other = SharedLedger(kind.name, kind.rule, one.form, kind.since, ledger, merging(kind))
@@ -261,6 +263,8 @@ def test_what_has_ended_is_shared_no_more_and_stays_in_the_file(tmp_path: Path, 
     before = ledger.path.read_bytes()
     ends = {key: one.form.end_ms_of(entry) for key, entry in one.settle({}, frozenset()).items()}
     last_ms = max((end_ms for end_ms in ends.values() if end_ms is not None), default=NOW_MS)
+    in_time = sharing(kind, ledger, last_ms - 1).settle({}, frozenset())
+    assert {key for key, end_ms in ends.items() if end_ms in {None, last_ms}} <= in_time.keys()
     later = sharing(kind, ledger, last_ms).settle({}, frozenset())
     assert later.keys() == {key for key, end_ms in ends.items() if end_ms is None}
     assert ledger.path.read_bytes() == before
