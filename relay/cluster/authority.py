@@ -16,8 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.cluster.commands import CountCommand, Requests
 from relay.cluster.connection import respond
 from relay.cluster.messages import AskedOfAuthority, AuthorityMessages, ClusterMessageError, authority_subject
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import BUSY_RETRY_MS, KeyedLimiters
+from relay.limits.rate_limits import BUSY_RETRY_MS, Allowance, KeyedLimiters
 from relay.routing.authority_port import (
     AnsweringAuthority,
     AuthorityAction,

@@ -14,7 +14,7 @@ from relay.cluster import authority as authority_answerer
 from relay.cluster import authority as authority_asker
 from relay.cluster.authority import AuthorityAsker
 from relay.cluster.messages import AuthorityMessages, authority_subject
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentRefusedError
 from relay.pki.forwarded_enrolments import ForwardedEnrolments

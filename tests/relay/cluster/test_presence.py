@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.calls.idempotency_store import REMEMBERED_S
+from relay.calls.idempotency import REMEMBERED_S
 from relay.cluster.presence import (
     ENDED_KEPT_S,
     KEYS_LAST_S,
