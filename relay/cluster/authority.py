@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
@@ -32,29 +33,19 @@ TIMEOUT_S = 6.0
 """From the request to its answer, waiting included: a node that enrols gives up after 10 s."""
 
 
+@define(eq=False, repr=False, kw_only=True)
 class AuthorityAsker:
     """A ``RemoteAuthority`` by ``requests``. ``relay`` names this process to the others."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        requests: Requests,
-        messages: AuthorityMessages,
-        fleet: str,
-        relay: str,
-        count: CountCommand,
-        log: FilteringBoundLogger,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self._requests = requests
-        self._messages = messages
-        self._subject = authority_subject(fleet)
-        self._relay = relay
-        self._count = count
-        self._log = log
-        self._timeout_s = timeout_s
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+    _requests: Requests
+    _messages: AuthorityMessages
+    _fleet: str
+    _relay: str
+    _count: CountCommand
+    _log: FilteringBoundLogger
+    _timeout_s: float = TIMEOUT_S
+    _turns: asyncio.Semaphore = field(init=False, factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _waiting: int = field(init=False, default=0)
 
     async def ask(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
@@ -75,7 +66,7 @@ class AuthorityAsker:
         self._waiting += 1
         try:
             async with asyncio.timeout(self._timeout_s), self._turns:
-                data = await self._requests.request(self._subject, payload, self._timeout_s)
+                data = await self._requests.request(authority_subject(self._fleet), payload, self._timeout_s)
             return self._messages.read_answer(data, action)
         except NoResponderError:
             raise AuthorityUnavailableError("no relay with the CA's key is connected") from None
@@ -98,29 +89,26 @@ _INTERNAL = AuthorityRefusedError("internal")
 _BUSY = "rate_limited"
 
 
+@define(eq=False, repr=False, kw_only=True)
 class AuthorityAnswerer:
     """Gives requests to ``authority``. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        authority: AnsweringAuthority,
-        messages: AuthorityMessages,
-        fleet: str,
-        monotonic: Callable[[], float],
-        count: CountCommand,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._authority = authority
-        self._messages = messages
-        self._subject = authority_subject(fleet)
-        self._limiters = KeyedLimiters[str](monotonic, _MAX_RELAYS)
-        self._count = count
-        self._log = log
-        self._running: set[asyncio.Task[None]] = set()
+    _authority: AnsweringAuthority
+    _messages: AuthorityMessages
+    _fleet: str
+    _monotonic: Callable[[], float]
+    _count: CountCommand
+    _log: FilteringBoundLogger
+    _limiters: KeyedLimiters[str] = field(init=False)
+    _running: set[asyncio.Task[None]] = field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._limiters = KeyedLimiters(self._monotonic, _MAX_RELAYS)
 
     async def serve(self, client: Client) -> None:
-        await client.subscribe(self._subject, _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT)
+        await client.subscribe(
+            authority_subject(self._fleet), _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT
+        )
         await asyncio.Event().wait()
 
     async def close(self) -> None:

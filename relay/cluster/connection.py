@@ -39,7 +39,7 @@ PROBE_INTERVAL_S = 2.5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
 _LOOP_S = 60.0
 
-Work = Callable[[Client], Awaitable[None]]
+ConnectionWork = Callable[[Client], Awaitable[None]]
 """Uses a connection until cancelled. It starts with each one, and must expect that it is lost at any time."""
 
 
@@ -66,9 +66,9 @@ class ClusterConnection:
     _probe: str = field(init=False)
     _turn: int = field(init=False, default=0)
     _replies: Replies | None = field(init=False, default=None)
-    _checks: list[Work] = field(init=False, factory=list)
-    _works: list[Work] = field(init=False, factory=list)
-    _last: list[Work] = field(init=False, factory=list)
+    _checks: list[ConnectionWork] = field(init=False, factory=list)
+    _works: list[ConnectionWork] = field(init=False, factory=list)
+    _last: list[ConnectionWork] = field(init=False, factory=list)
     _reported: set[tuple[str, str]] = field(init=False, factory=set)
     server: ClusterServer | None = field(init=False, default=None)
     problem: str | None = field(init=False, default=None)
@@ -81,15 +81,15 @@ class ClusterConnection:
         """Whether requests can be sent now."""
         return self._replies is not None and self._replies.client.is_connected
 
-    def before(self, check: Work) -> None:
+    def before(self, check: ConnectionWork) -> None:
         """Do ``check`` on every connection before the works. If it raises, the connection is not used."""
         self._checks.append(check)
 
-    def during(self, work: Work) -> None:
+    def during(self, work: ConnectionWork) -> None:
         """Run ``work`` during every connection. Call it before ``run``."""
         self._works.append(work)
 
-    def at_end(self, work: Work) -> None:
+    def at_end(self, work: ConnectionWork) -> None:
         """Run ``work`` once, and not for long, when this relay ends; not when a connection is lost."""
         self._last.append(work)
 
@@ -135,7 +135,7 @@ class ClusterConnection:
                 await self._sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    async def move(self, check: Work, reason: str) -> bool:
+    async def move(self, check: ConnectionWork, reason: str) -> bool:
         """Return whether another server passes ``check``: that raises no error of the library.
 
         The next connection is to that one, because of ``reason``. A work that has called this then ends the
@@ -151,7 +151,7 @@ class ClusterConnection:
                 return True
         return False
 
-    async def _passes(self, server: ClusterServer, check: Work) -> bool:
+    async def _passes(self, server: ClusterServer, check: ConnectionWork) -> bool:
         client: Client | None = None
         try:
             client = (await self._connected(server, asyncio.Event())).client
@@ -250,7 +250,7 @@ class ClusterConnection:
         self._log.info("cluster connected", server=str(server))
         probing = until_lost(client, lost, self._probe, self._probe_interval_s)
         tasks = [asyncio.ensure_future(work) for work in (probing, *(work(client) for work in self._works))]
-        last: Sequence[Work] = ()
+        last: Sequence[ConnectionWork] = ()
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:

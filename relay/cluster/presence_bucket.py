@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
 from relay.cluster.client import reason_of
-from relay.cluster.connection import Work
+from relay.cluster.connection import ConnectionWork
 from relay.cluster.jetstream import append, grow, in_copies
 from relay.cluster.presence import ENDED_KEPT_S, LEASE_INTERVAL_S, NodeEntry, Presence
 from relay.routing.port import NodeRef
@@ -278,7 +278,7 @@ FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 5.0, 60.0
 """How long presence may be not current before other servers are tried. It doubles with each try."""
 _REASON = "it has no leader of the presence bucket: it may be cut off from the other servers"
 
-Move = Callable[[Work, str], Awaitable[bool]]
+Move = Callable[[ConnectionWork, str], Awaitable[bool]]
 """Has the next connection made to another server that passes a check, for a reason; False if none does."""
 
 

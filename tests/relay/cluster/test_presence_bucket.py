@@ -14,7 +14,7 @@ from nats.js.kv import KeyValue
 
 from relay.ascii_json import encoded
 from relay.cli.demo.cluster_server import new_credentials, relay_permissions
-from relay.cluster.connection import Work
+from relay.cluster.connection import ConnectionWork
 from relay.cluster.presence import LEASE_S, Effects, Presence
 from relay.cluster.presence_bucket import (
     CHECK_INTERVAL_S,
@@ -378,7 +378,7 @@ class Stage:
         if self._is_read(self.seconds.now - self.began_s):
             self.presence.relay_seen("OWN")
 
-    async def _move(self, _check: Work, _reason: str) -> bool:
+    async def _move(self, _check: ConnectionWork, _reason: str) -> bool:
         self.tried_s.append(self.seconds.now - self.began_s)
         return len(self.tried_s) == self._leaves_at
 

@@ -82,12 +82,3 @@ def test_whom_the_ca_issues_to_is_not_decided_by_what_arrives(ca: CertificateAut
 
 def test_a_relay_without_the_key_shares_none(ca: CertificateAuthority) -> None:
     assert shared("leaf", ca.ledger, FakeClock(NOW_MS), issues=False).settle({}, NONE) == {}
-
-
-def test_a_leaf_that_has_expired_is_shared_no_more(ca: CertificateAuthority, clock: FakeClock) -> None:
-    leaves = shared("leaf", ca.ledger, clock, issues=True)
-    end_ms = max(leaves.form.end_ms_of(entry) or 0 for entry in leaves.settle({}, NONE).values())
-    clock.advance(end_ms - 1 - clock())
-    assert leaves.settle({}, NONE)
-    clock.advance(1)
-    assert leaves.settle({}, NONE) == {}
