@@ -152,7 +152,7 @@ class CallGateway:
         if own is not None:
             return own.follows
         parsed = parse(name)
-        tool = self._fleet.announced(parsed.canonical) if parsed is not None else None
+        tool = self._fleet.tool_of(parsed.canonical) if parsed is not None else None
         return tool is not None and tool.surface.verb.streams
 
     def charge(self, principal: Principal, cost: float) -> None:

@@ -17,8 +17,7 @@ from relay.calls.idempotency_store import (
     IdempotencyStore,
     KeyedCall,
 )
-from relay.routing.answer import CommandAnswer, answer_of
-from relay.routing.port import Command, Idempotency, LocalRouter
+from relay.routing.port import Command, CommandAnswer, Idempotency, LocalRouter, answer_of
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 

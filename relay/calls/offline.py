@@ -5,7 +5,7 @@ Must not decide that a node is offline: the side that holds its session does.
 
 from datetime import UTC, datetime
 
-from relay.fleet.absences import OFFLINE_FIX
+from relay.fleet.usability import OFFLINE_FIX
 from schemas.errors import Failure, ToolError
 
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1_000, 30_000

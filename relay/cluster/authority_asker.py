@@ -10,7 +10,7 @@ from relay.routing.authority_messages import AskedOfAuthority, AuthorityMessages
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError, AuthorityUnavailableError
 from relay.routing.cluster_messages import ClusterMessageError
 from relay.routing.nats import CountCommand, Requests
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 
 AT_ONCE = 8
 """How many requests are sent and not answered. The relay that answers makes four at a time."""

@@ -17,7 +17,6 @@ from structlog.typing import FilteringBoundLogger
 from relay.cluster.connection import respond
 from relay.cluster.direct_client import respond_now
 from relay.cluster.direct_subscription import subscribe
-from relay.routing.answer import CommandAnswer
 from relay.routing.cluster_messages import (
     MAX_MESSAGE_BYTES,
     AskedCommand,
@@ -27,7 +26,7 @@ from relay.routing.cluster_messages import (
     command_subject,
 )
 from relay.routing.nats import CountCommand
-from relay.routing.port import Command, LocalRouter, NodeRef
+from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRef
 from schemas.delivery import TransitGauge
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck

@@ -21,7 +21,7 @@ from relay.cluster.credentials import Credentials
 from relay.cluster.direct_client import DirectClient
 from relay.cluster.reasons import reason_of, reason_of_end
 from relay.cluster.replies import Replies
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterServer
 from schemas.error_roots import EdgeError
 from schemas.health import Loop

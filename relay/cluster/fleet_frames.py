@@ -20,8 +20,7 @@ from relay.cluster.peer_messages import FRAME, CountMessage, PeerMessages
 from relay.cluster.presence_entries import NodeEntry
 from relay.cluster.sample_subjects import SAMPLE, SampleSubjects
 from relay.cluster.shared_leases import SharedLeases
-from relay.routing.peers import Peers
-from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef
+from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef, Peers
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY, OneWayType, Role
 from schemas.handlers import Followers, Handlers

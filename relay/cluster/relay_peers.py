@@ -16,7 +16,7 @@ from relay.cluster.connection import respond
 from relay.cluster.peer_messages import MAX_PEER_BYTES, Asked, CountMessage, PeerMessages
 from relay.routing.cluster_messages import ClusterMessageError
 from relay.routing.nats import Requests
-from relay.routing.peers import PeerHandler
+from relay.routing.port import PeerHandler
 from schemas.errors import Failure, ToolError
 from schemas.handlers import Handlers
 from schemas.ulids import UlidSource

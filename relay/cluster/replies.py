@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.direct_subscription import subscribe
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 
 _STATUS = "Status"
 _NO_RESPONDERS = "503"

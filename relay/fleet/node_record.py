@@ -28,12 +28,12 @@ class NodeState(NamedTuple):
     """What is counted of one node.
 
     Attributes:
-        announced_in: in which subscription the broker sent its announce; None if none is expected of it.
+        received_in: in which subscription the broker sent its announce; None if none is expected of it.
     """
 
     tenant: str
     standing: Standing | None
-    announced_in: int | None
+    received_in: int | None
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class NodeRecord:
         leaf_dropped: its manifest was dropped because its leaf is no longer trusted.
         tools: what its manifest announces, by canonical name; ``kinds`` are the names of their kinds.
         since_ms: when it has connected, or its connection was lost; None if neither was seen.
-        announced_in: the relay's latest subscription to the broker in which that sent an announce.
+        received_in: the relay's latest subscription to the broker in which that sent an announce.
         broker_etag: the ETag of what the broker sent last as its announce; it may not have been accepted.
         grace_until_ms: how long its tools stay listed without a connection.
         ahead_until_ms: how long it counts that it has sent a manifest of the future by this machine's clock;
@@ -66,7 +66,7 @@ class NodeRecord:
     kinds: frozenset[str] = frozenset()
     connected: bool = False
     since_ms: int | None = None
-    announced_in: int = 0
+    received_in: int = 0
     broker_etag: str | None = None
     grace_until_ms: int = 0
     ahead_until_ms: int = 0
@@ -104,10 +104,9 @@ class NodeRecord:
         """Return whether its tools are listed."""
         return now_ms < self.listed_until_ms
 
-    def state(self, now_ms: int, *, is_retired: bool) -> NodeState:
-        """Return what is counted of it."""
-        is_expected = self.mark is not None and not is_retired
-        return NodeState(self.tenant, self._standing(now_ms), self.announced_in if is_expected else None)
+    def state(self, now_ms: int, *, is_expected: bool) -> NodeState:
+        """Return what is counted of it; ``is_expected``: the broker has an announce of it."""
+        return NodeState(self.tenant, self._standing(now_ms), self.received_in if is_expected else None)
 
     def _standing(self, now_ms: int) -> Standing | None:
         # What a node has signed says nothing once its leaves are revoked.

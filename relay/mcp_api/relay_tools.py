@@ -10,8 +10,7 @@ from typing import Any
 from relay.ascii_json import encoded
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayTools
-from relay.fleet.tool_entry import hints
-from relay.fleet.tools import Offer, Position
+from relay.fleet.tools import Offer, Position, hints
 from relay.settings.config import View
 from schemas.document_store import SCHEME
 from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF

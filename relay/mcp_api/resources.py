@@ -151,7 +151,7 @@ class ResourceCatalog:
     def _read_node(self, principal: Principal, reference: str, part: str) -> Content | None:
         node_id = self._fleet.names.resolve(principal.tenant, unquote(reference))
         node = self._fleet.node_of(principal.tenant, node_id)
-        if node is None or node.manifest is None:
+        if node is None or node.manifest is None or self._fleet.is_hidden(node_id):
             return None
         match part:
             case "manifest":

@@ -20,8 +20,7 @@ from relay.routing.cluster_messages import (
     command_headers,
     command_subject,
 )
-from relay.routing.peers import NoResponderError
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, LocalRouter, NoResponderError
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 

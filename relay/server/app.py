@@ -21,15 +21,15 @@ from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
 from relay.server.clustered import joined
-from relay.server.decision_records import DecisionRecords
 from relay.server.decisions import (
+    DecisionRecords,
+    FollowUps,
     LeafDecisions,
     NameDecisions,
     all_applied,
     token_decisions,
     token_key_decisions,
 )
-from relay.server.follow_ups import FollowUps
 from relay.sessions import assembly as sessions_assembly
 from relay.settings.config import RelayConfig
 from relay.settings.environment import RelayEnvironment
@@ -128,6 +128,7 @@ class Relay:
         self.follow_ups = self._follow_ups(environment)
         self.watcher = self._watcher(environment, reserve, cluster.sharing)
         self.watcher.begin()
+        self.fleet.fleet.check_decisions()
         self.http = http_assembly.assemble(
             environment,
             self.audit,

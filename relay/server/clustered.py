@@ -8,8 +8,7 @@ from relay.calls.keyed_commands import KeyedCommands
 from relay.fleet.fleet import Fleet
 from relay.part import Part
 from relay.pki.assembly import PkiPart
-from relay.routing.peers import Peers
-from relay.routing.port import NodeFrames, NodeRouter
+from relay.routing.port import NodeFrames, NodeRouter, Peers
 from relay.sessions.assembly import SessionsPart
 from relay.settings.environment import RelayEnvironment
 from relay.state.merging import SharedLedger

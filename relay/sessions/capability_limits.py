@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from relay.fleet.fleet import Fleet
 from relay.limits.rate_limits import KeyedLimiters
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from schemas.errors import Failure, ToolError
 
 _UNNAMED = ""
@@ -30,7 +29,7 @@ class CapabilityLimits(LocalRouter):
         Raises:
             ToolError: also RATE_LIMITED, with ``retry_after_ms``; then it was never sent.
         """
-        tool = self._fleet.announced(command.tool)
+        tool = self._fleet.tool_of(command.tool)
         if tool is None:
             # It was announced when the call was decided, and is not any more.
             raise ToolError(Failure.NODE_OFFLINE)

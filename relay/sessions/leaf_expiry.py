@@ -5,7 +5,7 @@ With ten thousand nodes that would be most of what an idle relay does. Must not 
 
 from collections.abc import Mapping
 
-from relay.fleet.due_times import DueTimes
+from relay.fleet.node_index import DueTimes
 from relay.sessions.session import NodeSession
 
 

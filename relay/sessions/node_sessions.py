@@ -19,8 +19,7 @@ from relay.audit.refusal_counts import RefusalCounter
 from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from relay.sessions.commands import cmd_payload, command_text, send_text
 from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection import NodeConnection
@@ -181,7 +180,7 @@ class NodeSessions(LocalRouter):
 
     def _for_version(self, connection: NodeConnection, command: Command) -> Command:
         """Return ``command`` as the node takes it: before 1.2 its deadline is that of the handler too."""
-        if connection.speaks(SUBPROTOCOL_1_2) or (tool := self._fleet.announced(command.tool)) is None:
+        if connection.speaks(SUBPROTOCOL_1_2) or (tool := self._fleet.tool_of(command.tool)) is None:
             return command
         return command._replace(deadline_ms=min(command.deadline_ms, tool.handler_ms))
 

@@ -5,7 +5,7 @@ Must not send or receive: ``connection`` does.
 
 from dataclasses import dataclass, field
 
-from relay.routing.answer import CommandAnswer
+from relay.routing.port import CommandAnswer
 from relay.sessions.connection import NodeConnection
 from relay.settings.clock import SessionClock
 from schemas.delivery import PendingCommands

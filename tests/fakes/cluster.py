@@ -15,7 +15,6 @@ from relay.cluster.presence_effects import Effects
 from relay.observability.metrics import Metrics
 from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.cluster_messages import command_subject
-from relay.routing.peers import NoResponderError
 from relay.routing.port import (
     AnnounceHandler,
     Command,
@@ -23,6 +22,7 @@ from relay.routing.port import (
     FrameHandler,
     LocalRouter,
     NodeRef,
+    NoResponderError,
 )
 from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig

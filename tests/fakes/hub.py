@@ -26,8 +26,7 @@ from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.relay_tools import RelayTools
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
-from relay.fleet.kept_leaves import KeptLeaves
-from relay.fleet.leaves import FleetTrust
+from relay.fleet.leaves import FleetTrust, KeptLeaves
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.limits.allowance import Allowance
@@ -48,8 +47,7 @@ from relay.pki.errors import AuthorityStateError
 from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
 from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
-from relay.routing.peers import Peers
-from relay.routing.port import LocalRouter, NodeFrames
+from relay.routing.port import LocalRouter, NodeFrames, Peers
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connect_queue import ConnectQueue

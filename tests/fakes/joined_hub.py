@@ -11,8 +11,7 @@ from pathlib import Path
 from relay.cluster.assembly import assemble
 from relay.cluster.cluster_part import ClusterPart
 from relay.cluster.presence_effects import Effects
-from relay.routing.peers import Peers
-from relay.routing.port import NodeFrames
+from relay.routing.port import NodeFrames, Peers
 from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
 from schemas.registry import SchemaRegistry

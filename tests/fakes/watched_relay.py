@@ -15,15 +15,16 @@ from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.permissions import Rights
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.server.decision_records import DecisionRecords
 from relay.server.decisions import (
+    DecisionRecords,
+    Follow,
+    FollowUps,
     LeafDecisions,
     NameDecisions,
     all_applied,
     token_decisions,
     token_key_decisions,
 )
-from relay.server.follow_ups import Follow, FollowUps
 from relay.state.join_tokens import JoinTokens
 from relay.state.names import NameLedger
 from relay.state.token_keys import TokenKeys

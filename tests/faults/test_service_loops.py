@@ -26,7 +26,7 @@ from relay.http.acceptor import Acceptor
 from relay.http.listener import bind
 from relay.pki.authority import CertificateAuthority
 from relay.pki.tls_contexts import RelayTls
-from relay.server.follow_ups import FollowUps
+from relay.server.decisions import FollowUps
 from relay.server.serving import run_relay
 from relay.settings.clock import now_ms
 from relay.settings.config import RelayConfig, StateFiles

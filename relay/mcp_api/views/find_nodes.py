@@ -1,6 +1,6 @@
 """``find_nodes``: the nodes of the caller's tenant that fit a query, ranked, page by page.
 
-How they are ranked is in ``relay.fleet.node_search``. Must not decide who may call, nor show a node of
+How they are ranked is in ``relay.fleet.selection``. Must not decide who may call, nor show a node of
 another tenant.
 """
 
@@ -13,9 +13,8 @@ from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import NodeRecord
-from relay.fleet.node_search import NodeCriteria
-from relay.fleet.selection import Selection
-from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.selection import NodeCriteria, Selection
+from relay.fleet.tools import ToolSchemas
 from relay.mcp_api.views.node_choice import NODES_LIKE_A_CALL, Charge
 from relay.settings.config import View
 from schemas.errors import Failure, ToolError

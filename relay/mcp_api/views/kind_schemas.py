@@ -7,7 +7,7 @@ go together is checked in code (``kind_tools``). Must not know a kind by name.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import ToolSchemas
 from schemas.kinds import Verb
 from schemas.listed_schemas import listed_schema
 from schemas.registry import SchemaRegistry

@@ -3,8 +3,7 @@
 import pytest
 
 from relay.calls.offline import explained
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of

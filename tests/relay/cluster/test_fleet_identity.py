@@ -12,7 +12,7 @@ from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
 from relay.cluster.fleet_identity import FleetIdentity, identity_subject
 from relay.cluster.heard_relays import RelayIdentity
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from schemas.health import Loop
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry

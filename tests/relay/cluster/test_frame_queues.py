@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from relay.cluster.frame_queues import MAX_QUEUED_BYTES, FrameQueues, NodeAt, QueuedFrame
-from relay.routing.peers import NoResponderError, PeerHandler
-from relay.routing.port import NodeRef
+from relay.routing.port import NodeRef, NoResponderError, PeerHandler
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 from schemas.process.logs import make_logger

@@ -1,6 +1,6 @@
 from collections import defaultdict
 
-from relay.fleet.close_names import MAX_CLOSE, closest
+from relay.fleet.node_names import MAX_CLOSE, closest
 
 NAMES = sorted(["barn pi", "greenhouse gateway", "greenhouse pi", "pump", "roof camera", "shed"])
 

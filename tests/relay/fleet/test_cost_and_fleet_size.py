@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.fleet.node_clocks import FEWEST_AHEAD
+from relay.fleet.clock_comparison import FEWEST_AHEAD
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
 from relay.mcp_api.fragments import text_of
@@ -132,7 +132,7 @@ def test_what_is_missing_and_whose_clocks_are_ahead_is_told_without_reading_a_no
         assert (inventory.known(), inventory.missing()) == (20, 20)
         assert fleet.hub.counted("inventory_missing") == 20
         assert not read.nodes
-        inventory.announced(fleet.nodes[0].node_id, b"{}")
+        inventory.received(fleet.nodes[0].node_id, b"{}")
         assert (inventory.missing(), len(read.nodes)) == (19, 1)
     fleet.hub.close()
 

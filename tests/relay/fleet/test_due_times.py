@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.fleet.due_times import DueTimes
+from relay.fleet.node_index import DueTimes
 
 
 def test_names_come_due_by_time_and_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 import relay.fleet.leaves
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS
-from relay.fleet.pending_manifests import PENDING_FOR_MS
+from relay.fleet.inventory import PENDING_FOR_MS
 from schemas.errors import Failure
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry

@@ -1,6 +1,6 @@
 """The history of a fleet is bounded, and says from when on it is complete."""
 
-from relay.fleet.fleet_changes import KEPT, FleetChange, FleetChanges, NodeChange
+from relay.fleet.node_index import KEPT, FleetChange, FleetChanges, NodeChange
 
 
 def test_changes_of_a_tenant_are_kept_in_order_and_the_oldest_is_dropped_first() -> None:

@@ -25,8 +25,8 @@ def test_a_node_counts_as_missing_until_the_broker_has_sent_an_announce_of_it(
     hub.fleet.offer_identity(OTHER_NODE_ID, hub.ca.issue(OTHER_NODE_ID).leaf_pem)  # it never announced itself
     inventory.subscribed()
     assert (inventory.missing(), hub.counted("inventory_missing")) == (1, 1)
-    inventory.announced(NODE_ID, b"{}")
-    inventory.announced("01hzx9k3m4p7q8r9s0t1v2w3x0", b"{}")  # of a node that is not known
+    inventory.received(NODE_ID, b"{}")
+    inventory.received("01hzx9k3m4p7q8r9s0t1v2w3x0", b"{}")  # of a node that is not known
     assert (inventory.missing(), hub.counted("inventory_missing")) == (0, 0)
     inventory.check()
     assert hub.lines.entries(SHORT) == []
@@ -43,7 +43,7 @@ def test_the_inventory_is_there_once_all_that_is_known_has_come_or_has_had_time_
     hub.announce(node)
 
     def came() -> None:
-        inventory.announced(NODE_ID, b"{}")
+        inventory.received(NODE_ID, b"{}")
 
     seen = [(inventory.is_subscribed, inventory.is_there)]
 
@@ -69,9 +69,9 @@ def test_what_the_broker_sent_last_is_known_by_its_etag(hub: Hub, node: Simulate
     assert inventory.etag_by_broker(NODE_ID) is None
     wire = hub.announce(node)
     assert inventory.etag_by_broker(NODE_ID) is None  # it came by the session
-    inventory.announced(NODE_ID, wire)
+    inventory.received(NODE_ID, wire)
     assert inventory.etag_by_broker(NODE_ID) == etag_of(wire)
-    inventory.announced(NODE_ID, b"forged")
+    inventory.received(NODE_ID, b"forged")
     assert inventory.etag_by_broker(NODE_ID) == etag_of(b"forged")
 
 
@@ -80,7 +80,7 @@ def test_an_announce_that_arrives_before_the_leaf_is_not_missing_once_that_arriv
 ) -> None:
     inventory, wire = hub.fleet.inventory, node.manifest()
     inventory.subscribed()
-    inventory.announced(NODE_ID, wire)
+    inventory.received(NODE_ID, wire)
     hub.fleet.offer_manifest(NODE_ID, wire, "broker")
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     assert (inventory.known(), inventory.missing()) == (1, 0)

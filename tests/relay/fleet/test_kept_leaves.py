@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from relay.fleet.kept_leaves import KeptLeaf, KeptLeaves, root_validities
-from relay.fleet.leaves import FleetTrust
+from relay.fleet.leaves import FleetTrust, KeptLeaves, root_validities
+from relay.fleet.replay_marks import KeptLeaf
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.identity import first_certificate_in, kid_of, to_pem
 from schemas.kinds import KindRegistry

@@ -1,6 +1,6 @@
 import pytest
 
-from relay.fleet.missing_manifests import MAX_NODES, WINDOW_MS
+from relay.fleet.inventory import MAX_NODES, WINDOW_MS
 from schemas.manifest import etag_of
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedNode

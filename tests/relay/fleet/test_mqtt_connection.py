@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.fleet.mqtt_connection import PAUSE_S, MqttConnection, MqttMessage
+from relay.fleet.mqtt_feed import PAUSE_S, MqttConnection, MqttMessage
 from schemas.addresses import BrokerAddress
 from schemas.health import Loop
 from schemas.process.logs import make_logger

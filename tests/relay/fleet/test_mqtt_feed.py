@@ -11,8 +11,7 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS, Fleet
-from relay.fleet.inventory import Inventory
-from relay.fleet.missing_manifests import WINDOW_MS
+from relay.fleet.inventory import WINDOW_MS, Inventory
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.limits.allowance import Allowance
 from relay.pki.broker_access import BrokerAccess

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.fleet.name_search import NameSearch
-from relay.fleet.node_names import NodeNames
+from relay.fleet.node_names import NameSearch, NodeNames
 from relay.state.names import NodeName
 
 ACME = "acme"

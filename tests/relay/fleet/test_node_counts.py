@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from relay.fleet.node_clocks import HELD_MS
-from relay.fleet.node_counts import NodeCounts
+from relay.fleet.clock_comparison import HELD_MS
+from relay.fleet.node_index import NodeCounts
 from relay.fleet.node_record import NodeState, Standing
+from relay.fleet.usability import Decision
 from schemas.manifest import MAX_FUTURE_MS
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NOW_MS, TENANT, TTL_MS
@@ -22,7 +23,7 @@ def test_a_change_is_counted_and_what_is_zero_is_gone() -> None:
     for before, after in zip([None, *states], states, strict=False):
         counts.change(before, after)
         of_tenants = [dict(counts.of_tenants(standing)) for standing in Standing]
-        seen.append((counts.expected, counts.announced_in(1), of_tenants))
+        seen.append((counts.expected, counts.received_in(1), of_tenants))
     assert seen == [(1, 1, [{}, {TENANT: 1}]), (0, 0, [{OTHER_TENANT: 1}, {}]), (0, 0, [{}, {}])]
 
 
@@ -64,7 +65,7 @@ def test_the_numbers_are_those_of_counting_all_nodes_whatever_happens(hub: Hub) 
         lambda: announce(0),
         lambda: announce(MAX_FUTURE_MS + 1),
         subscribe,
-        lambda: fleet.inventory.announced(random.choice(nodes).node_id, b"{}"),
+        lambda: fleet.inventory.received(random.choice(nodes).node_id, b"{}"),
         lambda: fleet.tombstone(random.choice(nodes).node_id),
         retire,
         drop,
@@ -75,10 +76,12 @@ def test_the_numbers_are_those_of_counting_all_nodes_whatever_happens(hub: Hub) 
     for _ in range(STEPS):
         random.choice(steps)()
         fleet.sweep()
-        expected = [node for node in index if node.mark and node.node_id not in index.retired]
+        expected = [
+            node for node in index if node.mark and node.node_id not in index.decided[Decision.RETIRED]
+        ]
         assert fleet.inventory.known() == len(expected)
-        assert fleet.inventory.missing() == sum(node.announced_in != subscriptions for node in expected)
-        states = [node.state(hub.clock.now_ms, is_retired=False) for node in index]
+        assert fleet.inventory.missing() == sum(node.received_in != subscriptions for node in expected)
+        states = [node.state(hub.clock.now_ms, is_expected=False) for node in index]
         standings = Counter((state.standing, state.tenant) for state in states)
         met.update(standing for standing, _ in standings)
         for standing in Standing:

@@ -3,8 +3,7 @@
 import pytest
 
 from relay.fleet.node_names import UnknownNodeError
-from relay.fleet.node_search import NodeCriteria
-from relay.fleet.selection import Selection
+from relay.fleet.selection import NodeCriteria, Selection
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, TENANT
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage

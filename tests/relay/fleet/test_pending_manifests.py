@@ -1,6 +1,6 @@
 """Manifests that wait for their leaf."""
 
-from relay.fleet.pending_manifests import PENDING_FOR_MS, PendingManifests
+from relay.fleet.inventory import PENDING_FOR_MS, PendingManifests
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 

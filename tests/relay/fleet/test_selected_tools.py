@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from relay.auth.permissions import Rights
 from relay.fleet.node_names import UnknownNodeError
-from relay.fleet.selected_tools import SelectedTools
-from relay.fleet.selection import WHOLE_FLEET, Selection
+from relay.fleet.selection import WHOLE_FLEET, SelectedTools, Selection
 from relay.fleet.tool_index import SEVERITY
 from relay.fleet.tools import BEFORE_ALL, Tool
 from relay.settings.config import View
@@ -92,7 +91,7 @@ def test_every_page_of_a_selection_is_what_a_search_finds(
     hub: Hub, selection: Selection, rights: Rights, limit: int, few: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("relay.fleet.selected_tools.FEW_NODES", few)
+        patch.setattr("relay.fleet.selection.FEW_NODES", few)
         seen: list[Tool] = []
         after = BEFORE_ALL
         while page := hub.fleet.selected.listed(rights, selection, after, limit):

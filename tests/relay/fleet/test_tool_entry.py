@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
-from relay.fleet.tool_entry import EntryTemplate
-from relay.fleet.tools import Projector
+from relay.fleet.tools import EntryTemplate, Projector
 from schemas.kinds import SYSTEM_ECHO, KindRegistry, Verb
 from schemas.registry import SchemaRegistry
 from tests.fakes.signer import ECHO, METRICS, NODE_ID

@@ -1,6 +1,6 @@
 import pytest
 
-from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import ToolSchemas
 from schemas.listed_schemas import listed_schema
 from schemas.registry import SchemaRegistry
 

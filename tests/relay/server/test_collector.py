@@ -7,7 +7,7 @@ pytestmark = pytest.mark.integration
 
 _LOOK = """
 import gc
-from relay.server.collector import tune_collector
+from relay.server.serving import tune_collector
 
 before = gc.get_threshold()
 tune_collector()

@@ -1,8 +1,8 @@
 import pytest
 
 from relay.audit.log import AuditUnavailableError
-from relay.server import decision_records
-from relay.server.decision_records import DecisionRecords
+from relay.server import decisions
+from relay.server.decisions import DecisionRecords
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 
@@ -73,7 +73,7 @@ def test_each_decision_that_is_not_recorded_is_logged_once(
 def test_beyond_the_bound_a_decision_is_logged_and_those_before_it_stay(
     hub: Hub, records: DecisionRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_records, "MAX_UNRECORDED", 2)
+    monkeypatch.setattr(decisions, "MAX_UNRECORDED", 2)
     for kid in ("a", "b", "c"):
         records.add("leaf_revoked", kid=kid)
     assert unrecorded(hub) == [("too many are pending", "c")]

@@ -3,7 +3,7 @@ from contextlib import suppress
 
 import pytest
 
-from relay.server.follow_ups import FollowUps
+from relay.server.decisions import FollowUps
 
 BOUND_S = 10
 

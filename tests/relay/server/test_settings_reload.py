@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.server.settings_reload import RelaySettings, ReloadSource
+from relay.server.serving import RelaySettings, ReloadSource
 from relay.settings.config import EnvelopeMode, RelayConfig, View
 from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
 from schemas.log_level import LogLevel

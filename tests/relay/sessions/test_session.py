@@ -2,8 +2,7 @@ import asyncio
 
 import pytest
 
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command
+from relay.routing.port import Command, CommandAnswer
 from relay.sessions.commands import cmd_payload
 from relay.sessions.session import NodeSession
 from relay.settings.clock import SessionClock

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relay.client.remote_tools.contracts import DEFAULT_DEADLINE_S
-from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import ToolSchemas
 from relay.mcp_api.views.kind_schemas import kind_schemas
 from relay.remote_tools import ClientEnvironment, Permissions, Reason, Risk, RiskSource, ToolUnauthorized
 from schemas.kinds import SYSTEM_ECHO

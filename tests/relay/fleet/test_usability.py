@@ -1,24 +1,32 @@
-"""Why there is no such tool, as far as its caller may know."""
+"""Why a node cannot be used now, as far as its caller may know."""
 
 from collections.abc import Mapping
 
 import pytest
 
-from relay.fleet.absences import Absences
+from relay.auth.permissions import Rights
 from relay.fleet.node_record import NodeRecord
+from relay.fleet.selection import NodeCriteria
+from relay.fleet.usability import REASONS, Asked, Decision, Usability
 from schemas.errors import Failure, ToolError
 from tests.fakes.clock import FakeClock
-from tests.fakes.signer import NODE_ID, NOW_MS, TENANT
+from tests.fakes.fleet_tools import ECHO_NAME
+from tests.fakes.hub import Hub
+from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, SimulatedNode
 
 GRACE_MS = 30_000
 ENROLLED = {NODE_ID: TENANT}
+RIGHTS = Rights.of(TENANT, ["tools:call:read_only"])
 
 
 def error_of(node: NodeRecord | None, enrolled: Mapping[str, str] = ENROLLED, since_ms: int = 0) -> ToolError:
     """Return the error ``since_ms`` after the relay's start."""
-    absences = Absences(FakeClock(NOW_MS + since_ms), NOW_MS + GRACE_MS)
-    absences.enrolled_tenant = enrolled.get
-    return absences.error(NODE_ID, node, TENANT, kind_known=True)
+    nothing_decided = dict.fromkeys(Decision, frozenset[str]())
+    usability = Usability(FakeClock(NOW_MS + since_ms), NOW_MS + GRACE_MS, nothing_decided)
+    usability.enrolled_tenant = enrolled.get
+    error = usability.tool_error(Asked(NODE_ID, node, RIGHTS))
+    assert error is not None
+    return error
 
 
 @pytest.mark.parametrize("since_ms", [0, GRACE_MS])
@@ -74,3 +82,43 @@ def test_a_manifest_that_was_withdrawn_is_not_awaited() -> None:
 
 def test_a_node_that_is_retired_is_not_awaited() -> None:
     assert error_of(NodeRecord(NODE_ID, TENANT), {}).failure is Failure.MANIFEST_NOT_FOUND
+
+
+@pytest.mark.parametrize("decision", Decision)
+def test_what_the_operator_decides_hides_a_node_everywhere_and_bars_its_use(
+    hub: Hub, node: SimulatedNode, decision: Decision
+) -> None:
+    fleet = hub.fleet
+    hub.connect(node)
+    tool = fleet.resolve(ECHO_NAME, RIGHTS)
+
+    fleet.decide(decision, frozenset({NODE_ID}))
+    assert fleet.is_hidden(NODE_ID)
+    assert not fleet.selected.listed(RIGHTS)
+    assert not fleet.nodes_of(TENANT)
+    assert not list(fleet.labels(TENANT))
+    assert not fleet.search.found(TENANT, NodeCriteria())
+    assert not fleet.is_usable(tool, RIGHTS)
+    with pytest.raises(ToolError):
+        fleet.resolve(ECHO_NAME, RIGHTS)
+    with pytest.raises(ToolError):
+        fleet.session_node(TENANT, NODE_ID)
+
+    fleet.decide(decision, frozenset())
+    assert fleet.selected.listed(RIGHTS)
+    assert fleet.resolve(ECHO_NAME, RIGHTS) is tool
+    assert fleet.session_node(TENANT, NODE_ID).node_id == NODE_ID
+
+
+def test_a_decision_without_a_reason_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = tuple(reason for reason in REASONS if reason.decision is None)
+    monkeypatch.setattr("relay.fleet.usability.REASONS", without)
+    with pytest.raises(ValueError, match="decisions without a reason: retired"):
+        Usability(FakeClock(NOW_MS), NOW_MS, {})
+
+
+def test_a_decision_that_nothing_applies_ends_the_start(hub: Hub) -> None:
+    with pytest.raises(ValueError, match="decisions that nothing applies: retired"):
+        hub.fleet.check_decisions()
+    hub.fleet.retire(frozenset(), ())
+    hub.fleet.check_decisions()

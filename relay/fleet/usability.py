@@ -1,0 +1,188 @@
+"""May this node be used now? One ordered table of reasons against it, each with the error that a caller gets.
+
+``fleet.resolve(name, rights)`` returns a tool, or raises the error of the first reason that holds; lists
+leave out the nodes of every ``Decision``. After its start a relay does not know yet what its nodes announce;
+which nodes there are it knows from the CA's ledger: a call of one of them is to be made again.
+
+A new decision of the operator's is a member of ``Decision``, a row, and what applies it in
+``relay.server.decisions``. Must not reveal another tenant's nodes: one of them is as one that does not exist.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from relay.auth.permissions import Rights
+from relay.fleet.node_record import NodeRecord
+from relay.fleet.tools import Tool
+from schemas.errors import Failure, ToolError
+
+OFFLINE_FIX = "Call again after retry_after_ms. If the node stays offline, ask its operator to check it."
+_RETRY_MS = 1_000
+
+
+class Decision(StrEnum):
+    """What the operator has decided of some nodes: they and their tools are in no list while it holds."""
+
+    RETIRED = "retired"
+    """All leaves of the node are revoked."""
+
+
+class Asked(NamedTuple):
+    """A use of a node that a caller asks for: one of its tools, or a session with it.
+
+    Attributes:
+        node: what is known of it; None if nothing is.
+        rights: the caller's; for a session the node was found among those of the caller's tenant.
+        tool: None if the node announces none that is meant.
+        kind_known: whether the tool that is meant is of a kind that the relay knows.
+    """
+
+    node_id: str
+    node: NodeRecord | None
+    rights: Rights
+    tool: Tool | None = None
+    kind_known: bool = True
+
+
+class Usability:
+    """Decides by ``REASONS``.
+
+    ``awaited_until_ms``: until then a node that has not announced itself since the relay's start is awaited.
+
+    Attributes:
+        decided: the nodes of each decision.
+        enrolled_tenant: returns the tenant of a node that has a leaf which is not revoked, as the CA's ledger
+            has it; None of any other.
+
+    Raises:
+        ValueError: a decision has no row.
+    """
+
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        awaited_until_ms: int,
+        decided: Mapping[Decision, frozenset[str]],
+    ) -> None:
+        if missing := set(Decision).difference(reason.decision for reason in REASONS if reason.decision):
+            raise ValueError(f"decisions without a reason: {', '.join(sorted(missing))}")
+        self.now_ms = now_ms
+        self.awaited_until_ms = awaited_until_ms
+        self.decided = decided
+        self.enrolled_tenant: Callable[[str], str | None] = lambda _: None
+
+    def tool_error(self, asked: Asked) -> ToolError | None:
+        """Return why the tool cannot be called now; None if it can be."""
+        for reason in REASONS:
+            if reason.of_tools and reason.holds(self, asked):
+                return reason.error(asked)
+        return None
+
+    def session_error(self, asked: Asked) -> ToolError | None:
+        """Return why no session with the node can be opened now; None if one can be."""
+        for reason in REASONS:
+            if reason.of_sessions and reason.holds(self, asked):
+                return reason.error(asked)
+        return None
+
+    def is_awaited(self, asked: Asked) -> bool:
+        """Return whether its manifest may be on the way: what a broker retains may be one that is too old."""
+        node = asked.node
+        if node is not None and (node.has_announced or (node.connected and node.rejected)):
+            return False  # it was there, and was withdrawn; or it was refused
+        return self.enrolled_tenant(asked.node_id) is not None and self.now_ms() < self.awaited_until_ms
+
+
+class Reason(NamedTuple):
+    """A reason against the use of a node, and its error.
+
+    Attributes:
+        decision: of the operator, if it is one.
+        of_tools, of_sessions: which uses it is against.
+    """
+
+    holds: Callable[[Usability, Asked], bool]
+    error: Callable[[Asked], ToolError]
+    decision: Decision | None = None
+    of_tools: bool = True
+    of_sessions: bool = False
+
+
+def _is_of_another_tenant(uses: Usability, asked: Asked) -> bool:
+    tenant = asked.node.tenant if asked.node is not None else uses.enrolled_tenant(asked.node_id)
+    return tenant != asked.rights.tenant
+
+
+def _has_no_such_tool(_: Usability, asked: Asked) -> bool:
+    return asked.tool is None and asked.node is not None and asked.node.manifest is not None
+
+
+def _is_rejected(_: Usability, asked: Asked) -> bool:
+    return asked.tool is None and asked.node is not None and asked.node.rejected
+
+
+def _is_not_permitted(_: Usability, asked: Asked) -> bool:
+    return asked.tool is not None and not asked.rights.allow(asked.rights.tenant, asked.tool.safety_class)
+
+
+def _has_ended(uses: Usability, asked: Asked) -> bool:
+    return asked.node is None or asked.node.in_force_until_ms <= uses.now_ms()
+
+
+def _is_offline(_: Usability, asked: Asked) -> bool:
+    return asked.node is None or not asked.node.connected or not asked.node.identities
+
+
+def _failure(failure: Failure, text: str | None = None) -> Callable[[Asked], ToolError]:
+    return lambda _: ToolError(failure, text)
+
+
+def _awaited_error(_: Asked) -> ToolError:
+    return ToolError(
+        Failure.NODE_OFFLINE,
+        "The node has not announced its tools since this relay was started; nothing was sent.",
+        fix=OFFLINE_FIX,
+        retry_after_ms=_RETRY_MS,
+    )
+
+
+def _decided(
+    decision: Decision, failure: Failure, *, of_tools: bool = True, of_sessions: bool = True
+) -> Reason:
+    """Return the row of a decision."""
+    return Reason(
+        lambda uses, asked: asked.node_id in uses.decided[decision],
+        _failure(failure),
+        decision,
+        of_tools,
+        of_sessions,
+    )
+
+
+REASONS = (
+    Reason(_is_of_another_tenant, _failure(Failure.SAFETY_DENIED)),
+    Reason(
+        lambda _, asked: asked.node is not None and asked.node.leaf_dropped,
+        _failure(Failure.ATTESTATION_FAILED),
+    ),
+    Reason(
+        _has_no_such_tool,
+        lambda asked: ToolError(Failure.NAME_UNKNOWN if asked.kind_known else Failure.KIND_UNSUPPORTED),
+    ),
+    Reason(lambda uses, asked: asked.tool is None and uses.is_awaited(asked), _awaited_error),
+    Reason(_is_rejected, _failure(Failure.MANIFEST_INVALID)),
+    Reason(lambda _, asked: asked.tool is None, _failure(Failure.MANIFEST_NOT_FOUND)),
+    Reason(_is_not_permitted, _failure(Failure.SAFETY_DENIED)),
+    Reason(_has_ended, _failure(Failure.MANIFEST_INVALID)),
+    # A call of a node that is not connected fails where its session is held, and says since when.
+    Reason(
+        _is_offline,
+        _failure(Failure.NODE_OFFLINE, "The node is not connected; nothing was sent."),
+        of_tools=False,
+        of_sessions=True,
+    ),
+    # Its manifest was dropped with its leaves, so that a reason above holds: this is the second bar.
+    _decided(Decision.RETIRED, Failure.ATTESTATION_FAILED),
+)
+"""In the order in which they are asked; the first that holds is the answer."""
