@@ -124,7 +124,7 @@ class Canaries:
         self._tasks: set[asyncio.Task[None]] = set()
         self.silent: dict[str, Hop] = {}
         self.loop = Loop(monotonic)
-        metrics.nodes_silent.set_function(lambda: len(self.silent))
+        fleet.warnings.watch("silent", lambda: self.silent)
 
     @property
     def connected(self) -> int:

@@ -14,6 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.permissions import Rights
 from relay.fleet.clock_comparison import NodeClocks
+from relay.fleet.facts import NodeWarnings
 from relay.fleet.inventory import Inventory, PendingManifests
 from relay.fleet.leaves import FleetTrust
 from relay.fleet.node_index import FleetChange, NodeChange, NodeIndex
@@ -47,6 +48,7 @@ class Fleet:
         changes: what came, went, changed and was renamed.
         inventory: whether the broker has sent what is known.
         clocks: whether those of the nodes are ahead of this machine's.
+        warnings: the nodes that their operator should do something about.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -79,6 +81,8 @@ class Fleet:
         self._pending = PendingManifests(lambda node_id: self._refusals.count(event, node_id, reason))
         self.inventory = Inventory(self._nodes, metrics, now_ms, log)
         self.clocks = NodeClocks(self._nodes, now_ms, log)
+        self.warnings = NodeWarnings(metrics)
+        self.warnings.watch("wrong_clocks", lambda: self.clocks.wrong)
         self._tools: dict[str, Tool] = {}
         # The hash of each identity message that was accepted last, by the present roots and revocations.
         self._offered: dict[str, bytes] = {}
@@ -197,14 +201,16 @@ class Fleet:
         """Take ``node_ids`` as all nodes of which the operator has decided ``decision``, from now on."""
         self._nodes.decide(decision, node_ids, self._now_ms())
 
-    def check_decisions(self) -> None:
-        """Return if every decision was applied.
+    def check_complete(self) -> None:
+        """Return if every decision was applied, and something finds the nodes of every warning.
 
         Raises:
-            ValueError: one was not: nothing reads what the operator decides.
+            ValueError: one is declared in a table alone.
         """
         if missing := self._nodes.undecided:
             raise ValueError(f"decisions that nothing applies: {', '.join(sorted(missing))}")
+        if unwatched := self.warnings.unwatched():
+            raise ValueError(f"warnings that nothing finds: {', '.join(sorted(unwatched))}")
 
     def retire(self, retired: frozenset[str], forgotten: Iterable[str]) -> None:
         """List the nodes that are ``retired`` no longer, and forget ``forgotten``, some of them."""

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from relay.ascii_json import encoded
+from relay.fleet.facts import listed_node
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from schemas.error_roots import PeerError
@@ -58,7 +59,7 @@ class FleetResources:
         nodes = self._fleet.nodes_of(tenant, cursor or "", NODES_PER_PAGE + 1)
         texts, size = list[str](), 0
         for node in nodes[:NODES_PER_PAGE]:
-            text = encoded(self._summary(node))
+            text = encoded(self._entry(node))
             size += len(text)
             if size > MAX_PAGE_BYTES and texts:
                 break
@@ -66,18 +67,9 @@ class FleetResources:
         following = f',"nextCursor":"{nodes[len(texts) - 1].node_id}"' if len(texts) < len(nodes) else ""
         return f'{{"nodes":[{",".join(texts)}]{following}}}'
 
-    def _summary(self, node: NodeRecord) -> Mapping[str, Any]:
-        manifest, names = node.manifest, self._fleet.names
+    def _entry(self, node: NodeRecord) -> Mapping[str, Any]:
         relay = {} if self._relay_of is None else {"relay": self._relay_of(node.node_id)}
-        return relay | {
-            "node_id": node.node_id,
-            "label": names.label_of(node.node_id) or None,
-            "tags": names.tags_of(node.node_id),
-            "connected": node.connected,
-            "manifest_etag": manifest.etag if manifest else None,
-            "expires_at_ms": manifest.expires_at_ms if manifest else None,
-            "tools": sorted(node.tools),
-        }
+        return {**relay, **listed_node(node, self._fleet.names)}
 
     def _changes(self, tenant: str, given: str | None) -> str:
         since_ms = "0" if given is None else given

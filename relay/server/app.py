@@ -128,7 +128,7 @@ class Relay:
         self.follow_ups = self._follow_ups(environment)
         self.watcher = self._watcher(environment, reserve, cluster.sharing)
         self.watcher.begin()
-        self.fleet.fleet.check_decisions()
+        self.fleet.fleet.check_complete()
         self.http = http_assembly.assemble(
             environment,
             self.audit,

@@ -10,6 +10,7 @@ from typing import Any
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
+from relay.fleet.facts import FoundNode, found_node
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import NodeRecord
@@ -20,7 +21,7 @@ from relay.settings.config import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.times import iso, with_iso
+from schemas.times import with_iso
 
 PAGE_SIZE = 50
 
@@ -104,17 +105,8 @@ class FindNodes:
             raise ToolError(Failure.ARGUMENTS_INVALID, "kind: there is no such kind.", fix=fix)
         return frozenset({kind.name})
 
-    def _entry(self, node: NodeRecord) -> dict[str, Any]:
-        names = self._fleet.names
-        entry: dict[str, Any] = {
-            "node_id": node.node_id,
-            "label": names.label_of(node.node_id) or None,
-            "tags": list(names.tags_of(node.node_id)),
-            "online": node.connected,
-            "kinds": sorted(node.kinds),
-        }
-        if node.since_ms is not None:
-            entry |= {"since_ms": node.since_ms, "since": iso(node.since_ms)}
+    def _entry(self, node: NodeRecord) -> FoundNode:
+        entry = found_node(node, self._fleet.names)
         if (measured := self._measured(node.node_id)) is not None:
             entry["measured"] = with_iso(measured, {"ts_ms": "ts"})
         return entry
