@@ -24,7 +24,7 @@ from relay.cli.exits import fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.client.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
-from relay.fleet.facts import COLUMNS, Form
+from relay.fleet.facts import COLUMNS, FactForm
 from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
 from relay.state.key_files import read_key
@@ -260,13 +260,13 @@ def _with_relays(
     return (*header, "RELAY"), [(*cells, relay) for cells, relay in zip(shown, held_by, strict=True)]
 
 
-_FORMS: Mapping[Form, Callable[[Any], str]] = {
-    Form.TEXT: str,
-    Form.LABEL: lambda value: with_typed_form(str(value or "-")),
-    Form.YES_NO: lambda value: "yes" if value else "no",
-    Form.TIME: lambda value: utc(value) if isinstance(value, int) else "-",
-    Form.COUNT: lambda value: str(len(value or ())),
-    Form.WORDS: lambda value: " ".join(map(str, value or ())) or "-",
+_FORMS: Mapping[FactForm, Callable[[Any], str]] = {
+    FactForm.TEXT: str,
+    FactForm.LABEL: lambda value: with_typed_form(str(value or "-")),
+    FactForm.YES_NO: lambda value: "yes" if value else "no",
+    FactForm.TIME: lambda value: utc(value) if isinstance(value, int) else "-",
+    FactForm.COUNT: lambda value: str(len(value or ())),
+    FactForm.WORDS: lambda value: " ".join(map(str, value or ())) or "-",
 }
 
 

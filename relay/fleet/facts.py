@@ -42,7 +42,7 @@ class ListedNode(TypedDict):
     tools: list[str]
 
 
-class FoundNode(TypedDict):
+class FindNodesEntry(TypedDict):
     """A node in the answer of ``find_nodes``."""
 
     node_id: str
@@ -55,7 +55,7 @@ class FoundNode(TypedDict):
     measured: NotRequired[Mapping[str, Any]]
 
 
-class Known(Enum):
+class KnownTo(Enum):
     """Which relays of a fleet know a fact, and what clears it."""
 
     HERE = "this relay alone; its restart clears it"
@@ -64,7 +64,7 @@ class Known(Enum):
     BY_LEDGER = "every relay, by the operator's ledgers; the operator clears it"
 
 
-class Form(StrEnum):
+class FactForm(StrEnum):
     """How ``relay fleet nodes`` writes a fact."""
 
     TEXT = "text"
@@ -87,49 +87,51 @@ class Fact:
     """
 
     read: "Callable[[NodeRecord, NodeNames], Any]"
-    known: Known
+    known: KnownTo
     listed: str = ""
     found: str = ""
-    column: tuple[int, str, Form] | None = None
+    column: tuple[int, str, FactForm] | None = None
     may_lack: bool = False
 
 
 FACTS = (
-    Fact(lambda node, _: node.node_id, Known.BY_MANIFEST, "node_id", "node_id", (1, "NODE", Form.TEXT)),
+    Fact(lambda node, _: node.node_id, KnownTo.BY_MANIFEST, "node_id", "node_id", (1, "NODE", FactForm.TEXT)),
     Fact(
         lambda node, names: names.label_of(node.node_id) or None,
-        Known.BY_LEDGER,
+        KnownTo.BY_LEDGER,
         "label",
         "label",
-        (0, "LABEL", Form.LABEL),
+        (0, "LABEL", FactForm.LABEL),
     ),
     Fact(
         lambda node, names: list(names.tags_of(node.node_id)),
-        Known.BY_LEDGER,
+        KnownTo.BY_LEDGER,
         "tags",
         "tags",
-        (5, "TAGS", Form.WORDS),
+        (5, "TAGS", FactForm.WORDS),
     ),
     Fact(
         lambda node, _: node.connected,
-        Known.BY_PRESENCE,
+        KnownTo.BY_PRESENCE,
         "connected",
         "online",
-        (2, "ONLINE", Form.YES_NO),
+        (2, "ONLINE", FactForm.YES_NO),
     ),
-    Fact(lambda node, _: sorted(node.kinds), Known.BY_MANIFEST, found="kinds"),
-    Fact(lambda node, _: node.manifest and node.manifest.etag, Known.BY_MANIFEST, "manifest_etag"),
+    Fact(lambda node, _: sorted(node.kinds), KnownTo.BY_MANIFEST, found="kinds"),
+    Fact(lambda node, _: node.manifest and node.manifest.etag, KnownTo.BY_MANIFEST, "manifest_etag"),
     Fact(
         lambda node, _: node.manifest and node.manifest.expires_at_ms,
-        Known.BY_MANIFEST,
+        KnownTo.BY_MANIFEST,
         "expires_at_ms",
-        column=(3, "VALID UNTIL (UTC)", Form.TIME),
+        column=(3, "VALID UNTIL (UTC)", FactForm.TIME),
     ),
-    Fact(lambda node, _: sorted(node.tools), Known.BY_MANIFEST, "tools", column=(4, "TOOLS", Form.COUNT)),
-    Fact(lambda node, _: node.since_ms, Known.BY_PRESENCE, found="since_ms", may_lack=True),
+    Fact(
+        lambda node, _: sorted(node.tools), KnownTo.BY_MANIFEST, "tools", column=(4, "TOOLS", FactForm.COUNT)
+    ),
+    Fact(lambda node, _: node.since_ms, KnownTo.BY_PRESENCE, found="since_ms", may_lack=True),
     Fact(
         lambda node, _: None if node.since_ms is None else iso(node.since_ms),
-        Known.BY_PRESENCE,
+        KnownTo.BY_PRESENCE,
         found="since",
         may_lack=True,
     ),
@@ -154,11 +156,11 @@ def listed_node(node: "NodeRecord", names: "NodeNames") -> ListedNode:
     return entry
 
 
-def found_node(node: "NodeRecord", names: "NodeNames") -> FoundNode:
+def found_node(node: "NodeRecord", names: "NodeNames") -> FindNodesEntry:
     """Return a node as ``find_nodes`` shows it, without what it last measured."""
     values = ((fact, fact.read(node, names)) for fact in _FOUND)
     shown: Any = {fact.found: value for fact, value in values if value is not None or not fact.may_lack}
-    entry: FoundNode = shown
+    entry: FindNodesEntry = shown
     return entry
 
 
@@ -174,7 +176,7 @@ class NodeWarning:
         gauge: of the metrics, the gauge that counts the nodes; None if there is none.
     """
 
-    known: Known
+    known: KnownTo
     check: str
     text: str
     fix: str
@@ -184,13 +186,13 @@ class NodeWarning:
 
 WARNINGS: Mapping[str, NodeWarning] = {
     "wrong_clocks": NodeWarning(
-        Known.HERE,
+        KnownTo.HERE,
         "clock",
         "{count} nodes sign by clocks that differ from this one by more than 5 min: {some}",
         "run `edge-kubelet doctor` there, and compare this clock too: timedatectl set-ntp true",
     ),
     "silent": NodeWarning(
-        Known.HERE,
+        KnownTo.HERE,
         "echo",
         "silent: {some}",
         "run `edge-kubelet doctor` there",
@@ -216,11 +218,9 @@ class NodeWarnings:
             gauge(self._metrics).set_function(lambda: len(find()))
 
     def nodes(self, member: str) -> Mapping[str, str]:
-        """Return the nodes of a warning now."""
         return self._find[member]()
 
     def unwatched(self) -> set[str]:
-        """Return the warnings that nothing finds the nodes of."""
         return WARNINGS.keys() - self._find.keys()
 
 

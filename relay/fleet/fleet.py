@@ -23,7 +23,7 @@ from relay.fleet.node_record import NodeRecord, known_of
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import NodeSearch, SelectedTools
 from relay.fleet.tools import Projector, Tool, labelled
-from relay.fleet.usability import Asked, Decision, Usability
+from relay.fleet.usability import Decision, NodeUse, Usability
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
 from relay.state.names import NodeName
@@ -264,15 +264,14 @@ class Fleet:
 
     def absence(self, node_id: str, rights: Rights, *, kind_known: bool = True) -> ToolError:
         """Return why a node has no tool that is meant, which it does not announce."""
-        asked = Asked(node_id, self._nodes.get(node_id), rights, None, kind_known)
-        return self.usability.tool_error(asked) or ToolError(Failure.MANIFEST_NOT_FOUND)
+        use = NodeUse(node_id, self._nodes.get(node_id), rights, None, kind_known)
+        return self.usability.tool_error(use) or ToolError(Failure.MANIFEST_NOT_FOUND)
 
     def is_usable(self, tool: Tool, rights: Rights) -> bool:
-        """Return whether callers with ``rights`` can call ``tool`` now."""
         return self._tool_error(tool, rights) is None
 
     def _tool_error(self, tool: Tool, rights: Rights) -> ToolError | None:
-        return self.usability.tool_error(Asked(tool.node_id, self._nodes.get(tool.node_id), rights, tool))
+        return self.usability.tool_error(NodeUse(tool.node_id, self._nodes.get(tool.node_id), rights, tool))
 
     def session_node(self, tenant: str, node_id: str) -> NodeRecord:
         """Return a node of ``tenant``, for a session with it.
@@ -281,7 +280,7 @@ class Fleet:
             ToolError: there can be none now.
         """
         node = self.node_of(tenant, node_id)
-        error = self.usability.session_error(Asked(node_id, node, Rights.of(tenant, ())))
+        error = self.usability.session_error(NodeUse(node_id, node, Rights.of(tenant, ())))
         if node is None or error is not None:
             raise error or ToolError(Failure.NODE_OFFLINE)
         return node
@@ -295,7 +294,6 @@ class Fleet:
         return self._tools.get(canonical)
 
     def follow(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed`` with each tenant whose version may have changed."""
         self._nodes.follow(changed)
 
     def nodes_of(self, tenant: str, after: str = "", limit: int | None = None) -> list[NodeRecord]:

@@ -30,7 +30,6 @@ class MissingManifests:
         self._since_ms = 0
 
     def missed(self, node_id: str, now_ms: int) -> None:
-        """Record that ``node_id`` is alive and has no manifest."""
         if not self._nodes:
             self._since_ms = now_ms
         if len(self._nodes) < MAX_NODES:
@@ -44,7 +43,6 @@ class MissingManifests:
         self._nodes.clear()
 
     def found(self, node_id: str) -> None:
-        """Record that there is a manifest of ``node_id``."""
         self._nodes.discard(node_id)
 
 
@@ -96,7 +94,6 @@ class PendingManifests:
         return pending.wire if pending is not None else None
 
     def sweep(self, now_ms: int) -> None:
-        """Drop what has expired."""
         while self._pending:
             node_id, pending = next(iter(self._pending.items()))
             if pending.until_ms > now_ms:
@@ -136,7 +133,6 @@ class Inventory:
             self._missing.missed(node_id, self._now_ms())
 
     def found(self, node_id: str) -> None:
-        """Record that a manifest of ``node_id`` is in force."""
         self._missing.found(node_id)
 
     def subscribed(self) -> None:
@@ -147,7 +143,6 @@ class Inventory:
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether a broker was ever subscribed to."""
         return self._subscription > 0
 
     @property

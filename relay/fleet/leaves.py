@@ -72,7 +72,6 @@ class KeptLeaves:
         )
 
     def verified(self, leaf: Identity) -> None:
-        """Keep ``leaf``, which was verified now."""
         self._keep(KeptLeaf.of(leaf))
 
 
@@ -119,7 +118,6 @@ class FleetTrust:
     kept: KeptLeaves = field(default_factory=KeptLeaves)
 
     def changed(self, roots: Sequence[str], revoked: frozenset[str]) -> "FleetTrust":
-        """Return the trust by other roots and revocations."""
         return FleetTrust(self.rules, roots, revoked, self.kept)
 
     def root_kids(self) -> Sequence[str]:
@@ -127,7 +125,6 @@ class FleetTrust:
         return [*root_validities(tuple(self.roots))]
 
     def is_root(self, der: bytes) -> bool:
-        """Return whether the certificate ``der`` is one of the roots."""
         return kid_of(der) in self.root_kids()
 
     def identify(self, node_id: str, pem: str, known: NodeRecord | None, now_ms: int) -> Identity:

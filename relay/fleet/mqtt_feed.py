@@ -151,7 +151,6 @@ class MqttConnection:
         self._write_rest()
 
     async def _serve(self, take: TakeMessages) -> None:
-        """Have what arrives taken until the connection is lost."""
         count = 0
         while self._client.socket() is not None:
             self._progress.busy(_TURN_S)

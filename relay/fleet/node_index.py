@@ -95,7 +95,6 @@ class DueTimes:
             heapify(self._heap)
 
     def take(self, now_ms: int) -> Iterator[str]:
-        """Yield each name that is due, and forget its time."""
         while self._heap and self._heap[0][0] <= now_ms:
             due_ms, name = heappop(self._heap)
             if self._due_ms.get(name) == due_ms:
@@ -146,7 +145,6 @@ class FleetChanges:
         self._started_ms = started_ms
 
     def record(self, tenant: str, change: FleetChange) -> None:
-        """Add ``change``, which is the newest of ``tenant``."""
         history = self._histories[tenant]
         if len(history.changes) == KEPT:
             history.complete_since_ms = history.changes[0].at_ms + 1
@@ -198,11 +196,9 @@ class NodeIndex:
         return self._nodes[node_id]
 
     def get(self, node_id: str) -> NodeRecord | None:
-        """Return the record of a node of any tenant."""
         return self._nodes.get(node_id)
 
     def of_tenant(self, tenant: str) -> Mapping[str, NodeRecord]:
-        """Return the nodes of ``tenant`` by id."""
         return self._tenants.get(tenant, {})
 
     def behind(self, tenant: str, after: str, limit: int | None) -> list[NodeRecord]:
@@ -216,11 +212,9 @@ class NodeIndex:
         )
 
     def ids_of(self, tenant: str) -> Sequence[str]:
-        """Return the ids of the nodes of ``tenant``, sorted."""
         return self._ids.get(tenant, ())
 
     def tenant_of(self, node_id: str) -> str | None:
-        """Return the tenant of a node; None if there is none of that id."""
         node = self._nodes.get(node_id)
         return node.tenant if node is not None else None
 
@@ -229,12 +223,10 @@ class NodeIndex:
         self._followers.append(changed)
 
     def notify(self, tenant: str) -> None:
-        """Call the followers: what ``tenant`` sees may have changed."""
         for changed in self._followers:
             changed(tenant)
 
     def update(self, node: NodeRecord, now_ms: int) -> None:
-        """Take in ``node``, which is new or has changed."""
         is_listed = node.is_listed(now_ms) and node.node_id not in self.hidden
         tools = node.tools if is_listed else NO_TOOLS
         if node.tenant != node.indexed_tenant:
@@ -264,7 +256,6 @@ class NodeIndex:
         return self.tools.listed(rights, after, limit)
 
     def version(self, rights: Rights, now_ms: int) -> Version:
-        """Return the version of the set of tools that ``rights`` reach now."""
         self.settle(now_ms)
         return self.tools.version(rights)
 
@@ -281,7 +272,6 @@ class NodeIndex:
             self.update(node, now_ms)
 
     def remove(self, node: NodeRecord, now_ms: int) -> None:
-        """Take ``node`` out of the index."""
         self._take_out(node, now_ms)
         self.counts.change(node.indexed_state, None)
         node.indexed_state = None
@@ -293,7 +283,6 @@ class NodeIndex:
         node.indexed_state = state
 
     def _take_out(self, node: NodeRecord, now_ms: int) -> None:
-        """Take ``node`` out of the nodes of the tenant that it has in the index."""
         if node.indexed_tenant is None:
             return
         self._list(node, NO_TOOLS, now_ms)

@@ -58,13 +58,9 @@ def is_tag_selector(selector: str) -> bool:
 class KnownNodes(Protocol):
     """The nodes that there are."""
 
-    def ids_of(self, tenant: str) -> Sequence[str]:
-        """Return the ids of the nodes of ``tenant``, sorted."""
-        ...
+    def ids_of(self, tenant: str) -> Sequence[str]: ...
 
-    def tenant_of(self, node_id: str) -> str | None:
-        """Return the tenant of a node; None if there is none of that id."""
-        ...
+    def tenant_of(self, node_id: str) -> str | None: ...
 
 
 class UnknownNodeError(PeerError):
@@ -158,12 +154,10 @@ class NodeNames:
         return self._name_of(node_id).label
 
     def label_in(self, tenant: str, node_id: str) -> str:
-        """Return the label that a node has in ``tenant``; empty if it has none there."""
         name = self._name_of(node_id)
         return name.label if name.tenant == tenant else ""
 
     def tags_of(self, node_id: str) -> tuple[str, ...]:
-        """Return the tags of a node in the tenant that it is in, sorted."""
         return self._name_of(node_id).tags
 
     def labels(self, tenant: str) -> Iterable[tuple[str, str]]:

@@ -75,12 +75,10 @@ class NodeRecord:
     indexed_state: NodeState | None = None
 
     def withdraw(self) -> None:
-        """Drop its manifest, and what that announced."""
         self._set_tools(NO_TOOLS)
         self.manifest = None
 
     def announce(self, tools: Mapping[str, Tool]) -> None:
-        """Take ``tools`` as what its manifest announces."""
         self._set_tools(tools)
         self.has_announced = True
 
@@ -101,7 +99,6 @@ class NodeRecord:
         return in_force_until_ms if self.connected else min(in_force_until_ms, self.grace_until_ms)
 
     def is_listed(self, now_ms: int) -> bool:
-        """Return whether its tools are listed."""
         return now_ms < self.listed_until_ms
 
     def state(self, now_ms: int, *, is_expected: bool) -> NodeState:
@@ -120,7 +117,6 @@ class NodeRecord:
         return min((end_ms for end_ms in ends if end_ms > now_ms), default=None)
 
     def set_connected(self, *, connected: bool, now_ms: int, grace_until_ms: int) -> None:
-        """Record that its session began or ended."""
         if connected != self.connected:
             self.connected, self.since_ms = connected, now_ms
         self.grace_until_ms = grace_until_ms

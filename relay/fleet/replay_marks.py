@@ -50,7 +50,6 @@ class KeptLeaf(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Identity) -> "KeptLeaf":
-        """Return what is kept of ``leaf``."""
         return cls(
             leaf.kid,
             leaf.node_id,
@@ -121,7 +120,6 @@ class MarkStore:
         self._pending[node_id] = (tenant, mark)
 
     def drop(self, node_id: str) -> None:
-        """Delete the mark of a node that is forgotten, with the next flush."""
         self._pending[node_id] = None
 
     async def run(self) -> None:

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from attrs import define
+
 from relay.auth.permissions import Rights
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NameSearch, NodeNames, UnknownNodeError
@@ -42,16 +44,13 @@ class Selection:
 
     @property
     def has_nodes(self) -> bool:
-        """Whether it is narrowed to some of the nodes."""
         return bool(self.nodes or self.tags)
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether it leaves anything out."""
         return bool(self.nodes or self.tags or self.kinds)
 
     def admits_kind(self, kind_short: str) -> bool:
-        """Return whether tools of a kind are selected."""
         return not self.kinds or kind_short in self.kinds
 
     def admits_node(self, names: NodeNames, tenant: str, node_id: str) -> bool:
@@ -104,6 +103,7 @@ FEW_NODES = 1000
 """Up to this many nodes, a list is built from them; of more, at least every tenth tool of 10 000 is shown."""
 
 
+@define(eq=False, repr=False)
 class SelectedTools:
     """The tools of one fleet, by selection.
 
@@ -111,10 +111,9 @@ class SelectedTools:
     are many: either way it reads about as much as a page shows.
     """
 
-    def __init__(self, nodes: NodeIndex, names: NodeNames, now_ms: Callable[[], int]) -> None:
-        self._nodes = nodes
-        self._names = names
-        self._now_ms = now_ms
+    _nodes: NodeIndex
+    _names: NodeNames
+    _now_ms: Callable[[], int]
 
     def check(self, selection: Selection, name: ToolName | None, tenant: str) -> None:
         """Return if ``selection`` leaves the tool ``name`` of ``tenant`` in; a name that is none is left in.

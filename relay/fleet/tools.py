@@ -154,7 +154,6 @@ class VerbContract:
 
     @property
     def offer(self) -> Offer:
-        """The kind and the verb."""
         return self.kind.short, self.verb.name
 
 
@@ -196,12 +195,10 @@ class Tool:
 
     @property
     def offer(self) -> Offer:
-        """Its kind and verb."""
         return self.surface.offer
 
     @property
     def idempotent(self) -> bool:
-        """Whether a second call with the same arguments has no further effect."""
         return self.surface.verb.idempotent
 
     @property
@@ -216,11 +213,9 @@ class Tool:
         return self.surface.schema_bytes + _ENTRY_BYTES
 
     def listed(self, *, dashed: bool = False) -> dict[str, Any]:
-        """Return the tool's entry in ``tools/list``, under its canonical name or its alias."""
         return self.entry.document(self._name(dashed=dashed), self.label, self.etag, self.canonical)
 
     def listed_text(self, *, dashed: bool = False) -> str:
-        """Return the same entry as JSON text."""
         return self.entry.text(self._name(dashed=dashed), self.label, self.etag, self.canonical)
 
     def _name(self, *, dashed: bool) -> str:
@@ -245,7 +240,6 @@ class Projector:
         self._entries: dict[tuple[str, str, str], EntryTemplate] = {}
 
     def knows(self, kind_short: str) -> bool:
-        """Return whether ``kind_short`` is the first token of a kind's tool names."""
         return self._kinds.by_short(kind_short) is not None
 
     def project(

@@ -28,7 +28,7 @@ class Decision(StrEnum):
     """All leaves of the node are revoked."""
 
 
-class Asked(NamedTuple):
+class NodeUse(NamedTuple):
     """A use of a node that a caller asks for: one of its tools, or a session with it.
 
     Attributes:
@@ -72,29 +72,29 @@ class Usability:
         self.decided = decided
         self.enrolled_tenant: Callable[[str], str | None] = lambda _: None
 
-    def tool_error(self, asked: Asked) -> ToolError | None:
+    def tool_error(self, use: NodeUse) -> ToolError | None:
         """Return why the tool cannot be called now; None if it can be."""
         for reason in REASONS:
-            if reason.of_tools and reason.holds(self, asked):
-                return reason.error(asked)
+            if reason.of_tools and reason.holds(self, use):
+                return reason.error(use)
         return None
 
-    def session_error(self, asked: Asked) -> ToolError | None:
+    def session_error(self, use: NodeUse) -> ToolError | None:
         """Return why no session with the node can be opened now; None if one can be."""
         for reason in REASONS:
-            if reason.of_sessions and reason.holds(self, asked):
-                return reason.error(asked)
+            if reason.of_sessions and reason.holds(self, use):
+                return reason.error(use)
         return None
 
-    def is_awaited(self, asked: Asked) -> bool:
+    def is_awaited(self, use: NodeUse) -> bool:
         """Return whether its manifest may be on the way: what a broker retains may be one that is too old."""
-        node = asked.node
+        node = use.node
         if node is not None and (node.has_announced or (node.connected and node.rejected)):
             return False  # it was there, and was withdrawn; or it was refused
-        return self.enrolled_tenant(asked.node_id) is not None and self.now_ms() < self.awaited_until_ms
+        return self.enrolled_tenant(use.node_id) is not None and self.now_ms() < self.awaited_until_ms
 
 
-class Reason(NamedTuple):
+class UseReason(NamedTuple):
     """A reason against the use of a node, and its error.
 
     Attributes:
@@ -102,43 +102,43 @@ class Reason(NamedTuple):
         of_tools, of_sessions: which uses it is against.
     """
 
-    holds: Callable[[Usability, Asked], bool]
-    error: Callable[[Asked], ToolError]
+    holds: Callable[[Usability, NodeUse], bool]
+    error: Callable[[NodeUse], ToolError]
     decision: Decision | None = None
     of_tools: bool = True
     of_sessions: bool = False
 
 
-def _is_of_another_tenant(uses: Usability, asked: Asked) -> bool:
-    tenant = asked.node.tenant if asked.node is not None else uses.enrolled_tenant(asked.node_id)
-    return tenant != asked.rights.tenant
+def _is_of_another_tenant(state: Usability, use: NodeUse) -> bool:
+    tenant = use.node.tenant if use.node is not None else state.enrolled_tenant(use.node_id)
+    return tenant != use.rights.tenant
 
 
-def _has_no_such_tool(_: Usability, asked: Asked) -> bool:
-    return asked.tool is None and asked.node is not None and asked.node.manifest is not None
+def _has_no_such_tool(_: Usability, use: NodeUse) -> bool:
+    return use.tool is None and use.node is not None and use.node.manifest is not None
 
 
-def _is_rejected(_: Usability, asked: Asked) -> bool:
-    return asked.tool is None and asked.node is not None and asked.node.rejected
+def _is_rejected(_: Usability, use: NodeUse) -> bool:
+    return use.tool is None and use.node is not None and use.node.rejected
 
 
-def _is_not_permitted(_: Usability, asked: Asked) -> bool:
-    return asked.tool is not None and not asked.rights.allow(asked.rights.tenant, asked.tool.safety_class)
+def _is_not_permitted(_: Usability, use: NodeUse) -> bool:
+    return use.tool is not None and not use.rights.allow(use.rights.tenant, use.tool.safety_class)
 
 
-def _has_ended(uses: Usability, asked: Asked) -> bool:
-    return asked.node is None or asked.node.in_force_until_ms <= uses.now_ms()
+def _has_ended(state: Usability, use: NodeUse) -> bool:
+    return use.node is None or use.node.in_force_until_ms <= state.now_ms()
 
 
-def _is_offline(_: Usability, asked: Asked) -> bool:
-    return asked.node is None or not asked.node.connected or not asked.node.identities
+def _is_offline(_: Usability, use: NodeUse) -> bool:
+    return use.node is None or not use.node.connected or not use.node.identities
 
 
-def _failure(failure: Failure, text: str | None = None) -> Callable[[Asked], ToolError]:
+def _failure(failure: Failure, text: str | None = None) -> Callable[[NodeUse], ToolError]:
     return lambda _: ToolError(failure, text)
 
 
-def _awaited_error(_: Asked) -> ToolError:
+def _awaited_error(_: NodeUse) -> ToolError:
     return ToolError(
         Failure.NODE_OFFLINE,
         "The node has not announced its tools since this relay was started; nothing was sent.",
@@ -149,10 +149,10 @@ def _awaited_error(_: Asked) -> ToolError:
 
 def _decided(
     decision: Decision, failure: Failure, *, of_tools: bool = True, of_sessions: bool = True
-) -> Reason:
+) -> UseReason:
     """Return the row of a decision."""
-    return Reason(
-        lambda uses, asked: asked.node_id in uses.decided[decision],
+    return UseReason(
+        lambda state, use: use.node_id in state.decided[decision],
         _failure(failure),
         decision,
         of_tools,
@@ -161,22 +161,22 @@ def _decided(
 
 
 REASONS = (
-    Reason(_is_of_another_tenant, _failure(Failure.SAFETY_DENIED)),
-    Reason(
-        lambda _, asked: asked.node is not None and asked.node.leaf_dropped,
+    UseReason(_is_of_another_tenant, _failure(Failure.SAFETY_DENIED)),
+    UseReason(
+        lambda _, use: use.node is not None and use.node.leaf_dropped,
         _failure(Failure.ATTESTATION_FAILED),
     ),
-    Reason(
+    UseReason(
         _has_no_such_tool,
-        lambda asked: ToolError(Failure.NAME_UNKNOWN if asked.kind_known else Failure.KIND_UNSUPPORTED),
+        lambda use: ToolError(Failure.NAME_UNKNOWN if use.kind_known else Failure.KIND_UNSUPPORTED),
     ),
-    Reason(lambda uses, asked: asked.tool is None and uses.is_awaited(asked), _awaited_error),
-    Reason(_is_rejected, _failure(Failure.MANIFEST_INVALID)),
-    Reason(lambda _, asked: asked.tool is None, _failure(Failure.MANIFEST_NOT_FOUND)),
-    Reason(_is_not_permitted, _failure(Failure.SAFETY_DENIED)),
-    Reason(_has_ended, _failure(Failure.MANIFEST_INVALID)),
+    UseReason(lambda state, use: use.tool is None and state.is_awaited(use), _awaited_error),
+    UseReason(_is_rejected, _failure(Failure.MANIFEST_INVALID)),
+    UseReason(lambda _, use: use.tool is None, _failure(Failure.MANIFEST_NOT_FOUND)),
+    UseReason(_is_not_permitted, _failure(Failure.SAFETY_DENIED)),
+    UseReason(_has_ended, _failure(Failure.MANIFEST_INVALID)),
     # A call of a node that is not connected fails where its session is held, and says since when.
-    Reason(
+    UseReason(
         _is_offline,
         _failure(Failure.NODE_OFFLINE, "The node is not connected; nothing was sent."),
         of_tools=False,

@@ -182,7 +182,6 @@ class Metrics:
             gauge.labels(name).set_function(lambda name=name: end_ms(name) / 1000)  # type: ignore[misc]
 
     def watch_health(self, health: Callable[[], Mapping[str, Health]]) -> None:
-        """Show the health of the subsystems that ``health`` returns."""
         self._registry.register(HealthCollector(health))
 
     def fault(self, source: str) -> None:
@@ -190,7 +189,6 @@ class Metrics:
         self._faults.labels(source if source in _FAULT_SOURCES else "other").inc()
 
     def render(self) -> bytes:
-        """Return everything in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -46,28 +46,22 @@ class CommandAnswer:
             self._end()
 
     def done(self) -> bool:
-        """Return whether it has ended or was cancelled."""
         return self._future.done()
 
     def cancelled(self) -> bool:
-        """Return whether it was cancelled."""
         return self._future.cancelled()
 
     def result(self) -> CmdAck:
-        """Return the node's answer, or raise why there is none."""
         return self._future.result()
 
     def exception(self) -> BaseException | None:
-        """Return why there is no answer; None if there is one."""
         return self._future.exception()
 
     def set_result(self, ack: CmdAck) -> None:
-        """Give the node's answer."""
         self._future.set_result(ack)
         self._end()
 
     def set_exception(self, error: BaseException) -> None:
-        """Give the reason why there is none."""
         self._future.set_exception(error)
         self._future.exception()  # retrieved: else asyncio reports it if the caller has gone
         self._end()
@@ -78,7 +72,6 @@ class CommandAnswer:
             self.set_exception(ToolError(Failure.DEADLINE_EXCEEDED))
 
     def cancel(self) -> None:
-        """Cancel the command, unless this is done."""
         self._future.cancel()
         self._end()
 

@@ -182,7 +182,6 @@ class Relay:
         return parts | {"decisions": self.watcher.loop, "follow-ups": self.follow_ups.loop}
 
     def apply(self, config: RelayConfig) -> None:
-        """Take from ``config`` what can be changed while the relay runs."""
         self.calls.gateway.change(config.per_agent, config.envelope_mode)
         self.mcp.options.change_default(config.default_view)
         self.caller_tools.timeouts.request = config.caller_timeout_s
@@ -200,7 +199,6 @@ class Relay:
         await self.calls.drain()
 
     async def close(self) -> None:
-        """Close the parts, the audit last."""
         for part in reversed(self.parts):
             await part.close()
 
@@ -228,7 +226,6 @@ class Relay:
     def _watcher(
         self, environment: RelayEnvironment, reserve: DescriptorReserve, sharing: Sharing
     ) -> Watcher:
-        """Return what applies the operator's decisions."""
         log, fleet = environment.log, self.fleet.fleet
         records = DecisionRecords(self.audit.log, log)
         names = NameDecisions(self.fleet.name_ledger, fleet, log)

@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
@@ -81,39 +82,27 @@ class Leaves(NamedTuple):
     enrolled_tenant: Callable[[str], str | None]
 
 
+@define(eq=False, repr=False)
 class LeafDecisions:
     """Ends nodes that are revoked, retired or moved, and those of a root that is withdrawn.
 
     ``retire`` is called with the nodes that are retired; ``due`` after every change.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts that it changes
-        self,
-        ca: CertificateAuthority,
-        *,
-        fleet: Fleet,
-        sessions: NodeSessions,
-        notifier: ChangeNotifier,
-        retire: Callable[[frozenset[str]], None],
-        due: Callable[[], None],
-        record: Record,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._ca = ca
-        self._fleet = fleet
-        self._sessions = sessions
-        self._notifier = notifier
-        self._retire = retire
-        self._due = due
-        self._record = record
-        self._log = log
-        self._roots: list[str] = []
-        self._kids: frozenset[str] = frozenset()
-        self._revoked_as: frozenset[str] = frozenset()
-        self._moved: Mapping[str, IssuedLeaf] = {}
+    _ca: CertificateAuthority
+    _fleet: Fleet = field(kw_only=True)
+    _sessions: NodeSessions = field(kw_only=True)
+    _notifier: ChangeNotifier = field(kw_only=True)
+    _retire: Callable[[frozenset[str]], None] = field(kw_only=True)
+    _due: Callable[[], None] = field(kw_only=True)
+    _record: Record = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _roots: list[str] = field(factory=list, init=False)
+    _kids: frozenset[str] = field(default=frozenset(), init=False)
+    _revoked_as: frozenset[str] = field(default=frozenset(), init=False)
+    _moved: Mapping[str, IssuedLeaf] = field(factory=dict, init=False)
 
     def applied(self) -> Applied:
-        """Return what applies the CA's ledger; it changes too when a root is made or expires."""
         return lambda: self._ca.stamp, self._read, self._begin, self._apply
 
     def _read(self) -> Leaves:
@@ -181,18 +170,17 @@ class NameChanges(NamedTuple):
     forgotten: AbstractSet[str]
 
 
+@define(eq=False, repr=False)
 class NameDecisions:
     """Names nodes as the operator does, and forgets those that are retired."""
 
-    def __init__(self, names: NameLedger, fleet: Fleet, log: FilteringBoundLogger) -> None:
-        self._names = names
-        self._fleet = fleet
-        self._log = log
-        self._forgotten: AbstractSet[str] = frozenset()
-        self._retired: frozenset[str] = frozenset()
+    _names: NameLedger
+    _fleet: Fleet
+    _log: FilteringBoundLogger
+    _forgotten: AbstractSet[str] = field(default=frozenset(), init=False)
+    _retired: frozenset[str] = field(default=frozenset(), init=False)
 
     def applied(self) -> Applied:
-        """Return what applies the names."""
         return lambda: self._names.ledger.stamp, self._read, self._begin, self._apply
 
     def _read(self) -> NameChanges:
@@ -282,17 +270,16 @@ def all_applied(
 MAX_UNRECORDED = 10_000
 
 
+@define(eq=False, repr=False)
 class DecisionRecords:
     """Writes decisions to ``audit`` and ``log``: in order, and again after an error."""
 
-    def __init__(self, audit: AuditLog, log: FilteringBoundLogger) -> None:
-        self._audit = audit
-        self._log = log
-        self._unrecorded: deque[dict[str, str]] = deque()
-        self._unwritten: dict[str, str] | None = None
+    _audit: AuditLog
+    _log: FilteringBoundLogger
+    _unrecorded: deque[dict[str, str]] = field(factory=deque, init=False)
+    _unwritten: dict[str, str] | None = field(default=None, init=False)
 
     def add(self, event: str, **facts: str) -> None:
-        """Log a decision, and keep it for the audit."""
         self._log.warning(event, **facts)
         if len(self._unrecorded) >= MAX_UNRECORDED:
             self._log.error("not recorded", reason="too many are pending", what={"event": event, **facts})
@@ -345,7 +332,6 @@ class FollowUps:
         self.loop = Loop()
 
     def due(self) -> None:
-        """Make all pending: something has changed."""
         self._pending = list(self._follows)
         self._changed.set()
 

@@ -50,7 +50,6 @@ class RelaySettings:
         self._apply_config = apply
 
     def serialized(self) -> SerializedSettings:
-        """Return the settings that the relay runs with."""
         return self._settings.serialized()
 
     def read(self) -> ReadAgain:

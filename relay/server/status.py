@@ -81,7 +81,6 @@ class RelayStatus:
         return f"not ready: {', '.join(missing)}" if missing else "ready: calls can be made"
 
     def __call__(self) -> RelayStatusDocument:
-        """Return the status."""
         config, health = self.environment.config, self.health()
         used = resources(asyncio.get_running_loop())
         inventory, warnings = self.fleet.fleet.inventory, self.fleet.fleet.warnings

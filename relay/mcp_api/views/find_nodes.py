@@ -10,7 +10,7 @@ from typing import Any
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
-from relay.fleet.facts import FoundNode, found_node
+from relay.fleet.facts import FindNodesEntry, found_node
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import NodeRecord
@@ -105,7 +105,7 @@ class FindNodes:
             raise ToolError(Failure.ARGUMENTS_INVALID, "kind: there is no such kind.", fix=fix)
         return frozenset({kind.name})
 
-    def _entry(self, node: NodeRecord) -> FoundNode:
+    def _entry(self, node: NodeRecord) -> FindNodesEntry:
         entry = found_node(node, self._fleet.names)
         if (measured := self._measured(node.node_id)) is not None:
             entry["measured"] = with_iso(measured, {"ts_ms": "ts"})

@@ -7,7 +7,7 @@ import pytest
 from relay.fleet.facts import (
     FACTS,
     WARNINGS,
-    FoundNode,
+    FindNodesEntry,
     ListedNode,
     NodesStatus,
     found_node,
@@ -26,7 +26,7 @@ def test_each_member_of_the_documents_is_a_fact_and_each_fact_a_member(hub: Hub,
     listed = [fact.listed for fact in FACTS if fact.listed]
     found = [fact.found for fact in FACTS if fact.found]
     assert set(listed) == get_type_hints(ListedNode).keys() - OF_THE_WHOLE_FLEET
-    assert set(found) == get_type_hints(FoundNode).keys() - OF_THE_WHOLE_FLEET
+    assert set(found) == get_type_hints(FindNodesEntry).keys() - OF_THE_WHOLE_FLEET
     assert all(fact.listed for fact in FACTS if fact.column)
 
     hub.connect(node)

@@ -7,7 +7,7 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import NodeCriteria
-from relay.fleet.usability import REASONS, Asked, Decision, Usability
+from relay.fleet.usability import REASONS, Decision, NodeUse, Usability
 from schemas.errors import Failure, ToolError
 from tests.fakes.clock import FakeClock
 from tests.fakes.fleet_tools import ECHO_NAME
@@ -24,7 +24,7 @@ def error_of(node: NodeRecord | None, enrolled: Mapping[str, str] = ENROLLED, si
     nothing_decided = dict.fromkeys(Decision, frozenset[str]())
     usability = Usability(FakeClock(NOW_MS + since_ms), NOW_MS + GRACE_MS, nothing_decided)
     usability.enrolled_tenant = enrolled.get
-    error = usability.tool_error(Asked(NODE_ID, node, RIGHTS))
+    error = usability.tool_error(NodeUse(NODE_ID, node, RIGHTS))
     assert error is not None
     return error
 
