@@ -31,6 +31,7 @@ from relay.fleet.tools import Projector
 from relay.mcp_api.paging import ToolEntries, page_of
 from relay.observability.metrics import Metrics
 from relay.pki.certificate_builder import issue_leaf, make_root
+from relay.routing.port import Where
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.process.logs import make_logger
@@ -138,7 +139,7 @@ def _connect(fleet: Fleet, node_id: str, root: str, capabilities: list[Any]) -> 
     )
     if fleet.offer_manifest(node_id, wire, "broker").outcome is not Outcome.ACCEPTED:
         raise RuntimeError("what is measured must succeed")
-    fleet.set_connected(node_id, connected=True)
+    fleet.connection_changed(node_id, Where.HERE)
 
 
 def _us_each(work: Callable[[], object], count: int) -> float:

@@ -94,57 +94,44 @@ class Fact:
     may_lack: bool = False
 
 
+_LEDGER, _MANIFEST, _PRESENCE = KnownTo.BY_LEDGER, KnownTo.BY_MANIFEST, KnownTo.BY_PRESENCE
+
+
+def _label(node: "NodeRecord", names: "NodeNames") -> str | None:
+    return names.label_of(node.node_id) or None
+
+
+def _tags(node: "NodeRecord", names: "NodeNames") -> list[str]:
+    return list(names.tags_of(node.node_id))
+
+
+def _expires_at_ms(node: "NodeRecord", _: "NodeNames") -> int | None:
+    return None if node.manifest is None else node.manifest.expires_at_ms
+
+
+def _since(node: "NodeRecord", _: "NodeNames") -> str | None:
+    return None if node.since_ms is None else iso(node.since_ms)
+
+
 FACTS = (
-    Fact(lambda node, _: node.node_id, KnownTo.BY_MANIFEST, "node_id", "node_id", (1, "NODE", FactForm.TEXT)),
-    Fact(
-        lambda node, names: names.label_of(node.node_id) or None,
-        KnownTo.BY_LEDGER,
-        "label",
-        "label",
-        (0, "LABEL", FactForm.LABEL),
-    ),
-    Fact(
-        lambda node, names: list(names.tags_of(node.node_id)),
-        KnownTo.BY_LEDGER,
-        "tags",
-        "tags",
-        (5, "TAGS", FactForm.WORDS),
-    ),
-    Fact(
-        lambda node, _: node.connected,
-        KnownTo.BY_PRESENCE,
-        "connected",
-        "online",
-        (2, "ONLINE", FactForm.YES_NO),
-    ),
-    Fact(lambda node, _: sorted(node.kinds), KnownTo.BY_MANIFEST, found="kinds"),
-    Fact(lambda node, _: node.manifest and node.manifest.etag, KnownTo.BY_MANIFEST, "manifest_etag"),
-    Fact(
-        lambda node, _: node.manifest and node.manifest.expires_at_ms,
-        KnownTo.BY_MANIFEST,
-        "expires_at_ms",
-        column=(3, "VALID UNTIL (UTC)", FactForm.TIME),
-    ),
-    Fact(
-        lambda node, _: sorted(node.tools), KnownTo.BY_MANIFEST, "tools", column=(4, "TOOLS", FactForm.COUNT)
-    ),
-    Fact(lambda node, _: node.since_ms, KnownTo.BY_PRESENCE, found="since_ms", may_lack=True),
-    Fact(
-        lambda node, _: None if node.since_ms is None else iso(node.since_ms),
-        KnownTo.BY_PRESENCE,
-        found="since",
-        may_lack=True,
-    ),
+    Fact(lambda node, _: node.node_id, _MANIFEST, "node_id", "node_id", (1, "NODE", FactForm.TEXT)),
+    Fact(_label, _LEDGER, "label", "label", (0, "LABEL", FactForm.LABEL)),
+    Fact(_tags, _LEDGER, "tags", "tags", (5, "TAGS", FactForm.WORDS)),
+    Fact(lambda node, _: node.connected, _PRESENCE, "connected", "online", (2, "ONLINE", FactForm.YES_NO)),
+    Fact(lambda node, _: sorted(node.kinds), _MANIFEST, found="kinds"),
+    Fact(lambda node, _: node.manifest and node.manifest.etag, _MANIFEST, "manifest_etag"),
+    Fact(_expires_at_ms, _MANIFEST, "expires_at_ms", column=(3, "VALID UNTIL (UTC)", FactForm.TIME)),
+    Fact(lambda node, _: sorted(node.tools), _MANIFEST, "tools", column=(4, "TOOLS", FactForm.COUNT)),
+    Fact(lambda node, _: node.since_ms, _PRESENCE, found="since_ms", may_lack=True),
+    Fact(_since, _PRESENCE, found="since", may_lack=True),
 )
 """In the order of the members."""
 
 _LISTED = tuple(fact for fact in FACTS if fact.listed)
 _FOUND = tuple(fact for fact in FACTS if fact.found)
 COLUMNS = tuple(
-    (header, fact.listed, form)
-    for fact in sorted((fact for fact in FACTS if fact.column), key=lambda fact: fact.column or ())
-    if fact.column
-    for _, header, form in [fact.column]
+    (header, member, form)
+    for _, header, form, member in sorted((*fact.column, fact.listed) for fact in FACTS if fact.column)
 )
 """Header, member of ``fleet://nodes`` and form of each column of ``relay fleet nodes``."""
 

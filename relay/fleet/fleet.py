@@ -26,6 +26,7 @@ from relay.fleet.tools import Projector, Tool, labelled
 from relay.fleet.usability import Decision, NodeUse, Usability
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
+from relay.routing.port import Where
 from relay.state.names import NodeName
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
@@ -230,17 +231,17 @@ class Fleet:
             self._drop_manifest(node)
             self._nodes.update(node, self._now_ms())
 
-    def set_connected(self, node_id: str, *, connected: bool) -> None:
-        """Record that the node's session began or ended; its tools stay listed for a grace."""
-        node, now = self._nodes[node_id], self._now_ms()
-        node.set_connected(connected=connected, now_ms=now, grace_until_ms=now + GRACE_MS)
-        self._nodes.update(node, now)
+    def connection_changed(self, node_id: str, where: Where) -> bool:
+        """Record where a node is connected now; return whether the node is known.
 
-    def show_connected_elsewhere(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - what it tells
-        """Record whether a node has a session with another relay; return whether the node is known."""
-        if is_known := self._nodes.get(node_id) is not None:
-            self.set_connected(node_id, connected=connected)
-        return is_known
+        Without a connection its tools stay listed for a grace. Sessions call this before the followers of
+        connections: one of these, the presence of other relays, may know that the node is elsewhere.
+        """
+        node, now = self._nodes.get(node_id), self._now_ms()
+        if node is not None:
+            node.connection_changed(where, now, now + GRACE_MS)
+            self._nodes.update(node, now)
+        return node is not None
 
     def resolve(self, name: str, rights: Rights) -> Tool:
         """Return the tool called ``name``, canonical or dashed, for a caller with ``rights``.
@@ -265,13 +266,15 @@ class Fleet:
     def absence(self, node_id: str, rights: Rights, *, kind_known: bool = True) -> ToolError:
         """Return why a node has no tool that is meant, which it does not announce."""
         use = NodeUse(node_id, self._nodes.get(node_id), rights, None, kind_known)
-        return self.usability.tool_error(use) or ToolError(Failure.MANIFEST_NOT_FOUND)
+        return self.usability.error("absent tool", use) or ToolError(Failure.MANIFEST_NOT_FOUND)
 
     def is_usable(self, tool: Tool, rights: Rights) -> bool:
         return self._tool_error(tool, rights) is None
 
     def _tool_error(self, tool: Tool, rights: Rights) -> ToolError | None:
-        return self.usability.tool_error(NodeUse(tool.node_id, self._nodes.get(tool.node_id), rights, tool))
+        return self.usability.error(
+            "tool", NodeUse(tool.node_id, self._nodes.get(tool.node_id), rights, tool)
+        )
 
     def session_node(self, tenant: str, node_id: str) -> NodeRecord:
         """Return a node of ``tenant``, for a session with it.
@@ -280,7 +283,7 @@ class Fleet:
             ToolError: there can be none now.
         """
         node = self.node_of(tenant, node_id)
-        error = self.usability.session_error(NodeUse(node_id, node, Rights.of(tenant, ())))
+        error = self.usability.error("session", NodeUse(node_id, node, Rights.of(tenant, ())))
         if node is None or error is not None:
             raise error or ToolError(Failure.NODE_OFFLINE)
         return node

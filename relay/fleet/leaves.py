@@ -59,17 +59,8 @@ class KeptLeaves:
         root = root_validities(tuple(roots)).get(kept.root_kid)
         if root is None or not root[0] <= now_ms < root[1]:
             return None
-        return Identity(
-            node_id=kept.node_id,
-            tenant=kept.tenant,
-            kid=kept.kid,
-            public_key=kept.public_key,
-            not_before_ms=kept.not_before_ms,
-            not_after_ms=kept.not_after_ms,
-            pem=to_pem([der]),
-            root_kid=sys.intern(kept.root_kid),
-            serial=serial_of(der),
-        )
+        facts = kept._replace(root_kid=sys.intern(kept.root_kid))._asdict()
+        return Identity(**facts, pem=to_pem([der]), serial=serial_of(der))
 
     def verified(self, leaf: Identity) -> None:
         self._keep(KeptLeaf.of(leaf))

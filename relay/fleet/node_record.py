@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from relay.fleet.tools import Tool
+from relay.routing.port import Where
 from schemas.identity import Identity
 from schemas.verdicts import Known, Mark, TrustedManifest
 
@@ -64,7 +65,7 @@ class NodeRecord:
     leaf_dropped: bool = False
     tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
     kinds: frozenset[str] = frozenset()
-    connected: bool = False
+    where: Where = Where.NOWHERE
     since_ms: int | None = None
     received_in: int = 0
     broker_etag: str | None = None
@@ -86,6 +87,10 @@ class NodeRecord:
         self.tools = tools
         # Searches read them of thousands of nodes, and they change with the tools alone.
         self.kinds = frozenset(tool.surface.kind.name for tool in tools.values())
+
+    @property
+    def connected(self) -> bool:
+        return self.where is not Where.NOWHERE
 
     @property
     def in_force_until_ms(self) -> int:
@@ -116,9 +121,10 @@ class NodeRecord:
         ends = (self.listed_until_ms, self.in_force_until_ms, self.ahead_until_ms)
         return min((end_ms for end_ms in ends if end_ms > now_ms), default=None)
 
-    def set_connected(self, *, connected: bool, now_ms: int, grace_until_ms: int) -> None:
-        if connected != self.connected:
-            self.connected, self.since_ms = connected, now_ms
+    def connection_changed(self, where: Where, now_ms: int, grace_until_ms: int) -> None:
+        was_connected, self.where = self.connected, where
+        if self.connected is not was_connected:
+            self.since_ms = now_ms
         self.grace_until_ms = grace_until_ms
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> bool:

@@ -50,15 +50,7 @@ class KeptLeaf(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Identity) -> "KeptLeaf":
-        return cls(
-            leaf.kid,
-            leaf.node_id,
-            leaf.tenant,
-            leaf.public_key,
-            leaf.not_before_ms,
-            leaf.not_after_ms,
-            leaf.root_kid,
-        )
+        return cls(*(getattr(leaf, name) for name in cls._fields))
 
 
 class MarkStore:

@@ -103,7 +103,7 @@ FEW_NODES = 1000
 """Up to this many nodes, a list is built from them; of more, at least every tenth tool of 10 000 is shown."""
 
 
-@define(eq=False, repr=False)
+@define(eq=False, repr=False, slots=False)
 class SelectedTools:
     """The tools of one fleet, by selection.
 

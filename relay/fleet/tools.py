@@ -140,16 +140,12 @@ _DEFAULT_CONCURRENCY = 1
 _ENTRY_BYTES = 768
 
 
-@dataclass(frozen=True, slots=True)
-class VerbContract:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbContract(ToolSchemas):
     """What all tools of one kind and verb share. Thousands of nodes share one of these."""
 
     kind: Kind
     verb: Verb
-    arguments: Validator
-    result: Validator
-    input_schema: Mapping[str, Any]
-    output_schema: Mapping[str, Any]
     schema_bytes: int
 
     @property
@@ -296,14 +292,14 @@ def _allowance(rate_limit_rps: float, max_concurrency: int) -> Allowance:
 
 
 def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> VerbContract:
-    input_schema = listed_schema(registry, verb.input_ref)
-    output_schema = listed_schema(registry, verb.output_ref)
+    schemas = ToolSchemas.of(registry, verb.input_ref, verb.output_ref)
+    shown = [verb.description, schemas.input_schema, schemas.output_schema]
     return VerbContract(
+        schemas.arguments,
+        schemas.result,
+        schemas.input_schema,
+        schemas.output_schema,
         kind=kind,
         verb=verb,
-        arguments=registry.load(verb.input_ref),
-        result=registry.load(verb.output_ref),
-        input_schema=input_schema,
-        output_schema=output_schema,
-        schema_bytes=len(jcs([verb.description, input_schema, output_schema])),
+        schema_bytes=len(jcs(shown)),
     )

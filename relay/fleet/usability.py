@@ -10,7 +10,7 @@ A new decision of the operator's is a member of ``Decision``, a row, and what ap
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from relay.auth.permissions import Rights
 from relay.fleet.node_record import NodeRecord
@@ -28,14 +28,18 @@ class Decision(StrEnum):
     """All leaves of the node are revoked."""
 
 
+UseKind = Literal["tool", "absent tool", "session"]
+"""What a caller asks of a node: a tool that it announces, one that it does not, or a session with it."""
+
+
 class NodeUse(NamedTuple):
-    """A use of a node that a caller asks for: one of its tools, or a session with it.
+    """A use of a node.
 
     Attributes:
         node: what is known of it; None if nothing is.
         rights: the caller's; for a session the node was found among those of the caller's tenant.
-        tool: None if the node announces none that is meant.
-        kind_known: whether the tool that is meant is of a kind that the relay knows.
+        tool: the one that is announced and meant.
+        kind_known: whether a tool that is not announced is of a kind that the relay knows.
     """
 
     node_id: str
@@ -43,6 +47,15 @@ class NodeUse(NamedTuple):
     rights: Rights
     tool: Tool | None = None
     kind_known: bool = True
+
+
+class UseReason(NamedTuple):
+    """A reason ``against`` some uses of a node, and its error; ``decision``: it is one of the operator's."""
+
+    against: tuple[UseKind, ...]
+    holds: "Callable[[Usability, NodeUse], bool]"
+    error: Callable[[NodeUse], ToolError]
+    decision: Decision | None = None
 
 
 class Usability:
@@ -56,34 +69,31 @@ class Usability:
             has it; None of any other.
 
     Raises:
-        ValueError: a decision has no row.
+        ValueError: a decision has no reason against every use.
     """
 
     def __init__(
-        self,
-        now_ms: Callable[[], int],
-        awaited_until_ms: int,
-        decided: Mapping[Decision, frozenset[str]],
+        self, now_ms: Callable[[], int], awaited_until_ms: int, decided: Mapping[Decision, frozenset[str]]
     ) -> None:
-        if missing := set(Decision).difference(reason.decision for reason in REASONS if reason.decision):
-            raise ValueError(f"decisions without a reason: {', '.join(sorted(missing))}")
         self.now_ms = now_ms
         self.awaited_until_ms = awaited_until_ms
         self.decided = decided
         self.enrolled_tenant: Callable[[str], str | None] = lambda _: None
+        kinds: tuple[UseKind, ...] = ("tool", "absent tool", "session")
+        # Each call asks: what cannot hold of an announced tool is not asked of one.
+        self._against = {
+            kind: [(reason.holds, reason.error) for reason in REASONS if kind in reason.against]
+            for kind in kinds
+        }
+        for kind in ("tool", "session"):
+            if missing := set(Decision) - {reason.decision for reason in REASONS if kind in reason.against}:
+                raise ValueError(f"decisions without a reason: {', '.join(sorted(missing))}")
 
-    def tool_error(self, use: NodeUse) -> ToolError | None:
-        """Return why the tool cannot be called now; None if it can be."""
-        for reason in REASONS:
-            if reason.of_tools and reason.holds(self, use):
-                return reason.error(use)
-        return None
-
-    def session_error(self, use: NodeUse) -> ToolError | None:
-        """Return why no session with the node can be opened now; None if one can be."""
-        for reason in REASONS:
-            if reason.of_sessions and reason.holds(self, use):
-                return reason.error(use)
+    def error(self, kind: UseKind, use: NodeUse) -> ToolError | None:
+        """Return why the node cannot be used so now; None if it can be."""
+        for holds, error in self._against[kind]:
+            if holds(self, use):
+                return error(use)
         return None
 
     def is_awaited(self, use: NodeUse) -> bool:
@@ -94,36 +104,13 @@ class Usability:
         return self.enrolled_tenant(use.node_id) is not None and self.now_ms() < self.awaited_until_ms
 
 
-class UseReason(NamedTuple):
-    """A reason against the use of a node, and its error.
-
-    Attributes:
-        decision: of the operator, if it is one.
-        of_tools, of_sessions: which uses it is against.
-    """
-
-    holds: Callable[[Usability, NodeUse], bool]
-    error: Callable[[NodeUse], ToolError]
-    decision: Decision | None = None
-    of_tools: bool = True
-    of_sessions: bool = False
-
-
 def _is_of_another_tenant(state: Usability, use: NodeUse) -> bool:
     tenant = use.node.tenant if use.node is not None else state.enrolled_tenant(use.node_id)
     return tenant != use.rights.tenant
 
 
-def _has_no_such_tool(_: Usability, use: NodeUse) -> bool:
-    return use.tool is None and use.node is not None and use.node.manifest is not None
-
-
-def _is_rejected(_: Usability, use: NodeUse) -> bool:
-    return use.tool is None and use.node is not None and use.node.rejected
-
-
 def _is_not_permitted(_: Usability, use: NodeUse) -> bool:
-    return use.tool is not None and not use.rights.allow(use.rights.tenant, use.tool.safety_class)
+    return use.tool is None or not use.rights.allow(use.rights.tenant, use.tool.safety_class)
 
 
 def _has_ended(state: Usability, use: NodeUse) -> bool:
@@ -147,40 +134,46 @@ def _awaited_error(_: NodeUse) -> ToolError:
     )
 
 
-def _decided(
-    decision: Decision, failure: Failure, *, of_tools: bool = True, of_sessions: bool = True
-) -> UseReason:
+_TOOL: tuple[UseKind, ...] = ("tool",)
+_ABSENT: tuple[UseKind, ...] = ("absent tool",)
+_SESSION: tuple[UseKind, ...] = ("session",)
+_ANY_TOOL = _TOOL + _ABSENT
+
+
+def _decided(decision: Decision, failure: Failure) -> UseReason:
     """Return the row of a decision."""
     return UseReason(
+        _TOOL + _SESSION,
         lambda state, use: use.node_id in state.decided[decision],
         _failure(failure),
         decision,
-        of_tools,
-        of_sessions,
     )
 
 
 REASONS = (
-    UseReason(_is_of_another_tenant, _failure(Failure.SAFETY_DENIED)),
+    UseReason(_ANY_TOOL, _is_of_another_tenant, _failure(Failure.SAFETY_DENIED)),
     UseReason(
+        _ANY_TOOL,
         lambda _, use: use.node is not None and use.node.leaf_dropped,
         _failure(Failure.ATTESTATION_FAILED),
     ),
     UseReason(
-        _has_no_such_tool,
+        _ABSENT,
+        lambda _, use: use.node is not None and use.node.manifest is not None,
         lambda use: ToolError(Failure.NAME_UNKNOWN if use.kind_known else Failure.KIND_UNSUPPORTED),
     ),
-    UseReason(lambda state, use: use.tool is None and state.is_awaited(use), _awaited_error),
-    UseReason(_is_rejected, _failure(Failure.MANIFEST_INVALID)),
-    UseReason(lambda _, use: use.tool is None, _failure(Failure.MANIFEST_NOT_FOUND)),
-    UseReason(_is_not_permitted, _failure(Failure.SAFETY_DENIED)),
-    UseReason(_has_ended, _failure(Failure.MANIFEST_INVALID)),
+    UseReason(_ABSENT, Usability.is_awaited, _awaited_error),
+    UseReason(
+        _ABSENT,
+        lambda _, use: use.node is not None and use.node.rejected,
+        _failure(Failure.MANIFEST_INVALID),
+    ),
+    UseReason(_ABSENT, lambda *_: True, _failure(Failure.MANIFEST_NOT_FOUND)),
+    UseReason(_TOOL, _is_not_permitted, _failure(Failure.SAFETY_DENIED)),
+    UseReason(_TOOL, _has_ended, _failure(Failure.MANIFEST_INVALID)),
     # A call of a node that is not connected fails where its session is held, and says since when.
     UseReason(
-        _is_offline,
-        _failure(Failure.NODE_OFFLINE, "The node is not connected; nothing was sent."),
-        of_tools=False,
-        of_sessions=True,
+        _SESSION, _is_offline, _failure(Failure.NODE_OFFLINE, "The node is not connected; nothing was sent.")
     ),
     # Its manifest was dropped with its leaves, so that a reason above holds: this is the second bar.
     _decided(Decision.RETIRED, Failure.ATTESTATION_FAILED),

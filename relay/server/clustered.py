@@ -71,7 +71,7 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
     )
     effects = Effects(
         sessions.node_sessions.end_superseded,
-        fleet.show_connected_elsewhere,
+        fleet.connection_changed,
         keyed.moved,
         keyed.history_unknown,
     )

@@ -19,7 +19,7 @@ from relay.audit.refusal_counts import RefusalCounter
 from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
-from relay.routing.port import Command, CommandAnswer, LocalRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter, Where
 from relay.sessions.commands import cmd_payload, command_text, send_text
 from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection import NodeConnection
@@ -264,7 +264,7 @@ class NodeSessions(LocalRouter):
         await connection.welcome(welcome, auth.msg_id)
         if self._sessions.get(node_id) is not session or session.connection is not connection:
             return  # ended or superseded while it was being sent
-        self._fleet.set_connected(node_id, connected=True)
+        self._fleet.connection_changed(node_id, Where.HERE)
         self._one_way.connected(session, connection)
         self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
         # What is sent from now on is not sent again; nor what ends meanwhile, after its cancel.
@@ -294,7 +294,7 @@ class NodeSessions(LocalRouter):
     def _release(self, node_id: str, session: NodeSession) -> None:
         session.connection = None
         # Before the followers: one of them may know that it is connected elsewhere.
-        self._fleet.set_connected(node_id, connected=False)
+        self._fleet.connection_changed(node_id, Where.NOWHERE)
         self._one_way.lost(session)
         self._metrics.sessions.labels("closed").inc()
         self._metrics.nodes_connected.dec()

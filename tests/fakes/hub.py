@@ -47,7 +47,7 @@ from relay.pki.errors import AuthorityStateError
 from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
 from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
-from relay.routing.port import LocalRouter, NodeFrames, Peers
+from relay.routing.port import LocalRouter, NodeFrames, Peers, Where
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connect_queue import ConnectQueue
@@ -245,7 +245,7 @@ class Hub:
     def connect(self, node: SimulatedNode, **members: Any) -> bytes:
         """Let ``node`` announce itself and be connected; return its manifest."""
         wire = self.announce(node, **members)
-        self.fleet.set_connected(node.node_id, connected=True)
+        self.fleet.connection_changed(node.node_id, Where.HERE)
         return wire
 
     def gateway(

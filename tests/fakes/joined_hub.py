@@ -49,12 +49,6 @@ class JoinedHub(Hub):
             log=self.log,
         )
 
-        def show(node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
-            known = self.fleet.tenant_of(node_id) is not None
-            if known:
-                self.fleet.set_connected(node_id, connected=connected)
-            return known
-
         self.part = assemble(
             environment,
             self._cluster,
@@ -62,7 +56,7 @@ class JoinedHub(Hub):
             frames=self.one_way,
             effects=Effects(
                 lambda node, _relay: self.superseded.append(node),
-                show,
+                self.fleet.connection_changed,
                 lambda _node: None,
                 lambda _node, _whether: None,
             ),

@@ -22,7 +22,7 @@ def ignore(*_: object) -> None:
 
 def test_tools_of_nodes_elsewhere_leave_half_a_minute_after_their_nodes(hub: Hub) -> None:
     seconds = Seconds()
-    presence = Presence(OWN, Effects(ignore, hub.fleet.show_connected_elsewhere, ignore, ignore), seconds)
+    presence = Presence(OWN, Effects(ignore, hub.fleet.connection_changed, ignore, ignore), seconds)
     hub.announce(hub.ca.issue())
     presence.begin("a bucket")
     presence.relay_seen(OWN)

@@ -19,6 +19,7 @@ from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
 from relay.mcp_api.fragments import text_of
 from relay.mcp_api.paging import PAGE_SIZE
+from relay.routing.port import Where
 from relay.state.names import NodeName
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
@@ -161,9 +162,11 @@ def test_a_connection_reads_one_node(
 ) -> None:
     for fleet in fleets:
         with reads(monkeypatch) as read:
-            fleet.hub.fleet.set_connected(fleet.nodes[-1].node_id, connected=connected)
+            fleet.hub.fleet.connection_changed(
+                fleet.nodes[-1].node_id, Where.HERE if connected else Where.NOWHERE
+            )
         assert (len(read.nodes), len(read.tools)) == (1, 0)
-        fleet.hub.fleet.set_connected(fleet.nodes[-1].node_id, connected=True)
+        fleet.hub.fleet.connection_changed(fleet.nodes[-1].node_id, Where.HERE)
 
 
 def test_a_change_reads_its_nodes_tools_and_where_they_go(

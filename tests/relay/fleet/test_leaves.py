@@ -11,6 +11,7 @@ from relay.auth.permissions import Rights
 from relay.fleet.leaves import FleetTrust, KeptLeaves, root_validities
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.replay_marks import KeptLeaf
+from relay.routing.port import Where
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.errors import Failure
 from schemas.identity import first_certificate_in, kid_of, to_pem
@@ -440,7 +441,7 @@ def test_another_leaf_brings_a_barred_node_back(hub: Hub, node: SimulatedNode) -
     assert failure(hub, ECHO_NAME) is Failure.ATTESTATION_FAILED
     assert accepted(hub, fresh)
     assert ECHO_NAME in listed(hub)
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     hub.fleet.tombstone(NODE_ID)
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
 

@@ -20,6 +20,7 @@ from relay.fleet.inventory import WINDOW_MS, Inventory
 from relay.fleet.mqtt_feed import PAUSE_S, MqttConnection, MqttFeed, MqttMessage
 from relay.limits.allowance import Allowance
 from relay.pki.broker_access import BrokerAccess
+from relay.routing.port import Where
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.health import Loop
@@ -367,7 +368,7 @@ async def test_a_broker_that_lost_all_it_retained_delists_no_connected_node_and_
     await send(address, *introduction(stage.node))
     async with stage.subscribed(address):
         await stage.until("accepted")
-        fleet.set_connected(NODE_ID, connected=True)
+        fleet.connection_changed(NODE_ID, Where.HERE)
         before = fleet.selected.version(READERS)
         await asyncio.to_thread(stoppable_broker.stop)
         await stage.hub.lines.until("broker lost")

@@ -25,6 +25,7 @@ from relay.fleet.node_record import NO_TOOLS, NodeRecord, NodeState, Standing
 from relay.fleet.tool_index import ToolIndex
 from relay.fleet.tools import Projector, Tool
 from relay.fleet.usability import Decision
+from relay.routing.port import Where
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
@@ -50,7 +51,13 @@ DAYS = 90
 def record(*, ends_ms: int, grace_until_ms: int, connected: bool) -> NodeRecord:
     node = CA.issue()
     manifest = TrustedManifest(node.identity(), "", 0, ends_ms, b"", b"")
-    return NodeRecord(NODE_ID, TENANT, manifest=manifest, grace_until_ms=grace_until_ms, connected=connected)
+    return NodeRecord(
+        NODE_ID, TENANT, manifest=manifest, grace_until_ms=grace_until_ms, where=where_of(connected)
+    )
+
+
+def where_of(connected: bool) -> Where:  # noqa: FBT001 - it is all that is asked
+    return Where.HERE if connected else Where.NOWHERE
 
 
 @pytest.mark.parametrize(
@@ -72,7 +79,7 @@ def test_tools_are_listed_until_the_first_end(
 
 
 def test_without_a_manifest_nothing_is_listed() -> None:
-    assert not NodeRecord(NODE_ID, TENANT, connected=True, grace_until_ms=10).is_listed(0)
+    assert not NodeRecord(NODE_ID, TENANT, where=Where.HERE, grace_until_ms=10).is_listed(0)
 
 
 def test_two_leaves_are_kept_and_the_newest_decides_the_tenant() -> None:
@@ -135,7 +142,7 @@ class Stage:
         self.index.update(node, self.now_ms)
 
     def connect(self, node: NodeRecord, *, connected: bool, grace_ms: int = 30) -> None:
-        node.connected, node.grace_until_ms = connected, self.now_ms + grace_ms
+        node.where, node.grace_until_ms = where_of(connected), self.now_ms + grace_ms
         self.index.update(node, self.now_ms)
 
     def drop(self, node: NodeRecord) -> None:
@@ -285,7 +292,7 @@ def test_the_numbers_are_those_of_counting_all_nodes_whatever_happens(hub: Hub) 
 
     def connect() -> None:
         if (node := index.get(random.choice(nodes).node_id)) is not None:
-            fleet.set_connected(node.node_id, connected=not node.connected)
+            fleet.connection_changed(node.node_id, Where.HERE if not node.connected else Where.NOWHERE)
 
     steps: list[Callable[[], object]] = [
         lambda: announce(0),

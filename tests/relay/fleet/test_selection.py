@@ -13,6 +13,7 @@ from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, NodeCriteria, SelectedTools, Selection
 from relay.fleet.tool_index import SEVERITY
 from relay.fleet.tools import BEFORE_ALL, Tool
+from relay.routing.port import Where
 from relay.settings.config import View
 from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError
@@ -222,7 +223,7 @@ def own(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Hub]:
     hub.connect(hub.ca.issue(), capabilities=[METRICS])
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn", ("site=north",))})
     yield hub
-    many.close()
+    hub.close()
 
 
 def versions(selected: SelectedTools) -> list[object]:
@@ -262,7 +263,7 @@ def stage(hub: Hub) -> ViewStage:
     stage = ViewStage(hub)
     stage.node("barn", "site=north", "gateway", capabilities=[METRICS])
     stage.node("barn cellar", "site=south", capabilities=[ECHO])
-    stage.hub.fleet.set_connected(stage.node("yard", "site=north"), connected=False)
+    stage.hub.fleet.connection_changed(stage.node("yard", "site=north"), Where.NOWHERE)
     stage.node("far barn", "site=north", tenant=OTHER_TENANT)
     return stage
 

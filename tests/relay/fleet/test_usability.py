@@ -8,6 +8,7 @@ from relay.auth.permissions import Rights
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import NodeCriteria
 from relay.fleet.usability import REASONS, Decision, NodeUse, Usability
+from relay.routing.port import Where
 from schemas.errors import Failure, ToolError
 from tests.fakes.clock import FakeClock
 from tests.fakes.fleet_tools import ECHO_NAME
@@ -24,7 +25,7 @@ def error_of(node: NodeRecord | None, enrolled: Mapping[str, str] = ENROLLED, si
     nothing_decided = dict.fromkeys(Decision, frozenset[str]())
     usability = Usability(FakeClock(NOW_MS + since_ms), NOW_MS + GRACE_MS, nothing_decided)
     usability.enrolled_tenant = enrolled.get
-    error = usability.tool_error(NodeUse(NODE_ID, node, RIGHTS))
+    error = usability.error("absent tool", NodeUse(NODE_ID, node, RIGHTS))
     assert error is not None
     return error
 
@@ -58,7 +59,7 @@ def test_a_node_without_a_manifest_has_no_tool_for_a_reason(
     [
         pytest.param(None, id="not seen yet"),
         pytest.param(NodeRecord(NODE_ID, TENANT), id="known from before"),
-        pytest.param(NodeRecord(NODE_ID, TENANT, connected=True), id="its session came first"),
+        pytest.param(NodeRecord(NODE_ID, TENANT, where=Where.HERE), id="its session came first"),
         pytest.param(NodeRecord(NODE_ID, TENANT, rejected=True), id="the broker retained an old manifest"),
     ],
 )
@@ -71,7 +72,7 @@ def test_after_the_relays_start_a_call_of_an_enrolled_node_is_to_be_made_again(
 
 
 def test_a_manifest_that_was_refused_over_its_session_is_not_awaited() -> None:
-    refused = NodeRecord(NODE_ID, TENANT, connected=True, rejected=True)
+    refused = NodeRecord(NODE_ID, TENANT, where=Where.HERE, rejected=True)
     assert error_of(refused).failure is Failure.MANIFEST_INVALID
 
 

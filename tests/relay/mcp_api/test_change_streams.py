@@ -23,6 +23,7 @@ from relay.fleet.selection import WHOLE_FLEET
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
+from relay.routing.port import Where
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.manifest import etag_of
@@ -237,7 +238,7 @@ def comes(stage: Stage) -> None:
 
 
 def goes(stage: Stage) -> None:
-    stage.hub.fleet.set_connected(OTHER_NODE_ID, connected=False)
+    stage.hub.fleet.connection_changed(OTHER_NODE_ID, Where.NOWHERE)
     stage.hub.clock.advance(GRACE_MS)
 
 
@@ -277,7 +278,7 @@ def beats(stage: Stage) -> None:
 def is_superseded(stage: Stage) -> None:
     """Lose the session and open the next one at once, as a node that reconnects."""
     for connected in (False, True):
-        stage.hub.fleet.set_connected(OTHER_NODE_ID, connected=connected)
+        stage.hub.fleet.connection_changed(OTHER_NODE_ID, Where.HERE if connected else Where.NOWHERE)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from relay.fleet.node_names import UnknownNodeError
 from relay.mcp_api.fleet_resources import MAX_PAGE_BYTES, ResourceQueryError
 from relay.mcp_api.paging import CursorError
 from relay.mcp_api.resources import JSON, PEM, TEMPLATES, ResourceCatalog
+from relay.routing.port import Where
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.identity import kid_of
@@ -367,7 +368,7 @@ def test_what_came_changed_was_renamed_and_went_is_listed_since_a_time(
     hub.announce(node, issued_at_ms=at_ms[-1], capabilities=[ECHO])
     at_ms.append(hub.clock.advance(1))
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     at_ms.append(hub.clock.advance(GRACE_MS))
     hub.fleet.sweep()
     assert changes(catalog) == list(zip(at_ms, ("came", "changed", "renamed", "went"), strict=True))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, LocalRouter, Where
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
@@ -96,7 +96,7 @@ async def test_a_tool_that_is_announced_no_more_is_offline_and_nothing_is_sent(
 ) -> None:
     assert (await stage.failure(command("other"))).failure is Failure.NODE_OFFLINE
     stage.hub.fleet.tombstone(NODE_ID)
-    stage.hub.fleet.set_connected(NODE_ID, connected=False)
+    stage.hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     stage.announce(capability(cap_id="echo2"))
     assert (await stage.failure(command())).failure is Failure.NODE_OFFLINE
     assert router.commands == []
