@@ -15,6 +15,7 @@ from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from schemas.error_roots import PeerError
 from schemas.projection import is_node_id
+from schemas.times import dated
 
 NODES_PER_PAGE = 500
 MAX_PAGE_BYTES = 512 * 1024
@@ -59,7 +60,7 @@ class FleetResources:
         nodes = self._fleet.nodes_of(tenant, cursor or "", NODES_PER_PAGE + 1)
         texts, size = list[str](), 0
         for node in nodes[:NODES_PER_PAGE]:
-            text = encoded(self._entry(node))
+            text = encoded(dated(self._entry(node)))
             size += len(text)
             if size > MAX_PAGE_BYTES and texts:
                 break
@@ -85,7 +86,7 @@ class FleetResources:
             }
             for change in changes.since(tenant, int(since_ms))
         ]
-        return encoded({"complete_since_ms": changes.complete_since_ms(tenant), "changes": found})
+        return encoded(dated({"complete_since_ms": changes.complete_since_ms(tenant), "changes": found}))
 
 
 def _parameter(query: str, name: str) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
@@ -30,6 +31,7 @@ from schemas.error_roots import EdgeError
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.text import printable
+from schemas.times import dated
 from schemas.tokens import TokenError
 
 Method = Callable[[Caller, Mapping[str, Any], Emit | None], Coroutine[Any, Any, dict[str, Any]]]
@@ -40,6 +42,7 @@ BYTES_LIKE_A_CALL = 4096
 """Reading or writing this many bytes costs about as much as one call."""
 
 _TOOLS_LIKE_A_CALL = 20  # listing this many costs about as much as one call
+_OF_A_MOMENT = '_ms":'
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
 
@@ -218,16 +221,17 @@ def _resource(resource: Resource) -> dict[str, Any]:
 
 
 def _tool_result(answer: CallAnswer) -> dict[str, Any]:
-    content = [{"type": "text", "text": answer.text}]
     if answer.error is not None:
         # Not in structuredContent: clients validate that against the tool's output schema, even in an error.
         return {
-            "content": content,
+            "content": [{"type": "text", "text": answer.text}],
             "isError": True,
             "_meta": {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value},
         }
+    # The structured content has to fit the schema that the node signed; the text is for a model alone.
+    text = encoded(dated(answer.result)) if _OF_A_MOMENT in answer.text else answer.text
     return {
-        "content": [*content, *answer.images],
+        "content": [{"type": "text", "text": text}, *answer.images],
         "structuredContent": answer.result,
         "isError": False,
         "_meta": {META_CORRELATION_ID: answer.correlation_id},

@@ -14,6 +14,7 @@ from relay.streams.telemetry.reading import TelemetryResource
 from schemas.identity import kid_of
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
+from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (
     DAY_MS,
@@ -101,6 +102,7 @@ def test_the_nodes_are_listed_with_what_is_known_of_them(
             "connected": True,
             "manifest_etag": etag_of(wire),
             "expires_at_ms": NOW_MS + TTL_MS,
+            "expires_at": iso(NOW_MS + TTL_MS),
             "tools": [f"sys.{NODE_ID}.sysmetrics.snapshot", f"sysecho.{NODE_ID}.echo.invoke"],
         },
         {
@@ -355,6 +357,9 @@ def changes(
     catalog: ResourceCatalog, since_ms: int = 0, who: Principal | None = None
 ) -> list[tuple[int, str]]:
     document = json.loads(text(catalog, f"fleet://changes?since_ms={since_ms}", who))
+    assert [change["at"] for change in document["changes"]] == [
+        iso(change["at_ms"]) for change in document["changes"]
+    ]
     return [(change["at_ms"], change["what"]) for change in document["changes"]]
 
 

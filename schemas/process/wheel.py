@@ -94,8 +94,10 @@ def fits_here(file_name: str) -> bool:
     )
 
 
-def read_wheel(file_name: str, data: bytes) -> Wheel:
+def read_wheel(file_name: str, data: bytes, *, runs_here: bool = True) -> Wheel:
     """Return what is in the wheel ``data``, whose file has the name ``file_name``.
+
+    ``runs_here``: its modules are to be imported by this interpreter.
 
     Raises:
         WheelError: it is damaged, not for this machine, or holds what no wheel may.
@@ -110,7 +112,7 @@ def read_wheel(file_name: str, data: bytes) -> Wheel:
         raise WheelError(f"{printable(file_name)}: {error}") from None
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise WheelError(f"{printable(file_name)} is damaged: {printable(str(error))}") from None
-    if not fits_here(file_name):
+    if runs_here and not fits_here(file_name):
         raise WheelError(f"{file_name}: its tags are not those of this interpreter and machine")
     tops = {path.partition("/")[0] for path in files} - {info}
     return Wheel(

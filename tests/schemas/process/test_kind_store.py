@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.cli.kind_store import KindStore, KindStoreError, read_packages
-from kubelet.cli.wheel import WheelError
 from schemas.error_roots import ConfigError
 from schemas.kind_packages import read_named_kinds
+from schemas.process.kind_store import KindStore, KindStoreError, read_packages
+from schemas.process.wheel import WheelError
 from tests.fakes.kind_package import KIND, KindPackage, wheel
 
 
@@ -119,6 +119,18 @@ def test_what_is_needed_is_pinned_by_hash(
     requirements.write_text("acme_bus==1.0\n")
     with pytest.raises(KindStoreError, match="every line is NAME==VERSION --hash"):
         read_packages(kind, requirements)
+
+
+def test_what_is_only_read_may_be_for_another_machine_and_do_without_what_it_needs(
+    tmp_path: Path, store: KindStore
+) -> None:
+    whole = wheel(tmp_path, needs="Requires-Dist: acme-bus\n")
+    other = whole.rename(tmp_path / "acme_relay_board-1.0-cp39-cp39-linux_riscv64.whl")
+    with pytest.raises(WheelError, match="not those of this interpreter"):
+        read_packages(other, None)
+    read = KindStore(tmp_path / "state" / "kinds", run_here=False)
+    assert read.install(read_packages(other, None, run_here=False)).kinds == (KIND,)
+    assert store.packages() == read.packages()
 
 
 def test_a_package_without_a_kind_is_refused(tmp_path: Path, store: KindStore) -> None:

@@ -1,7 +1,8 @@
-"""The packages of kinds that the service has: a directory for each, with what it needs, below ``kinds/``.
+"""The packages of kinds that a program finds in a directory of its own: one for each, with what it needs.
 
-The daemon looks there for the kinds that its settings name, and nowhere else for anything: what would take
-the place of a module of the daemon is refused. Must not run code of a package.
+The program looks there for the kinds that its settings name, and for nothing else. Where it runs them, as the
+node's daemon does, what would take the place of a module of it is refused, and what they need must be there.
+A relay reads their documents alone, also of packages for other machines. Must not run code of a package.
 """
 
 import hashlib
@@ -17,10 +18,10 @@ from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from kubelet.cli.wheel import MAX_WHEEL_BYTES, Wheel, fits_here, name_and_version, normal_name, read_wheel
 from schemas.error_roots import OperatorError
 from schemas.files import check_unchangeable, read_named, sync_directory
 from schemas.kind_packages import GROUP, read_named_kinds, sites_in
+from schemas.process.wheel import MAX_WHEEL_BYTES, Wheel, fits_here, name_and_version, normal_name, read_wheel
 
 _MAX_REQUIREMENTS_BYTES = 1 << 20
 _PIN = re.compile(
@@ -44,16 +45,17 @@ class Installed:
     kinds: tuple[str, ...]
 
 
-def read_packages(wheel: Path, requirements: Path | None) -> list[Wheel]:
+def read_packages(wheel: Path, requirements: Path | None, *, run_here: bool = True) -> list[Wheel]:
     """Return the package in ``wheel``, and then what ``requirements`` pins by hash.
 
-    That lies beside ``requirements``; pip downloads what is missing there, if this interpreter has pip.
+    ``run_here``: this interpreter is to import them. What is pinned lies beside ``requirements``; pip
+    downloads what is missing there, if this interpreter has pip.
 
     Raises:
         WheelError, KindStoreError: one of them cannot be used, or is missing.
         OSError: a file cannot be read.
     """
-    packages = [read_wheel(wheel.name, read_named(wheel, MAX_WHEEL_BYTES))]
+    packages = [read_wheel(wheel.name, read_named(wheel, MAX_WHEEL_BYTES), runs_here=run_here)]
     if requirements is not None:
         packages += _pinned(requirements)
     return packages
@@ -100,10 +102,11 @@ def _download(requirements: Path, directory: str) -> None:
 
 
 class KindStore:
-    """The packages in ``directory``."""
+    """The packages in ``directory``; ``run_here``: this program runs their handlers."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, run_here: bool = True) -> None:
         self._directory = directory
+        self._run_here = run_here
 
     def packages(self) -> list[Installed]:
         """Return what is installed."""
@@ -118,8 +121,9 @@ class KindStore:
             OSError: it cannot be written.
         """
         place = self._directory / wheels[0].name
-        _check_modules(wheels, [site for site in sites_in(self._directory) if site != place])
-        _check_needs(wheels)
+        if self._run_here:
+            _check_modules(wheels, [site for site in sites_in(self._directory) if site != place])
+            _check_needs(wheels)
         with self._staged(wheels, dry_run=dry_run) as staged:
             package = _installed(staged)
             if not package.kinds:
@@ -144,12 +148,12 @@ class KindStore:
                     (self._directory / package.name).rename(Path(away) / package.name)
             if kind in package.kinds:
                 return package
-        raise KindStoreError(f"no package in {self._directory} brings {kind}: kubelet kind list")
+        raise KindStoreError(f"no package in {self._directory} brings {kind}: see `kind list`")
 
     def _make_directory(self) -> None:
         if not self._directory.parent.is_dir():
             raise KindStoreError(
-                f"{self._directory.parent} is not there: kubelet enroll, or kubelet service install"
+                f"{self._directory.parent} is not there: set the program up first, or `service install`"
             )
         if not self._directory.is_dir():
             self._directory.mkdir()
