@@ -25,13 +25,13 @@ from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
 from relay.fleet.leaves import FleetTrust
+from relay.fleet.node_record import Where
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import WHOLE_FLEET
 from relay.fleet.tools import Projector
 from relay.mcp_api.paging import ToolEntries, page_of
 from relay.observability.metrics import Metrics
 from relay.pki.certificate_builder import issue_leaf, make_root
-from relay.routing.port import Where
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.process.logs import make_logger

@@ -12,7 +12,7 @@ from dataclasses import replace
 from relay.cluster.presence_effects import Effects, ElsewhereHandler
 from relay.cluster.presence_entries import EndedEntries, HeldSession, NodeEntry, OtherRelay
 from relay.cluster.relay_leases import LEASE_S, RelayLeases
-from relay.routing.port import NodeRef, Where
+from relay.routing.port import NodeRef
 
 KEYS_LAST_S = 600.0
 """How long another relay may keep the key of a call: as long as ``relay.calls`` does."""
@@ -280,9 +280,7 @@ class Presence:
         shown = self._shown.get(node_id)
         if entry == shown:
             return
-        if (entry is None) != (shown is None) and not self._effects.show(
-            node_id, Where.NOWHERE if entry is None else Where.ELSEWHERE
-        ):
+        if (entry is None) != (shown is None) and not self._effects.show(node_id, entry is not None):
             self._not_shown_yet.add(node_id)
             return
         if entry is None:

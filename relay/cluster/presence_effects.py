@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relay.cluster.presence_entries import NodeEntry
-from relay.routing.port import Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +12,13 @@ class Effects:
 
     Attributes:
         end_superseded: ends the session of a node that has a newer one at the relay that is named.
-        show: records where a node is connected that is not connected here; False if it is not known yet.
+        show: shows in the lists whether a node is connected elsewhere; False if it is not known yet.
         moved: takes in that another relay may have sent commands to a node.
         history_unknown: takes in whether that is still to be found out: the session's entry is not written.
     """
 
     end_superseded: Callable[[str, str], None]
-    show: Callable[[str, Where], bool]
+    show: Callable[[str, bool], bool]
     moved: Callable[[str], None]
     history_unknown: Callable[[str, bool], None]
 

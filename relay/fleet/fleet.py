@@ -19,14 +19,13 @@ from relay.fleet.inventory import Inventory, PendingManifests
 from relay.fleet.leaves import FleetTrust
 from relay.fleet.node_index import FleetChange, NodeChange, NodeIndex
 from relay.fleet.node_names import NodeNames
-from relay.fleet.node_record import NodeRecord, known_of
+from relay.fleet.node_record import NodeRecord, Where, known_of
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import NodeSearch, SelectedTools
 from relay.fleet.tools import Projector, Tool, labelled
 from relay.fleet.usability import Decision, NodeUse, Usability
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
-from relay.routing.port import Where
 from relay.state.names import NodeName
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError

@@ -5,17 +5,24 @@ Must not decide what is trusted: that is for ``leaves`` and the trust rules.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
 from relay.fleet.tools import Tool
-from relay.routing.port import Where
 from schemas.identity import Identity
 from schemas.verdicts import Known, Mark, TrustedManifest
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 _MAX_IDENTITIES = 2
+
+
+class Where(Enum):
+    """Where a node is connected: to this relay, to another one of the fleet, or to none that is known."""
+
+    HERE = "here"
+    ELSEWHERE = "elsewhere"
+    NOWHERE = "nowhere"
 
 
 class Standing(StrEnum):

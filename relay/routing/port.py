@@ -8,7 +8,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from schemas.error_roots import PeerError
@@ -175,14 +174,6 @@ class LocalRouter(ABC):
     async def run(self, command: Command) -> CmdAck:
         """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
         return await self.start(command)
-
-
-class Where(Enum):
-    """Where a node is connected: to this relay, to another one of the fleet, or to none that is known."""
-
-    HERE = "here"
-    ELSEWHERE = "elsewhere"
-    NOWHERE = "nowhere"
 
 
 @dataclass(frozen=True, slots=True)

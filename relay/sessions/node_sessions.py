@@ -17,9 +17,10 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter
 from relay.fleet.fleet import Fleet
+from relay.fleet.node_record import Where
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
-from relay.routing.port import Command, CommandAnswer, LocalRouter, Where
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from relay.sessions.commands import cmd_payload, command_text, send_text
 from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection import NodeConnection

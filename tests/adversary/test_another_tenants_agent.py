@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from relay.routing.port import Where
+from relay.fleet.node_record import Where
 from tests.fakes.served_relay import BOUND_S, Reply, ServedRelay, mcp_request
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TTL_MS, SimulatedNode
 

@@ -23,7 +23,6 @@ from relay.routing.port import (
     LocalRouter,
     NodeRef,
     NoResponderError,
-    Where,
 )
 from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
@@ -112,9 +111,8 @@ class Seen:
     history_unknown: set[str] = field(default_factory=set)
     superseded: list[str] = field(default_factory=list)
 
-    def show(self, node_id: str, where: Where) -> bool:
-        """Record where a node is connected."""
-        connected = where is Where.ELSEWHERE
+    def show(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+        """Show whether a node is connected elsewhere."""
         self.changes.append((node_id, connected))
         (self.elsewhere.add if connected else self.elsewhere.discard)(node_id)
         return True

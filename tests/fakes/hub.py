@@ -27,6 +27,7 @@ from relay.calls.relay_tools import RelayTools
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.leaves import FleetTrust, KeptLeaves
+from relay.fleet.node_record import Where
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.limits.allowance import Allowance
@@ -47,7 +48,7 @@ from relay.pki.errors import AuthorityStateError
 from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
 from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
-from relay.routing.port import LocalRouter, NodeFrames, Peers, Where
+from relay.routing.port import LocalRouter, NodeFrames, Peers
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connect_queue import ConnectQueue

@@ -11,6 +11,7 @@ from pathlib import Path
 from relay.cluster.assembly import assemble
 from relay.cluster.cluster_part import ClusterPart
 from relay.cluster.presence_effects import Effects
+from relay.fleet.node_record import Where
 from relay.routing.port import NodeFrames, Peers
 from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
@@ -49,6 +50,9 @@ class JoinedHub(Hub):
             log=self.log,
         )
 
+        def show(node_id: str, elsewhere: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+            return self.fleet.connection_changed(node_id, Where.ELSEWHERE if elsewhere else Where.NOWHERE)
+
         self.part = assemble(
             environment,
             self._cluster,
@@ -56,7 +60,7 @@ class JoinedHub(Hub):
             frames=self.one_way,
             effects=Effects(
                 lambda node, _relay: self.superseded.append(node),
-                self.fleet.connection_changed,
+                show,
                 lambda _node: None,
                 lambda _node, _whether: None,
             ),

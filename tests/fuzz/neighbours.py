@@ -18,7 +18,7 @@ from relay.fleet.mqtt_feed import MqttFeed
 from relay.routing.authority_messages import AuthorityMessages
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
 from relay.routing.cluster_messages import AskedCommand, ClusterMessageError, ClusterMessages
-from relay.routing.port import Command, Idempotency, Where
+from relay.routing.port import Command, Idempotency
 from schemas.addresses import parse_broker
 from schemas.errors import ToolError
 from schemas.process.logs import make_logger
@@ -101,8 +101,8 @@ def presence_entry(data: bytes) -> None:
     shown: dict[str, bool] = {}
     released: list[str] = []
 
-    def show(node_id: str, where: Where) -> bool:
-        shown[node_id] = where is Where.ELSEWHERE
+    def show(node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as presence calls it
+        shown[node_id] = connected
         return True
 
     lines, seconds = LogLines(), Seconds()

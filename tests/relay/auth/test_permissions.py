@@ -13,9 +13,9 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, SCOPES, Rights
 from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.node_record import Where
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
-from relay.routing.port import Where
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.document_store import SCHEME
 from schemas.errors import Failure, ToolError

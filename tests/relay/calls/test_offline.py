@@ -3,7 +3,8 @@
 import pytest
 
 from relay.calls.offline import explained
-from relay.routing.port import Command, CommandAnswer, LocalRouter, Where
+from relay.fleet.node_record import Where
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of

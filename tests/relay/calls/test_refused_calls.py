@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.calls.gateway import CallGateway
-from relay.routing.port import Where
+from relay.fleet.node_record import Where
 from relay.settings.config import PER_AGENT, EnvelopeMode
 from schemas.errors import Failure
 from tests.fakes.callers import call_of

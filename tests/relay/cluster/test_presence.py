@@ -9,7 +9,7 @@ from relay.cluster.presence import KEYS_LAST_S, UNREAD_S, Presence
 from relay.cluster.presence_effects import Effects
 from relay.cluster.presence_entries import ENDED_KEPT_S, NodeEntry
 from relay.cluster.relay_leases import LEASE_INTERVAL_S, LEASE_S
-from relay.routing.port import NodeRef, Where
+from relay.routing.port import NodeRef
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID
 
@@ -36,9 +36,9 @@ class Stage:
         if self.is_read:
             self.presence.relay_seen(OWN)
 
-    def show(self, node_id: str, where: Where) -> bool:
+    def show(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
         if self.known:
-            self.shown[node_id] = where is Where.ELSEWHERE
+            self.shown[node_id] = connected
         return self.known
 
     def end_superseded(self, node_id: str, relay: str) -> None:

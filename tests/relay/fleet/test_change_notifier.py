@@ -7,8 +7,8 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import GRACE_MS
+from relay.fleet.node_record import Where
 from relay.fleet.selection import Selection
-from relay.routing.port import Where
 from relay.settings.config import View
 from relay.state.names import NodeName
 from tests.fakes.hub import Hub

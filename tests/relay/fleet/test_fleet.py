@@ -10,7 +10,7 @@ import relay.fleet.leaves
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.inventory import PENDING_FOR_MS
-from relay.routing.port import Where
+from relay.fleet.node_record import Where
 from schemas.errors import Failure
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry

@@ -9,9 +9,8 @@ import pytest
 import relay.fleet.leaves
 from relay.auth.permissions import Rights
 from relay.fleet.leaves import FleetTrust, KeptLeaves, root_validities
-from relay.fleet.node_record import NodeRecord
+from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.replay_marks import KeptLeaf
-from relay.routing.port import Where
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.errors import Failure
 from schemas.identity import first_certificate_in, kid_of, to_pem

@@ -18,9 +18,9 @@ from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS, Fleet
 from relay.fleet.inventory import WINDOW_MS, Inventory
 from relay.fleet.mqtt_feed import PAUSE_S, MqttConnection, MqttFeed, MqttMessage
+from relay.fleet.node_record import Where
 from relay.limits.allowance import Allowance
 from relay.pki.broker_access import BrokerAccess
-from relay.routing.port import Where
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.health import Loop

@@ -21,11 +21,10 @@ from relay.fleet.node_index import (
     NodeCounts,
     NodeIndex,
 )
-from relay.fleet.node_record import NO_TOOLS, NodeRecord, NodeState, Standing
+from relay.fleet.node_record import NO_TOOLS, NodeRecord, NodeState, Standing, Where
 from relay.fleet.tool_index import ToolIndex
 from relay.fleet.tools import Projector, Tool
 from relay.fleet.usability import Decision
-from relay.routing.port import Where
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry

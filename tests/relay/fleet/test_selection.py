@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from relay.auth.permissions import Rights
 from relay.fleet.node_names import NodeNames, UnknownNodeError
+from relay.fleet.node_record import Where
 from relay.fleet.selection import WHOLE_FLEET, NodeCriteria, SelectedTools, Selection
 from relay.fleet.tool_index import SEVERITY
 from relay.fleet.tools import BEFORE_ALL, Tool
-from relay.routing.port import Where
 from relay.settings.config import View
 from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.fleet.node_record import NodeRecord
+from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.selection import NodeCriteria
 from relay.fleet.usability import REASONS, Decision, NodeUse, Usability
-from relay.routing.port import Where
 from schemas.errors import Failure, ToolError
 from tests.fakes.clock import FakeClock
 from tests.fakes.fleet_tools import ECHO_NAME

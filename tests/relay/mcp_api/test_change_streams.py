@@ -19,11 +19,11 @@ from relay.auth.agent_tokens import Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.fleet import GRACE_MS
+from relay.fleet.node_record import Where
 from relay.fleet.selection import WHOLE_FLEET
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
-from relay.routing.port import Where
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.manifest import etag_of

@@ -5,10 +5,10 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.node_record import Where
 from relay.mcp_api.fleet_resources import MAX_PAGE_BYTES, ResourceQueryError
 from relay.mcp_api.paging import CursorError
 from relay.mcp_api.resources import JSON, PEM, TEMPLATES, ResourceCatalog
-from relay.routing.port import Where
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.identity import kid_of

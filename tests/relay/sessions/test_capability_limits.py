@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from relay.routing.port import Command, LocalRouter, Where
+from relay.fleet.node_record import Where
+from relay.routing.port import Command, LocalRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub

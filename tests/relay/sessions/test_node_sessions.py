@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.routing.port import NodeRef, Where
+from relay.fleet.node_record import Where
+from relay.routing.port import NodeRef
 from schemas.errors import Failure
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOLS
 from schemas.manifest import etag_of

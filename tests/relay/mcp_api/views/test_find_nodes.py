@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from relay.fleet.node_record import Where
 from relay.fleet.selection import Selection
 from relay.limits.allowance import Allowance
 from relay.mcp_api.views.find_nodes import PAGE_SIZE
-from relay.routing.port import Where
 from relay.state.names import NodeName
 from schemas.times import iso
 from tests.fakes.hub import Hub

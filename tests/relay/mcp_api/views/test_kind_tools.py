@@ -5,10 +5,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from relay.fleet.node_record import NodeRecord
+from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.selection import Selection
 from relay.mcp_api.tool_list import ToolList
-from relay.routing.port import Where
 from relay.settings.config import View
 from tests.fakes.followed import FOLLOWED, Followed, Reader
 from tests.fakes.hub import READ_ONLY

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from relay.audit.log import AuditUnavailableError
-from relay.routing.port import Where
+from relay.fleet.node_record import Where
 from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
 from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES
 from relay.streams.caller_tools.shared_budget import Holder

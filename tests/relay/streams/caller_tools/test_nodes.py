@@ -1,7 +1,7 @@
 import pytest
 
+from relay.fleet.node_record import Where
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.routing.port import Where
 from relay.state.names import NodeName
 from relay.streams.caller_tools.nodes import Nodes
 from schemas.errors import Failure, ToolError
