@@ -29,7 +29,7 @@ from relay.fleet.node_record import Where
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import WHOLE_FLEET
 from relay.fleet.tools import Projector
-from relay.mcp_api.paging import ToolEntries, page_of
+from relay.mcp_api.tool_list import ToolEntries, page_of
 from relay.observability.metrics import Metrics
 from relay.pki.certificate_builder import issue_leaf, make_root
 from schemas.kinds import KindRegistry

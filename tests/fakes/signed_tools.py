@@ -3,7 +3,7 @@
 from typing import Any
 
 from relay.fleet.tools import Projector, ToolSchemas
-from relay.mcp_api.views.kind_schemas import kind_schemas
+from relay.mcp_api.views.kind_tools import kind_schemas
 from schemas.kinds import SYSTEM_ECHO, KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.mcp_server import FakeMcpServer

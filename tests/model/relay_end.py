@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from relay.routing.port import Command, CommandAnswer
-from relay.sessions.commands import cmd_payload
+from relay.sessions.node_sessions import cmd_payload
 from relay.sessions.session import NodeSession
 from relay.settings.clock import SessionClock
 from schemas.delivery import PendingCommands

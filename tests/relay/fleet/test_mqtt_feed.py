@@ -19,7 +19,7 @@ from relay.fleet.fleet import GRACE_MS, Fleet
 from relay.fleet.inventory import WINDOW_MS, Inventory
 from relay.fleet.mqtt_feed import PAUSE_S, MqttConnection, MqttFeed, MqttMessage
 from relay.fleet.node_record import Where
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.pki.broker_access import BrokerAccess
 from schemas import topics
 from schemas.addresses import BrokerAddress
