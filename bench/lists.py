@@ -24,6 +24,7 @@ from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
 from relay.fleet.leaves import FleetTrust
+from relay.fleet.node_record import Where
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import WHOLE_FLEET
 from relay.fleet.tools import Projector
@@ -143,7 +144,7 @@ def _connect(fleet: Fleet, node_id: str, root: str, capabilities: list[Any]) -> 
     )
     if fleet.offer_manifest(node_id, wire, "broker").outcome is not Outcome.ACCEPTED:
         raise RuntimeError("what is measured must succeed")
-    fleet.set_connected(node_id, connected=True)
+    fleet.connection_changed(node_id, Where.HERE)
 
 
 def _us_each(work: Callable[[], object], count: int) -> float:

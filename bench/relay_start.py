@@ -19,8 +19,7 @@ from bench.results import Figure
 from relay.cli.demo.local_system import TENANT, relay_command, start_broker
 from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
-from relay.fleet.kept_leaves import KeptLeaf
-from relay.fleet.replay_marks import MarkStore
+from relay.fleet.replay_marks import KeptLeaf, MarkStore
 from relay.pki.authority import CertificateAuthority
 from relay.state.names import NameLedger
 from schemas.certificates import verify_leaf

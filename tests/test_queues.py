@@ -67,7 +67,7 @@ EXEMPT = {
     "relay/cluster/fleet_identity.py": ("2 ensure_future", LOOPS),
     "relay/cluster/presence_bucket.py": ("3 create_task", LOOPS),
     "relay/fleet/assembly.py": ("create_task", LOOPS),
-    "relay/fleet/fleet_changes.py": ("deque", ENTRIES),
+    "relay/fleet/node_index.py": ("deque", ENTRIES),
     "relay/pki/broker_access.py": ("to_thread", ONE),
     "relay/pki/enrolment_endpoint.py": ("to_thread", "reads the roots, for each connection that asks"),
     "relay/pki/tls_contexts.py": ("3 to_thread", ONE),

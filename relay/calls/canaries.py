@@ -109,7 +109,7 @@ class Canaries:
 
     def __attrs_post_init__(self) -> None:
         self.loop = Loop(self._monotonic)
-        self._metrics.nodes_silent.set_function(lambda: len(self.silent))
+        self._fleet.warnings.watch("silent", lambda: self.silent)
 
     @property
     def connected(self) -> int:

@@ -21,9 +21,9 @@ from relay.calls.envelope import Call, EnvelopeCheck, wants_logs
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotency import IdempotentCalls
 from relay.calls.relay_tools import DirectedCall, RelayTool, RelayTools
-from relay.fleet.absences import OFFLINE_FIX
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
+from relay.fleet.usability import OFFLINE_FIX
 from relay.limits.rate_limits import Allowance, KeyedLimiters, Limiter
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
@@ -143,7 +143,7 @@ class CallGateway:
             return False
         if own is not None:
             return own.follows
-        tool = self._fleet.announced(call.parsed.canonical) if call.parsed is not None else None
+        tool = self._fleet.tool_of(call.parsed.canonical) if call.parsed is not None else None
         return tool is not None and tool.surface.verb.streams
 
     def waits(self, call: Call) -> bool:

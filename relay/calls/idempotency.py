@@ -33,8 +33,7 @@ from relay.calls.executor import CallExecutor
 from relay.calls.relay_tools import RelayTool
 from relay.fleet.tools import Tool
 from relay.limits.rate_limits import Limiter
-from relay.routing.answer import CommandAnswer, answer_of
-from relay.routing.port import Command, Idempotency, LocalRouter
+from relay.routing.port import Command, CommandAnswer, Idempotency, LocalRouter, answer_of
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck

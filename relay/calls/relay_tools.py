@@ -13,8 +13,7 @@ from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.selection import Selection
-from relay.fleet.tool_schemas import ToolSchemas
-from relay.fleet.tools import Offer, Tool
+from relay.fleet.tools import Offer, Tool, ToolSchemas
 from relay.settings.config import View
 from schemas.error_roots import PeerError
 from schemas.projection import alias_of, parse

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from relay.fleet.facts import warned
 from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import issued_by
 from relay.pki.tls_contexts import broker_context
@@ -28,7 +29,6 @@ from schemas.settings import Settings
 from schemas.tls import client_context, load_chain
 
 _RETURN_S = 2.0
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,12 @@ class RelayChecks:
 
     def clock(self) -> Finding:
         """Read whether the relay trusts the system's clock, and whether nodes sign by it."""
-        clock, wrong = self.status["subsystems"]["clock"], self.status["nodes"].get("wrong_clocks", {})
+        clock = self.status["subsystems"]["clock"]
         if not clock["ready"]:
             found = clock.get("state") or "not set, or was set by minutes"
             return Finding.failure(f"the system's clock is {found}", "run timedatectl set-ntp true")
-        if wrong:
-            some = ", ".join(f"{node_id} ({how})" for node_id, how in sorted(wrong.items())[:_SHOWN])
-            return Finding.warning(
-                f"{len(wrong)} nodes sign by clocks that differ from this one by more than 5 min: {some}",
-                "run `edge-kubelet doctor` there, and compare this clock too: timedatectl set-ntp true",
-            )
+        if (found := warned("clock", self.status["nodes"])) is not None:
+            return Finding.warning(*found)
         return Finding.good(
             "the system's clock was not set by minutes since the start, nor do nodes contradict it"
         )
@@ -210,14 +206,12 @@ class RelayChecks:
 
     def echo(self) -> Finding:
         """Read how the relay's own echoes went."""
-        calls, silent = self.status["subsystems"]["calls"], self.status["nodes"]["silent"]
+        calls = self.status["subsystems"]["calls"]
         if not calls["ready"]:
             return Finding.failure(calls["state"], "see the relay's log: it names the hop that failed")
-        if silent:
-            return Finding.warning(
-                f"{calls['state']}; silent: {', '.join(sorted(silent)[:3])}",
-                "run `edge-kubelet doctor` there",
-            )
+        if (found := warned("echo", self.status["nodes"])) is not None:
+            text, fix = found
+            return Finding.warning(f"{calls['state']}; {text}", fix)
         return Finding.good(calls["state"])
 
     def audit(self) -> Finding:

@@ -9,7 +9,7 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from relay.cli.exits import fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.client.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
+from relay.fleet.facts import COLUMNS, FactForm
 from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
 from relay.state.key_files import read_key
@@ -259,16 +260,18 @@ def _with_relays(
     return (*header, "RELAY"), [(*cells, relay) for cells, relay in zip(shown, held_by, strict=True)]
 
 
+_FORMS: Mapping[FactForm, Callable[[Any], str]] = {
+    FactForm.TEXT: str,
+    FactForm.LABEL: lambda value: with_typed_form(str(value or "-")),
+    FactForm.YES_NO: lambda value: "yes" if value else "no",
+    FactForm.TIME: lambda value: utc(value) if isinstance(value, int) else "-",
+    FactForm.COUNT: lambda value: str(len(value or ())),
+    FactForm.WORDS: lambda value: " ".join(map(str, value or ())) or "-",
+}
+
+
 def _node_row(node: dict[str, Any]) -> Sequence[str]:
-    expires = node.get("expires_at_ms")
-    return (
-        with_typed_form(str(node.get("label") or "-")),
-        str(node.get("node_id")),
-        "yes" if node.get("connected") else "no",
-        utc(expires) if isinstance(expires, int) else "-",
-        str(len(node.get("tools") or ())),
-        " ".join(map(str, node.get("tags") or ())) or "-",
-    )
+    return [_FORMS[form](node.get(member)) for _, member, form in COLUMNS]
 
 
 def _tool_row(tool: dict[str, Any]) -> Sequence[str]:
@@ -283,7 +286,7 @@ def _tool_row(tool: dict[str, Any]) -> Sequence[str]:
 _NODES = _View(
     "nodes",
     lambda reader: reader.nodes(),
-    ("LABEL", "NODE", "ONLINE", "VALID UNTIL (UTC)", "TOOLS", "TAGS"),
+    [header for header, _, _ in COLUMNS],
     _node_row,
 )
 _TOOLS = _View("tools", lambda reader: reader.tools(), ("TITLE", "NAME", "SAFETY CLASS"), _tool_row)

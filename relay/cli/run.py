@@ -27,7 +27,7 @@ def run(sources: Sources) -> None:
     """
     from relay.audit.log import held_alone  # noqa: PLC0415 - as below
     from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
-    from relay.server.settings_reload import ReloadSource  # noqa: PLC0415 - as above
+    from relay.server.serving import ReloadSource  # noqa: PLC0415 - as above
 
     def load() -> LoadedRelaySettings:
         again = read_sources(RELAY, sources.flags, sources.named_file, os.environ)

@@ -12,8 +12,7 @@ import uvloop
 
 from relay.cli.event_loop import run_until_stopped
 from relay.http.listener import bind
-from relay.server.serving import run_relay
-from relay.server.settings_reload import ReloadSource
+from relay.server.serving import ReloadSource, run_relay
 from relay.settings.config import RelayConfig, kinds_directory
 from schemas.contract import read_contract
 from schemas.process.prestarted_pool import prestarted_pool

@@ -23,7 +23,7 @@ from relay.routing.authority_port import (
     AuthorityRefusedError,
     AuthorityUnavailableError,
 )
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from schemas.errors import ToolError
 
 AT_ONCE = 8

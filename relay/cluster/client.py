@@ -27,7 +27,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.credentials import Credentials
 from relay.cluster.messages import MAX_PEER_BYTES
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterServer
 from schemas.connection_faults import connection_fault, connection_reason
 from schemas.error_roots import EdgeError, PeerError

@@ -29,9 +29,7 @@ from relay.cluster.messages import (
     command_headers,
     command_subject,
 )
-from relay.routing.answer import CommandAnswer
-from relay.routing.peers import NoResponderError
-from relay.routing.port import Command, LocalRouter, NodeRef
+from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRef, NoResponderError
 from schemas.delivery import TransitGauge
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck

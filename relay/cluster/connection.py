@@ -29,7 +29,7 @@ from relay.cluster.client import (
     until_lost,
 )
 from relay.cluster.credentials import Credentials
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterServer
 from schemas.error_roots import EdgeError
 from schemas.health import Loop

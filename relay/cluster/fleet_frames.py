@@ -20,8 +20,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.cluster.frame_queues import SAMPLE, FrameQueues, NodeAt, QueuedFrame, SampleSubjects
 from relay.cluster.messages import FRAME, CountMessage, PeerMessages
 from relay.cluster.presence import NodeEntry
-from relay.routing.peers import Peers
-from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef
+from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef, Peers
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY, OneWayType, Role

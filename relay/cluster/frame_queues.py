@@ -21,8 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
 from relay.cluster.messages import FRAME, ClusterMessageError, CountMessage, PeerMessages
-from relay.routing.peers import NoResponderError, Peers
-from relay.routing.port import NodeRef
+from relay.routing.port import NodeRef, NoResponderError, Peers
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 from schemas.frames import MAX_FRAME_BYTES

@@ -16,7 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.cluster.commands import Requests
 from relay.cluster.connection import respond
 from relay.cluster.messages import MAX_PEER_BYTES, Asked, ClusterMessageError, CountMessage, PeerMessages
-from relay.routing.peers import PeerHandler
+from relay.routing.port import PeerHandler
 from schemas.errors import Failure, ToolError
 from schemas.handlers import Handlers
 from schemas.ulids import UlidSource

@@ -12,8 +12,7 @@ from typing import Any
 from relay.audit.assembly import AuditPart
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
-from relay.fleet.kept_leaves import KeptLeaves
-from relay.fleet.leaves import FleetTrust
+from relay.fleet.leaves import FleetTrust, KeptLeaves
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector

@@ -13,19 +13,17 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.permissions import Rights
-from relay.fleet.absences import Absences
-from relay.fleet.fleet_changes import FleetChange, NodeChange
-from relay.fleet.inventory import Inventory
+from relay.fleet.clock_comparison import NodeClocks
+from relay.fleet.facts import NodeWarnings
+from relay.fleet.inventory import Inventory, PendingManifests
 from relay.fleet.leaves import FleetTrust
-from relay.fleet.node_clocks import NodeClocks
-from relay.fleet.node_index import NodeIndex
+from relay.fleet.node_index import FleetChange, NodeChange, NodeIndex
 from relay.fleet.node_names import NodeNames
-from relay.fleet.node_record import NodeRecord, known_of
-from relay.fleet.node_search import NodeSearch
-from relay.fleet.pending_manifests import PendingManifests
+from relay.fleet.node_record import NodeRecord, Where, known_of
 from relay.fleet.replay_marks import MarkStore
-from relay.fleet.selected_tools import SelectedTools
+from relay.fleet.selection import NodeSearch, SelectedTools
 from relay.fleet.tools import Projector, Tool, labelled
+from relay.fleet.usability import Decision, NodeUse, Usability
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
 from relay.state.names import NodeName
@@ -44,12 +42,13 @@ class Fleet:
 
     Attributes:
         trust: the roots, revocations and rules by which leaves and manifests are verified.
-        absences: why a tool does not exist.
+        usability: why a node cannot be used now.
         names: what the operator calls the nodes.
         selected, search: tools by what a client's URL selects; nodes by what they are called and offer.
         changes: what came, went, changed and was renamed.
         inventory: whether the broker has sent what is known.
         clocks: whether those of the nodes are ahead of this machine's.
+        warnings: the nodes that their operator should do something about.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -69,8 +68,8 @@ class Fleet:
         self._metrics = metrics
         self._refusals = refusals
         self._now_ms = now_ms
-        self.absences = Absences(now_ms, now_ms() + GRACE_MS)
         self._nodes = NodeIndex(now_ms())
+        self.usability = Usability(now_ms, now_ms() + GRACE_MS, self._nodes.decided)
         self.changes = self._nodes.changes
         self.names = NodeNames(self._nodes)
         self._log = with_labels(log, self.names.label_of)
@@ -82,7 +81,9 @@ class Fleet:
         self._pending = PendingManifests(lambda node_id: self._refusals.count(event, node_id, reason))
         self.inventory = Inventory(self._nodes, metrics, now_ms, log)
         self.clocks = NodeClocks(self._nodes, now_ms, log)
-        self._announced: dict[str, Tool] = {}
+        self.warnings = NodeWarnings(metrics)
+        self.warnings.watch("wrong_clocks", lambda: self.clocks.wrong)
+        self._tools: dict[str, Tool] = {}
         # The hash of each identity message that was accepted last, by the present roots and revocations.
         self._offered: dict[str, bytes] = {}
 
@@ -109,7 +110,7 @@ class Fleet:
         return identity
 
     def _new_record(self, node_id: str, tenant: str, mark: Mark | None = None) -> NodeRecord:
-        return NodeRecord(node_id, tenant, mark=mark, grace_until_ms=self.absences.awaited_until_ms)
+        return NodeRecord(node_id, tenant, mark=mark, grace_until_ms=self.usability.awaited_until_ms)
 
     def offer_identity(self, node_id: str, pem: str) -> None:
         """Take in a message of a node's identity topic, and the manifest that was pending for it.
@@ -135,7 +136,7 @@ class Fleet:
         self._metrics.identities.labels("accepted").inc()
         self._offered[node_id] = digest
         if (pending := self._pending.take(node_id, self._now_ms())) is not None:
-            self.inventory.announced(node_id, pending)  # when this arrived, it did not know the node
+            self.inventory.received(node_id, pending)  # when this arrived, it did not know the node
             self.offer_manifest(node_id, pending, "broker")
 
     def offer_manifest(
@@ -196,9 +197,24 @@ class Fleet:
         for tenant in tenants:
             self._nodes.notify(tenant)  # a tag alone changes no title, but what it selects
 
+    def decide(self, decision: Decision, node_ids: frozenset[str]) -> None:
+        """Take ``node_ids`` as all nodes of which the operator has decided ``decision``, from now on."""
+        self._nodes.decide(decision, node_ids, self._now_ms())
+
+    def check_complete(self) -> None:
+        """Return if every decision was applied, and something finds the nodes of every warning.
+
+        Raises:
+            ValueError: one is declared in a table alone.
+        """
+        if missing := self._nodes.undecided:
+            raise ValueError(f"decisions that nothing applies: {', '.join(sorted(missing))}")
+        if unwatched := self.warnings.unwatched():
+            raise ValueError(f"warnings that nothing finds: {', '.join(sorted(unwatched))}")
+
     def retire(self, retired: frozenset[str], forgotten: Iterable[str]) -> None:
         """List the nodes that are ``retired`` no longer, and forget ``forgotten``, some of them."""
-        self._nodes.retire(retired, self._now_ms())
+        self.decide(Decision.RETIRED, retired)
         for node in filter(None, map(self._nodes.get, forgotten)):
             if not node.connected:
                 self._drop_manifest(node)
@@ -214,17 +230,17 @@ class Fleet:
             self._drop_manifest(node)
             self._nodes.update(node, self._now_ms())
 
-    def set_connected(self, node_id: str, *, connected: bool) -> None:
-        """Record that the node's session began or ended; its tools stay listed for a grace."""
-        node, now = self._nodes[node_id], self._now_ms()
-        node.set_connected(connected=connected, now_ms=now, grace_until_ms=now + GRACE_MS)
-        self._nodes.update(node, now)
+    def connection_changed(self, node_id: str, where: Where) -> bool:
+        """Record where a node is connected now; return whether the node is known.
 
-    def show_connected_elsewhere(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - what it tells
-        """Record whether a node has a session with another relay; return whether the node is known."""
-        if is_known := self._nodes.get(node_id) is not None:
-            self.set_connected(node_id, connected=connected)
-        return is_known
+        Without a connection its tools stay listed for a grace. Sessions call this before the followers of
+        connections: one of these, the presence of other relays, may know that the node is elsewhere.
+        """
+        node, now = self._nodes.get(node_id), self._now_ms()
+        if node is not None:
+            node.connection_changed(where, now, now + GRACE_MS)
+            self._nodes.update(node, now)
+        return node is not None
 
     def resolve(self, name: str, rights: Rights) -> Tool:
         """Return the tool called ``name``, canonical or dashed, for a caller with ``rights``.
@@ -232,37 +248,63 @@ class Fleet:
         Raises:
             ToolError: there is none, or the caller may not call it. Another tenant's does not exist.
         """
-        tool = self._announced.get(name)
+        tool = self._tools.get(name)
         if tool is None:
             parsed = parse(name)
             if parsed is None:
                 raise ToolError(Failure.NAME_UNKNOWN)
-            tool = self._announced.get(parsed.canonical)
+            tool = self._tools.get(parsed.canonical)
             if tool is None:
-                node_id, known = parsed.node_id, self._projector.knows(parsed.kind_short)
-                raise self.absences.error(node_id, self._nodes.get(node_id), rights.tenant, kind_known=known)
-        node = self._nodes[tool.node_id]
-        if not rights.allow(node.tenant, tool.safety_class):
-            raise ToolError(Failure.SAFETY_DENIED)
-        if node.manifest is None or node.manifest.good_until_ms <= self._now_ms():
-            raise ToolError(Failure.MANIFEST_INVALID)
+                raise self.absence(
+                    parsed.node_id, rights, kind_known=self._projector.knows(parsed.kind_short)
+                )
+        if (error := self._tool_error(tool, rights)) is not None:
+            raise error
         return tool
 
-    def announced(self, canonical: str) -> Tool | None:
+    def absence(self, node_id: str, rights: Rights, *, kind_known: bool = True) -> ToolError:
+        """Return why a node has no tool that is meant, which it does not announce."""
+        use = NodeUse(node_id, self._nodes.get(node_id), rights, None, kind_known)
+        return self.usability.error("absent tool", use) or ToolError(Failure.MANIFEST_NOT_FOUND)
+
+    def is_usable(self, tool: Tool, rights: Rights) -> bool:
+        return self._tool_error(tool, rights) is None
+
+    def _tool_error(self, tool: Tool, rights: Rights) -> ToolError | None:
+        return self.usability.error(
+            "tool", NodeUse(tool.node_id, self._nodes.get(tool.node_id), rights, tool)
+        )
+
+    def session_node(self, tenant: str, node_id: str) -> NodeRecord:
+        """Return a node of ``tenant``, for a session with it.
+
+        Raises:
+            ToolError: there can be none now.
+        """
+        node = self.node_of(tenant, node_id)
+        error = self.usability.error("session", NodeUse(node_id, node, Rights.of(tenant, ())))
+        if node is None or error is not None:
+            raise error or ToolError(Failure.NODE_OFFLINE)
+        return node
+
+    def is_hidden(self, node_id: str) -> bool:
+        """Return whether the operator has decided that a node is in no list."""
+        return node_id in self._nodes.hidden
+
+    def tool_of(self, canonical: str) -> Tool | None:
         """Return the tool of that canonical name, of any tenant; None if no node announces it now."""
-        return self._announced.get(canonical)
+        return self._tools.get(canonical)
 
     def follow(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed`` with each tenant whose version may have changed."""
         self._nodes.follow(changed)
 
     def nodes_of(self, tenant: str, after: str = "", limit: int | None = None) -> list[NodeRecord]:
-        """Return the nodes of ``tenant`` that are not retired: ``limit`` of those behind the id ``after``."""
+        """Return the nodes of ``tenant`` that lists show: ``limit`` of those behind the id ``after``."""
         return self._nodes.behind(tenant, after, limit)
 
     def labels(self, tenant: str) -> Iterator[tuple[str, str]]:
-        """Yield label and id of the nodes of ``tenant`` that are not retired, sorted without case."""
-        return (named for named in self.names.labels(tenant) if named[1] not in self._nodes.retired)
+        """Yield label and id of the nodes of ``tenant`` that lists show, sorted without case."""
+        return (named for named in self.names.labels(tenant) if named[1] not in self._nodes.hidden)
 
     def node_of(self, tenant: str, node_id: str) -> NodeRecord | None:
         """Return a node of ``tenant``; None if it has none of that id."""
@@ -282,7 +324,7 @@ class Fleet:
             self._drop_manifest(node)
             label = self.names.label_of(node.node_id)
             node.announce(self._projector.project(node.node_id, capabilities, label))
-            self._announced.update(node.tools)
+            self._tools.update(node.tools)
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest
         self.inventory.found(node.node_id)
@@ -293,9 +335,9 @@ class Fleet:
 
     def _label(self, node: NodeRecord) -> None:
         node.tools = labelled(node.tools, self.names.label_of(node.node_id))
-        self._announced.update(node.tools)
+        self._tools.update(node.tools)
 
     def _drop_manifest(self, node: NodeRecord) -> None:
         for name in node.tools:
-            del self._announced[name]
+            del self._tools[name]
         node.withdraw()

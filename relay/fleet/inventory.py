@@ -6,14 +6,106 @@ manifests.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.fleet.missing_manifests import MissingManifests
 from relay.fleet.node_index import NodeIndex
-from relay.fleet.node_record import NodeRecord
 from relay.observability.metrics import Metrics
 from schemas.manifest import etag_of
+
+WINDOW_MS = 60_000
+MAX_NODES = 10_000
+
+
+class MissingManifests:
+    """Nodes that send heartbeats and whose manifests the relay lacks; logged once a minute at most.
+
+    A heartbeat may overtake its manifest: only nodes that lack one for a minute count.
+    """
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._nodes: set[str] = set()
+        self._since_ms = 0
+
+    def missed(self, node_id: str, now_ms: int) -> None:
+        if not self._nodes:
+            self._since_ms = now_ms
+        if len(self._nodes) < MAX_NODES:
+            self._nodes.add(node_id)
+        if now_ms - self._since_ms < WINDOW_MS:
+            return
+        self._log.warning(
+            "manifests are missing: does the broker hold back retained messages? see docs/brokers.md",
+            nodes=len(self._nodes),
+        )
+        self._nodes.clear()
+
+    def found(self, node_id: str) -> None:
+        self._nodes.discard(node_id)
+
+
+PENDING_FOR_MS = 30_000
+MAX_PENDING_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    wire: bytes
+    until_ms: int
+
+
+class PendingManifests:
+    """Manifests whose leaf is not known yet: one for each node, for half a minute, within ``max_bytes``.
+
+    Anyone who can publish to the broker can make manifests wait: the bound protects the memory.
+    ``dropped`` is called with the node of each whose leaf did not arrive.
+    """
+
+    def __init__(self, dropped: Callable[[str], object], max_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._dropped = dropped
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        # All wait equally long: the first is the one that expires first.
+        self._pending: dict[str, _Pending] = {}
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._pending
+
+    def put(self, node_id: str, wire: bytes, now_ms: int) -> bool:
+        """Keep ``wire`` in place of the node's pending one; return False if the bound does not permit it."""
+        before = self._remove(node_id)
+        if before is not None and before.wire != wire:
+            self._dropped(node_id)
+        if self._bytes + len(wire) > self._max_bytes:
+            self._dropped(node_id)
+            return False
+        self._bytes += len(wire)
+        self._pending[node_id] = _Pending(wire, now_ms + PENDING_FOR_MS)
+        return True
+
+    def take(self, node_id: str, now_ms: int) -> bytes | None:
+        """Remove and return the pending manifest of ``node_id``, unless it has expired."""
+        pending = self._remove(node_id)
+        if pending is not None and pending.until_ms <= now_ms:
+            self._dropped(node_id)
+            return None
+        return pending.wire if pending is not None else None
+
+    def sweep(self, now_ms: int) -> None:
+        while self._pending:
+            node_id, pending = next(iter(self._pending.items()))
+            if pending.until_ms > now_ms:
+                return
+            self._remove(node_id)
+            self._dropped(node_id)
+
+    def _remove(self, node_id: str) -> _Pending | None:
+        pending = self._pending.pop(node_id, None)
+        if pending is not None:
+            self._bytes -= len(pending.wire)
+        return pending
 
 
 class Inventory:
@@ -41,18 +133,16 @@ class Inventory:
             self._missing.missed(node_id, self._now_ms())
 
     def found(self, node_id: str) -> None:
-        """Record that a manifest of ``node_id`` is in force."""
         self._missing.found(node_id)
 
     def subscribed(self) -> None:
         """Record that the broker was subscribed to: from now on it sends what it retains."""
         self._subscription += 1
         # Every node is read, once for each time that the broker sends the announces of them all.
-        self._awaited = {node.node_id for node in self._nodes if self._is_expected(node)}
+        self._awaited = {node.node_id for node in self._nodes if self._nodes.is_expected(node)}
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether a broker was ever subscribed to."""
         return self._subscription > 0
 
     @property
@@ -63,12 +153,12 @@ class Inventory:
         """
         return self.is_subscribed and not self._awaited
 
-    def announced(self, node_id: str, wire: bytes) -> None:
+    def received(self, node_id: str, wire: bytes) -> None:
         """Record that the broker sent ``wire`` as the announce of ``node_id``, whatever it is worth."""
         self._awaited.discard(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
-            node.announced_in = self._subscription
+            node.received_in = self._subscription
             node.broker_etag = etag_of(wire)
             self._nodes.update(node, self._now_ms())
 
@@ -83,7 +173,7 @@ class Inventory:
 
     def missing(self) -> int:
         """Return of how many nodes that announced themselves before the broker has not sent an announce."""
-        return self.known() - self._nodes.counts.announced_in(self._subscription)
+        return self.known() - self._nodes.counts.received_in(self._subscription)
 
     def check(self) -> None:
         """Log what is missing, once what is retained has had time to arrive."""
@@ -94,6 +184,3 @@ class Inventory:
                 missing=missing,
                 known=self.known(),
             )
-
-    def _is_expected(self, node: NodeRecord) -> bool:
-        return node.mark is not None and node.node_id not in self._nodes.retired

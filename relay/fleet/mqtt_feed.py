@@ -2,22 +2,35 @@
 
 A broker that delivers thousands of retained manifests at once has to wait, and calls meanwhile do not.
 Messages of all unknown nodes together have one rate limit, since ids cost nothing to invent. Must not judge.
+
+The connection is paho's client, whose socket the event loop reads and writes: a thread of paho's would wake
+the loop for messages one by one. What arrives within a pause is one batch; while it is taken, nothing is
+read: the broker waits, and nothing is lost.
 """
 
 import asyncio
+import errno
+import os
 import ssl
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.fleet.fleet import Fleet
-from relay.fleet.mqtt_connection import MqttConnection, MqttMessage
 from relay.limits.rate_limits import Allowance, KeyedLimiters
 from relay.observability.metrics import Metrics
 from schemas import topics
 from schemas.addresses import BrokerAddress
+from schemas.backoff import Backoff
+from schemas.connection_faults import connection_reason
 from schemas.errors import ToolError
 from schemas.health import Loop
 from schemas.identity import MAX_PEM_BYTES
@@ -25,7 +38,258 @@ from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
+from schemas.threads import NoThreadError, started
 from schemas.token_bucket import TokenBucket
+
+MqttMessage = tuple[str, bytes]
+"""A topic and a payload."""
+OnState = Callable[[bool, str], None]
+"""Called with whether the broker is connected and has granted the subscription, and the reason."""
+TakeMessages = Callable[[Sequence[MqttMessage]], Awaitable[None]]
+
+PAUSE_S = 0.1
+"""After a few messages: waking up costs as much as several of them."""
+_MANY = 16
+"""After as many there is no pause: a broker that sends what it retains waits for them to be acknowledged."""
+_FIRST_WAIT_S = 1.0
+_KEEPALIVE_S = 30
+_KEEPALIVE_CHECK_S = 1.0
+_TURN_S = 120.0
+_STOP_S = 2.0
+_BATCH_BYTES = 64 * 1024
+_NO_ANSWER = "it ended the connection without an answer, as when its store is full: see its log"
+_NO_TOPIC = ""
+"""In the place of one that is not UTF-8. A topic has at least one character (MQTT 3.1.1 section 4.7.3)."""
+
+
+class MqttConnection:
+    """A connection to ``broker``; ``tls`` has the roots to trust and the certificate to present, if TLS.
+
+    ``largest`` bounds what is kept of a payload: of a larger one, one byte more, which shows that it is.
+    ``longest_wait_s`` bounds the backoff between two attempts to connect, which doubles from one second.
+    ``progress`` is that of ``run``.
+    """
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        broker: BrokerAddress,
+        client_id: str,
+        subscriptions: Sequence[tuple[str, int]],
+        largest: int,
+        changed: OnState,
+        refused: Callable[[str], None],
+        progress: Loop,
+        log: FilteringBoundLogger,
+        tls: ssl.SSLContext | None,
+        longest_wait_s: float,
+        keepalive_s: int = _KEEPALIVE_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._broker = broker
+        self._subscriptions = list(subscriptions)
+        self._kept_bytes = largest + 1
+        self._changed = changed
+        self._refused = refused
+        self._progress = progress
+        self._log = log
+        self._keepalive_s = keepalive_s
+        self._sleep = sleep
+        self._backoff = Backoff(_FIRST_WAIT_S, longest_wait_s)
+        self._answered = False
+        self._batch: list[MqttMessage] = []
+        self._readable: asyncio.Future[None] | None = None
+        self._client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
+        )
+        if tls is not None:
+            self._client.tls_set_context(tls)
+        self._client.on_connect = self._on_connect
+        self._client.on_subscribe = self._on_subscribe
+        self._client.on_disconnect = self._on_disconnect
+        self._client.on_socket_close = self._on_socket_close
+        self._client.on_message = self._on_message
+
+    async def run(self, take: TakeMessages) -> None:
+        """Stay connected and subscribed, and have ``take`` handle what arrives, until cancelled."""
+        self._client.connect_async(self._broker.host, self._broker.port, self._keepalive_s)
+        try:
+            while True:
+                self._progress.busy(_TURN_S)
+                try:
+                    await self._connect()
+                    await self._serve(take)
+                except Exception as error:  # noqa: BLE001 - a broker must not end the relay
+                    self._log.error("broker not understood", broker=str(self._broker), exc_info=error)
+                    self._client.disconnect()
+                wait_s = self._backoff.next_s()
+                self._progress.busy(wait_s + _TURN_S)
+                await self._sleep(wait_s)
+        finally:
+            self._client.on_disconnect = None  # it is no loss
+            self._client.disconnect()
+
+    def subscribe(self) -> None:
+        """Subscribe, also again: the broker then repeats what it retains."""
+        self._client.subscribe(self._subscriptions)
+        self._write_rest()
+
+    async def _connect(self) -> None:
+        self._answered = False
+        connecting = _in_thread(self._client.reconnect)
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            # What it opens meanwhile is to be closed.
+            ended, _ = await asyncio.wait([connecting], timeout=_STOP_S)
+            for each in ended:
+                each.exception()  # read, so that it is not reported as one that was missed
+            raise
+        except OSError as error:
+            self._changed(False, connection_reason(error))  # noqa: FBT003 - positional, as paho's own callbacks
+        self._write_rest()
+
+    async def _serve(self, take: TakeMessages) -> None:
+        count = 0
+        while self._client.socket() is not None:
+            self._progress.busy(_TURN_S)
+            if not count:
+                await self._until_readable()
+            count = await self._read_all(take)
+            self._client.loop_misc()
+            self._write_rest()
+            if count:
+                await self._sleep(PAUSE_S if count < _MANY else 0)
+
+    async def _read_all(self, take: TakeMessages) -> int:
+        """Have all that can be read now taken; return how many messages that were."""
+        count = 0
+        while self._read_batch():
+            batch, self._batch = self._batch, []
+            count += len(batch)
+            await take(batch)
+        return count
+
+    async def _until_readable(self) -> None:
+        """Wait until there is something to read, at most until the keepalive is to be checked."""
+        connection = self._client.socket()
+        if connection is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._readable = loop.create_future()
+        # Once: the socket stays readable until it is read.
+        loop.add_reader(connection.fileno(), _settle, self._readable)
+        timer = loop.call_later(_KEEPALIVE_CHECK_S, _settle, self._readable)
+        try:
+            await self._readable
+        finally:
+            timer.cancel()
+            if self._client.socket() is connection:
+                loop.remove_reader(connection.fileno())
+
+    def _read_batch(self) -> bool:
+        """Read messages up to the size of a batch; return whether there are any."""
+        size = 0
+        while size < _BATCH_BYTES and self._client.socket() is not None:
+            count = len(self._batch)
+            self._client.loop_read()  # at most one packet
+            if len(self._batch) > count:
+                size += len(self._batch[-1][1])
+            elif not self._has_decrypted():
+                break
+        self._write_rest()
+        return bool(self._batch)
+
+    def _has_decrypted(self) -> bool:
+        """Return whether bytes wait in the TLS library, for which the socket does not become readable."""
+        connection = self._client.socket()
+        return isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
+
+    def _write_rest(self) -> None:
+        """Have the event loop write what paho could not write at once."""
+        connection = self._client.socket()
+        if connection is not None and self._client.want_write():
+            asyncio.get_running_loop().add_writer(connection.fileno(), self._write)
+
+    def _write(self) -> None:
+        self._client.loop_write()
+        connection = self._client.socket()
+        if connection is not None and not self._client.want_write():
+            asyncio.get_running_loop().remove_writer(connection.fileno())
+
+    # paho calls these within its own methods, which are called above; it names no types for most arguments.
+
+    def _on_connect(
+        self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        self._answered = True
+        if code.is_failure:
+            self._changed(False, str(code))  # noqa: FBT003 - as above
+            return
+        self._backoff.reset()
+        self._client.subscribe(self._subscriptions)
+
+    def _on_subscribe(
+        self, _client: object, _data: object, _mid: int, codes: list[ReasonCode], _properties: object
+    ) -> None:
+        refusal = next((str(code) for code in codes if code.is_failure), None)
+        if refusal is not None:
+            self._refused(refusal)
+        self._changed(refusal is None, refusal or "subscribed")
+
+    def _on_disconnect(
+        self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        self._changed(False, str(code) if self._answered else _NO_ANSWER)  # noqa: FBT003 - as above
+
+    def _on_socket_close(self, _client: object, _data: object, connection: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(connection.fileno())
+        loop.remove_writer(connection.fileno())
+        if self._readable is not None:
+            _settle(self._readable)
+
+    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            topic = _NO_TOPIC
+        self._batch.append((topic, bytes(message.payload[: self._kept_bytes])))
+
+
+def _in_thread(work: Callable[[], object]) -> asyncio.Future[None]:
+    """Run ``work`` in a thread of its own, for which the end of the process does not wait.
+
+    It connects: that resolves a name and completes a TLS handshake, and both can take long.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        failure = None
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            failure = error
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(_settle, done, failure)
+
+    try:
+        started(threading.Thread(target=run, name="broker connect", daemon=True))
+    except NoThreadError:
+        # As any other reason for which a connection is not made: it is tried again.
+        done.set_exception(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    return done
+
+
+def _settle(future: asyncio.Future[None], failure: Exception | None = None) -> None:
+    if future.done():
+        return
+    if failure is None:
+        future.set_result(None)
+    else:
+        future.set_exception(failure)
+
 
 _MAX_BACKOFF_S = 30
 # A nats-server that has just started can grant a subscription and send none of its retained messages.
@@ -34,7 +298,7 @@ _RESUBSCRIBE_AFTER_S = 5.0
 _CHECK_AFTER_S = 15.0
 # How much is done before calls have their turn: whichever is reached first.
 _TURN_BYTES = 64 * 1024
-_TURN_S = 0.005
+_BATCH_S = 0.005
 # Unknown nodes wait for their rate, a message after the other.
 _MESSAGE_S = 120.0
 _LARGEST = max(MAX_MANIFEST_BYTES, MAX_PEM_BYTES)
@@ -139,7 +403,7 @@ class MqttFeed:
                 self._metrics.messages_dropped.labels("internal").inc()
                 self._log.error("message not understood", exc_info=error)
             size += len(payload)
-            if size >= _TURN_BYTES or self._monotonic() - began_s >= _TURN_S:
+            if size >= _TURN_BYTES or self._monotonic() - began_s >= _BATCH_S:
                 await asyncio.sleep(0)
                 began_s, size = self._monotonic(), 0
         await asyncio.sleep(0)
@@ -168,7 +432,7 @@ class MqttFeed:
             case "announce" if not payload:
                 self._fleet.tombstone(node_id)
             case "announce" if len(payload) <= MAX_MANIFEST_BYTES:
-                self._fleet.inventory.announced(node_id, payload)
+                self._fleet.inventory.received(node_id, payload)
                 self._fleet.offer_manifest(node_id, payload, "broker")
             case "identity" if len(payload) <= MAX_PEM_BYTES:
                 if payload:

@@ -6,16 +6,159 @@ Must not decide what is trusted.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
 from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from relay.auth.permissions import Rights
-from relay.fleet.due_times import DueTimes
-from relay.fleet.fleet_changes import FleetChange, FleetChanges, NodeChange
-from relay.fleet.node_counts import NodeCounts
-from relay.fleet.node_record import NO_TOOLS, NodeRecord
+from relay.fleet.node_record import NO_TOOLS, NodeRecord, NodeState, Standing
 from relay.fleet.tool_index import ToolIndex, Version
 from relay.fleet.tools import BEFORE_ALL, Position, Tool
+from relay.fleet.usability import Decision
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class NodeCounts:
+    """The numbers of nodes by their states, kept as nodes change: to read one costs nothing.
+
+    What ends by time changes when the index settles.
+
+    Attributes:
+        expected: how many have announced themselves and are not retired.
+    """
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self._received: Counter[int] = Counter()
+        self._of_tenants: dict[Standing, Counter[str]] = {standing: Counter() for standing in Standing}
+
+    def change(self, before: NodeState | None, after: NodeState | None) -> None:
+        """Take in that the state of a node has changed; None: it was not counted, or is no longer."""
+        if before != after:
+            self._add(before, -1)
+            self._add(after, 1)
+
+    def received_in(self, subscription: int) -> int:
+        """Return of how many of those expected the broker has sent an announce in ``subscription``."""
+        return self._received[subscription]
+
+    def of_tenants(self, standing: Standing) -> Mapping[str, int]:
+        """Return how many nodes of each tenant are in ``standing``; tenants without any are not in it."""
+        return self._of_tenants[standing]
+
+    def _add(self, state: NodeState | None, by: int) -> None:
+        if state is None:
+            return
+        if state.standing is not None:
+            _add(self._of_tenants[state.standing], state.tenant, by)
+        if state.received_in is not None:
+            self.expected += by
+            _add(self._received, state.received_in, by)
+
+
+def _add(counts: Counter[KeyT], key: KeyT, by: int) -> None:
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]  # else each tenant and each subscription that ever was would stay
+
+
+_SPARE = 64
+
+
+class DueTimes:
+    """When each of many things is to be examined again: the earliest first, and one time for each.
+
+    A time that moves later costs nothing: the earlier one stays queued, and when it has come, the later one
+    is queued. Never more than twice as many entries as names, and ``_SPARE``.
+    """
+
+    def __init__(self) -> None:
+        self._due_ms: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def no_later_than(self, name: str, due_ms: int) -> None:
+        """Have ``name`` come due at ``due_ms``, or when it does already if that is earlier."""
+        queued_ms = self._due_ms.get(name)
+        if queued_ms is not None and queued_ms <= due_ms:
+            return
+        self._due_ms[name] = due_ms
+        heappush(self._heap, (due_ms, name))
+        if len(self._heap) > 2 * len(self._due_ms) + _SPARE:
+            self._heap = [(due_ms, name) for name, due_ms in self._due_ms.items()]
+            heapify(self._heap)
+
+    def take(self, now_ms: int) -> Iterator[str]:
+        while self._heap and self._heap[0][0] <= now_ms:
+            due_ms, name = heappop(self._heap)
+            if self._due_ms.get(name) == due_ms:
+                del self._due_ms[name]
+                yield name
+
+
+KEPT = 1000
+"""How many changes of a tenant are kept; the oldest is dropped first."""
+
+
+class NodeChange(StrEnum):
+    """What happened to a node."""
+
+    CAME = "came"
+    """Its tools are listed, and were not."""
+    WENT = "went"
+    """Its tools are not listed any more."""
+    CHANGED = "changed"
+    """It has other tools, or tools with other limits."""
+    RENAMED = "renamed"
+    """The operator has changed its label."""
+    TAGGED = "tagged"
+    """The operator has changed its tags alone."""
+
+
+class FleetChange(NamedTuple):
+    """One change of one node."""
+
+    at_ms: int
+    node_id: str
+    what: NodeChange
+
+
+class _History:
+    __slots__ = ("changes", "complete_since_ms")
+
+    def __init__(self, complete_since_ms: int) -> None:
+        self.changes: deque[FleetChange] = deque(maxlen=KEPT)
+        self.complete_since_ms = complete_since_ms
+
+
+class FleetChanges:
+    """The changes that one relay has seen since ``started_ms``: ``KEPT`` of each tenant."""
+
+    def __init__(self, started_ms: int) -> None:
+        self._histories: defaultdict[str, _History] = defaultdict(lambda: _History(started_ms))
+        self._started_ms = started_ms
+
+    def record(self, tenant: str, change: FleetChange) -> None:
+        history = self._histories[tenant]
+        if len(history.changes) == KEPT:
+            history.complete_since_ms = history.changes[0].at_ms + 1
+        history.changes.append(change)
+
+    def since(self, tenant: str, since_ms: int) -> list[FleetChange]:
+        """Return the changes of ``tenant`` from ``since_ms`` on that are kept, oldest first."""
+        history = self._histories.get(tenant)
+        return [] if history is None else [change for change in history.changes if change.at_ms >= since_ms]
+
+    def complete_since_ms(self, tenant: str) -> int:
+        """Return from when on no change of ``tenant`` is missing."""
+        history = self._histories.get(tenant)
+        return self._started_ms if history is None else history.complete_since_ms
 
 
 class NodeIndex:
@@ -24,13 +167,16 @@ class NodeIndex:
     Attributes:
         changes: what came, went and changed.
         counts: how many nodes are in which state; after ``settle``, as of now.
-        retired: the nodes all of whose leaves are revoked; they are in no list of nodes.
+        decided: the nodes of each decision of the operator's; ``hidden``, in no list, are all of these.
+        undecided: the decisions that were never taken in.
         tools: those that are listed; after ``settle``, as of now.
     """
 
     def __init__(self, started_ms: int = 0) -> None:
         self.changes = FleetChanges(started_ms)
-        self.retired: frozenset[str] = frozenset()
+        self.decided: dict[Decision, frozenset[str]] = dict.fromkeys(Decision, frozenset())
+        self.hidden: frozenset[str] = frozenset()
+        self.undecided = set(Decision)
         self.counts = NodeCounts()
         self._nodes: dict[str, NodeRecord] = {}
         self._tenants: dict[str, dict[str, NodeRecord]] = {}
@@ -50,29 +196,25 @@ class NodeIndex:
         return self._nodes[node_id]
 
     def get(self, node_id: str) -> NodeRecord | None:
-        """Return the record of a node of any tenant."""
         return self._nodes.get(node_id)
 
     def of_tenant(self, tenant: str) -> Mapping[str, NodeRecord]:
-        """Return the nodes of ``tenant`` by id."""
         return self._tenants.get(tenant, {})
 
     def behind(self, tenant: str, after: str, limit: int | None) -> list[NodeRecord]:
-        """Return the nodes of ``tenant`` that are not retired: ``limit`` of those behind the id ``after``."""
+        """Return the nodes of ``tenant`` that are not hidden: ``limit`` of those behind the id ``after``."""
         ids, nodes = self.ids_of(tenant), self.of_tenant(tenant)
         start = bisect_right(ids, after)
         return list(
             islice(
-                (nodes[node_id] for node_id in islice(ids, start, None) if node_id not in self.retired), limit
+                (nodes[node_id] for node_id in islice(ids, start, None) if node_id not in self.hidden), limit
             )
         )
 
     def ids_of(self, tenant: str) -> Sequence[str]:
-        """Return the ids of the nodes of ``tenant``, sorted."""
         return self._ids.get(tenant, ())
 
     def tenant_of(self, node_id: str) -> str | None:
-        """Return the tenant of a node; None if there is none of that id."""
         node = self._nodes.get(node_id)
         return node.tenant if node is not None else None
 
@@ -81,13 +223,12 @@ class NodeIndex:
         self._followers.append(changed)
 
     def notify(self, tenant: str) -> None:
-        """Call the followers: what ``tenant`` sees may have changed."""
         for changed in self._followers:
             changed(tenant)
 
     def update(self, node: NodeRecord, now_ms: int) -> None:
-        """Take in ``node``, which is new or has changed."""
-        tools = node.tools if node.is_listed(now_ms) else NO_TOOLS
+        is_listed = node.is_listed(now_ms) and node.node_id not in self.hidden
+        tools = node.tools if is_listed else NO_TOOLS
         if node.tenant != node.indexed_tenant:
             self._file(node, now_ms)
         self._list(node, tools, now_ms)
@@ -95,11 +236,17 @@ class NodeIndex:
         if (end_ms := node.next_end_ms(now_ms)) is not None:
             self._ends.no_later_than(node.node_id, end_ms)
 
-    def retire(self, retired: frozenset[str], now_ms: int) -> None:
-        """Take in which nodes are retired from now on."""
-        changed, self.retired = self.retired ^ retired, retired
+    def decide(self, decision: Decision, node_ids: frozenset[str], now_ms: int) -> None:
+        """Take ``node_ids`` as all nodes of ``decision`` from now on."""
+        self.undecided.discard(decision)
+        changed, self.decided[decision] = self.decided[decision] ^ node_ids, node_ids
+        self.hidden = frozenset().union(*self.decided.values())
         for node in filter(None, map(self._nodes.get, changed)):
-            self._count(node, now_ms)
+            self.update(node, now_ms)
+
+    def is_expected(self, node: NodeRecord) -> bool:
+        """Return whether the broker has an announce of ``node``: it has announced itself before."""
+        return node.mark is not None and node.node_id not in self.decided[Decision.RETIRED]
 
     def listed(
         self, rights: Rights, now_ms: int, after: Position = BEFORE_ALL, limit: int | None = None
@@ -109,7 +256,6 @@ class NodeIndex:
         return self.tools.listed(rights, after, limit)
 
     def version(self, rights: Rights, now_ms: int) -> Version:
-        """Return the version of the set of tools that ``rights`` reach now."""
         self.settle(now_ms)
         return self.tools.version(rights)
 
@@ -126,19 +272,17 @@ class NodeIndex:
             self.update(node, now_ms)
 
     def remove(self, node: NodeRecord, now_ms: int) -> None:
-        """Take ``node`` out of the index."""
         self._take_out(node, now_ms)
         self.counts.change(node.indexed_state, None)
         node.indexed_state = None
         del self._nodes[node.node_id]
 
     def _count(self, node: NodeRecord, now_ms: int) -> None:
-        state = node.state(now_ms, is_retired=node.node_id in self.retired)
+        state = node.state(now_ms, is_expected=self.is_expected(node))
         self.counts.change(node.indexed_state, state)
         node.indexed_state = state
 
     def _take_out(self, node: NodeRecord, now_ms: int) -> None:
-        """Take ``node`` out of the nodes of the tenant that it has in the index."""
         if node.indexed_tenant is None:
             return
         self._list(node, NO_TOOLS, now_ms)

@@ -5,7 +5,7 @@ Must not decide what is trusted: that is for ``leaves`` and the trust rules.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,6 +15,14 @@ from schemas.verdicts import Known, Mark, TrustedManifest
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 _MAX_IDENTITIES = 2
+
+
+class Where(Enum):
+    """Where a node is connected: to this relay, to another one of the fleet, or to none that is known."""
+
+    HERE = "here"
+    ELSEWHERE = "elsewhere"
+    NOWHERE = "nowhere"
 
 
 class Standing(StrEnum):
@@ -28,12 +36,12 @@ class NodeState(NamedTuple):
     """What is counted of one node.
 
     Attributes:
-        announced_in: in which subscription the broker sent its announce; None if none is expected of it.
+        received_in: in which subscription the broker sent its announce; None if none is expected of it.
     """
 
     tenant: str
     standing: Standing | None
-    announced_in: int | None
+    received_in: int | None
 
 
 @dataclass(slots=True)
@@ -46,7 +54,7 @@ class NodeRecord:
         leaf_dropped: its manifest was dropped because its leaf is no longer trusted.
         tools: what its manifest announces, by canonical name; ``kinds`` are the names of their kinds.
         since_ms: when it has connected, or its connection was lost; None if neither was seen.
-        announced_in: the relay's latest subscription to the broker in which that sent an announce.
+        received_in: the relay's latest subscription to the broker in which that sent an announce.
         broker_etag: the ETag of what the broker sent last as its announce; it may not have been accepted.
         grace_until_ms: how long its tools stay listed without a connection.
         ahead_until_ms: how long it counts that it has sent a manifest of the future by this machine's clock;
@@ -64,9 +72,9 @@ class NodeRecord:
     leaf_dropped: bool = False
     tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
     kinds: frozenset[str] = frozenset()
-    connected: bool = False
+    where: Where = Where.NOWHERE
     since_ms: int | None = None
-    announced_in: int = 0
+    received_in: int = 0
     broker_etag: str | None = None
     grace_until_ms: int = 0
     ahead_until_ms: int = 0
@@ -75,12 +83,10 @@ class NodeRecord:
     indexed_state: NodeState | None = None
 
     def withdraw(self) -> None:
-        """Drop its manifest, and what that announced."""
         self._set_tools(NO_TOOLS)
         self.manifest = None
 
     def announce(self, tools: Mapping[str, Tool]) -> None:
-        """Take ``tools`` as what its manifest announces."""
         self._set_tools(tools)
         self.has_announced = True
 
@@ -88,6 +94,10 @@ class NodeRecord:
         self.tools = tools
         # Searches read them of thousands of nodes, and they change with the tools alone.
         self.kinds = frozenset(tool.surface.kind.name for tool in tools.values())
+
+    @property
+    def connected(self) -> bool:
+        return self.where is not Where.NOWHERE
 
     @property
     def in_force_until_ms(self) -> int:
@@ -101,13 +111,11 @@ class NodeRecord:
         return in_force_until_ms if self.connected else min(in_force_until_ms, self.grace_until_ms)
 
     def is_listed(self, now_ms: int) -> bool:
-        """Return whether its tools are listed."""
         return now_ms < self.listed_until_ms
 
-    def state(self, now_ms: int, *, is_retired: bool) -> NodeState:
-        """Return what is counted of it."""
-        is_expected = self.mark is not None and not is_retired
-        return NodeState(self.tenant, self._standing(now_ms), self.announced_in if is_expected else None)
+    def state(self, now_ms: int, *, is_expected: bool) -> NodeState:
+        """Return what is counted of it; ``is_expected``: the broker has an announce of it."""
+        return NodeState(self.tenant, self._standing(now_ms), self.received_in if is_expected else None)
 
     def _standing(self, now_ms: int) -> Standing | None:
         # What a node has signed says nothing once its leaves are revoked.
@@ -120,10 +128,10 @@ class NodeRecord:
         ends = (self.listed_until_ms, self.in_force_until_ms, self.ahead_until_ms)
         return min((end_ms for end_ms in ends if end_ms > now_ms), default=None)
 
-    def set_connected(self, *, connected: bool, now_ms: int, grace_until_ms: int) -> None:
-        """Record that its session began or ended."""
-        if connected != self.connected:
-            self.connected, self.since_ms = connected, now_ms
+    def connection_changed(self, where: Where, now_ms: int, grace_until_ms: int) -> None:
+        was_connected, self.where = self.connected, where
+        if self.connected is not was_connected:
+            self.since_ms = now_ms
         self.grace_until_ms = grace_until_ms
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> bool:

@@ -14,13 +14,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.fleet.kept_leaves import KeptLeaf
 from schemas.certificates import LEAF_RULES
 from schemas.files import check_private_directory, make_private_directory, open_state
 from schemas.health import Loop
+from schemas.identity import Identity
 from schemas.text import printable
 from schemas.verdicts import Mark
 
@@ -34,6 +35,22 @@ _LEAF_TYPES = (str, str, str, bytes, int, int, str)
 _Changes = dict[str, tuple[str, Mark] | None]
 """By node: its tenant and its newest mark; None: the mark is to be deleted."""
 _BESIDE = ("-journal", "-wal", "-shm")
+
+
+class KeptLeaf(NamedTuple):
+    """What is kept of a leaf, as ``Identity`` has it."""
+
+    kid: str
+    node_id: str
+    tenant: str
+    public_key: bytes
+    not_before_ms: int
+    not_after_ms: int
+    root_kid: str
+
+    @classmethod
+    def of(cls, leaf: Identity) -> "KeptLeaf":
+        return cls(*(getattr(leaf, name) for name in cls._fields))
 
 
 class MarkStore:
@@ -95,7 +112,6 @@ class MarkStore:
         self._pending[node_id] = (tenant, mark)
 
     def drop(self, node_id: str) -> None:
-        """Delete the mark of a node that is forgotten, with the next flush."""
         self._pending[node_id] = None
 
     async def run(self) -> None:

@@ -37,7 +37,6 @@ class Only:
     node_ids: Collection[str] | None = None
 
     def has_node(self, tool: Tool) -> bool:
-        """Return whether ``tool`` is of one of the nodes."""
         return self.node_ids is None or tool.node_id in self.node_ids
 
 
@@ -48,13 +47,11 @@ class ToolIndex:
         self._tenants: dict[str, dict[str, _ToolList]] = {}
 
     def add(self, tenant: str, tools: Iterable[Tool]) -> None:
-        """List ``tools``, none of which is listed, for ``tenant``."""
         for tool in tools:
             classes = self._tenants.setdefault(tenant, {})
             classes.setdefault(tool.safety_class, _ToolList()).add(tool)
 
     def remove(self, tenant: str, tools: Iterable[Tool]) -> None:
-        """Delist ``tools``, all of which are listed for ``tenant``."""
         for tool in tools:
             classes = self._tenants[tenant]
             classes[tool.safety_class].remove(tool)
@@ -85,7 +82,6 @@ class ToolIndex:
         return offered
 
     def version(self, rights: Rights) -> Version:
-        """Return the version of the set of tools that ``rights`` reach."""
         return frozenset((safety_class, tools.version) for safety_class, tools in self._reached(rights))
 
     def _reached(self, rights: Rights) -> "list[tuple[str, _ToolList]]":

@@ -12,14 +12,117 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from relay.fleet.tool_entry import EntryTemplate
+from relay.ascii_json import encoded
 from relay.limits.rate_limits import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.delivery import DEFAULT_HANDLER_MS
+from schemas.document_store import SCHEME
 from schemas.kinds import Kind, KindRegistry, Verb
 from schemas.listed_schemas import listed_schema
+from schemas.meta_names import META_CANONICAL_NAME, META_CAPABILITY_ETAG, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.projection import ToolName, alias_of
 from schemas.registry import SchemaRegistry, Validator
+
+
+def hints(safety_class: str, *, idempotent: bool) -> dict[str, Any]:
+    """Return the annotations of a tool, but for its title."""
+    return {
+        "readOnlyHint": safety_class == "read_only",
+        "destructiveHint": safety_class == "physical_actuation",
+        "idempotentHint": idempotent,
+        "openWorldHint": False,
+        "x-safety-class": safety_class,
+    }
+
+
+# A character that none of our documents contains: marks in the template where a string goes.
+_GAP = "\0"
+
+
+class EntryTemplate:
+    """What the entries in ``tools/list`` of one kind, verb and safety class have in common.
+
+    They differ in four short strings only: one template of about two kilobytes is shared, from which the text
+    of an entry is put together without encoding.
+
+    Raises:
+        ValueError: a document contains a NUL character.
+    """
+
+    def __init__(
+        self,
+        verb: Verb,
+        input_schema: Mapping[str, Any],
+        output_schema: Mapping[str, Any],
+        safety_class: str,
+    ) -> None:
+        self._title = verb.title
+        self._shared = {
+            "description": verb.description,
+            "inputSchema": input_schema,
+            "outputSchema": output_schema,
+        }
+        self._hints = hints(safety_class, idempotent=verb.idempotent)
+        self._safety_class = safety_class
+        self._schema_ref = SCHEME + verb.input_ref
+        pieces = encoded(self._document(_GAP, _GAP, _GAP, _GAP)).split(encoded(_GAP)[1:-1])
+        self._head, self._to_title, self._to_hints, self._to_etag, self._to_canonical, self._tail = pieces
+
+    def document(self, name: str, label: str, etag: str, canonical: str) -> dict[str, Any]:
+        """Return the entry of one tool of the node that the operator calls ``label``, if not empty."""
+        return self._document(name, _before_title(label), etag, canonical)
+
+    def text(self, name: str, label: str, etag: str, canonical: str) -> str:
+        """Return the same entry as JSON. Letters of a label beyond ASCII are all that needs an escape."""
+        before_title = encoded(_before_title(label))[1:-1]
+        return (
+            f"{self._head}{name}{self._to_title}{before_title}{self._to_hints}{before_title}"
+            f"{self._to_etag}{etag}{self._to_canonical}{canonical}{self._tail}"
+        )
+
+    def _document(self, name: str, before_title: str, etag: str, canonical: str) -> dict[str, Any]:
+        title = before_title + self._title
+        return {
+            "name": name,
+            "title": title,
+            **self._shared,
+            "annotations": {"title": title, **self._hints},
+            "_meta": {
+                META_SAFETY_CLASS: self._safety_class,
+                META_CAPABILITY_ETAG: etag,
+                META_CANONICAL_NAME: canonical,
+                META_SCHEMA_REF: self._schema_ref,
+            },
+        }
+
+
+def _before_title(label: str) -> str:
+    return f"{label}: " if label else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchemas:
+    """The input and the output of a tool, each compiled and as it is listed."""
+
+    arguments: Validator
+    result: Validator
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, registry: SchemaRegistry, input_ref: str, output_ref: str) -> "ToolSchemas":
+        """Return the documents of the registry by their references.
+
+        Raises:
+            KeyError: there is no such document.
+        """
+        return cls(
+            arguments=registry.load(input_ref),
+            result=registry.load(output_ref),
+            input_schema=listed_schema(registry, input_ref),
+            output_schema=listed_schema(registry, output_ref),
+        )
+
 
 TOOLS_PER_TURN = 64
 """How many tools of one node are listed before as many of every other node."""
@@ -37,21 +140,16 @@ _DEFAULT_CONCURRENCY = 1
 _ENTRY_BYTES = 768
 
 
-@dataclass(frozen=True, slots=True)
-class VerbContract:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbContract(ToolSchemas):
     """What all tools of one kind and verb share. Thousands of nodes share one of these."""
 
     kind: Kind
     verb: Verb
-    arguments: Validator
-    result: Validator
-    input_schema: Mapping[str, Any]
-    output_schema: Mapping[str, Any]
     schema_bytes: int
 
     @property
     def offer(self) -> Offer:
-        """The kind and the verb."""
         return self.kind.short, self.verb.name
 
 
@@ -93,12 +191,10 @@ class Tool:
 
     @property
     def offer(self) -> Offer:
-        """Its kind and verb."""
         return self.surface.offer
 
     @property
     def idempotent(self) -> bool:
-        """Whether a second call with the same arguments has no further effect."""
         return self.surface.verb.idempotent
 
     @property
@@ -113,11 +209,9 @@ class Tool:
         return self.surface.schema_bytes + _ENTRY_BYTES
 
     def listed(self, *, dashed: bool = False) -> dict[str, Any]:
-        """Return the tool's entry in ``tools/list``, under its canonical name or its alias."""
         return self.entry.document(self._name(dashed=dashed), self.label, self.etag, self.canonical)
 
     def listed_text(self, *, dashed: bool = False) -> str:
-        """Return the same entry as JSON text."""
         return self.entry.text(self._name(dashed=dashed), self.label, self.etag, self.canonical)
 
     def _name(self, *, dashed: bool) -> str:
@@ -142,7 +236,6 @@ class Projector:
         self._entries: dict[tuple[str, str, str], EntryTemplate] = {}
 
     def knows(self, kind_short: str) -> bool:
-        """Return whether ``kind_short`` is the first token of a kind's tool names."""
         return self._kinds.by_short(kind_short) is not None
 
     def project(
@@ -199,14 +292,14 @@ def _allowance(rate_limit_rps: float, max_concurrency: int) -> Allowance:
 
 
 def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> VerbContract:
-    input_schema = listed_schema(registry, verb.input_ref)
-    output_schema = listed_schema(registry, verb.output_ref)
+    schemas = ToolSchemas.of(registry, verb.input_ref, verb.output_ref)
+    shown = [verb.description, schemas.input_schema, schemas.output_schema]
     return VerbContract(
+        schemas.arguments,
+        schemas.result,
+        schemas.input_schema,
+        schemas.output_schema,
         kind=kind,
         verb=verb,
-        arguments=registry.load(verb.input_ref),
-        result=registry.load(verb.output_ref),
-        input_schema=input_schema,
-        output_schema=output_schema,
-        schema_bytes=len(jcs([verb.description, input_schema, output_schema])),
+        schema_bytes=len(jcs(shown)),
     )

@@ -23,6 +23,7 @@ from attrs import define, field
 
 from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Principal
+from relay.fleet.facts import listed_node
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from relay.mcp_api.tool_list import CursorError
@@ -76,7 +77,7 @@ class FleetResources:
         nodes = self._fleet.nodes_of(tenant, cursor or "", NODES_PER_PAGE + 1)
         texts, size = list[str](), 0
         for node in nodes[:NODES_PER_PAGE]:
-            text = encoded(dated(self._summary(node)))
+            text = encoded(dated(self._entry(node)))
             size += len(text)
             if size > MAX_PAGE_BYTES and texts:
                 break
@@ -84,18 +85,9 @@ class FleetResources:
         following = f',"nextCursor":"{nodes[len(texts) - 1].node_id}"' if len(texts) < len(nodes) else ""
         return f'{{"nodes":[{",".join(texts)}]{following}}}'
 
-    def _summary(self, node: NodeRecord) -> Mapping[str, Any]:
-        manifest, names = node.manifest, self._fleet.names
+    def _entry(self, node: NodeRecord) -> Mapping[str, Any]:
         relay = {} if self._relay_of is None else {"relay": self._relay_of(node.node_id)}
-        return relay | {
-            "node_id": node.node_id,
-            "label": names.label_of(node.node_id) or None,
-            "tags": names.tags_of(node.node_id),
-            "connected": node.connected,
-            "manifest_etag": manifest.etag if manifest else None,
-            "expires_at_ms": manifest.expires_at_ms if manifest else None,
-            "tools": sorted(node.tools),
-        }
+        return {**relay, **listed_node(node, self._fleet.names)}
 
     def _changes(self, tenant: str, given: str | None) -> str:
         since_ms = "0" if given is None else given
@@ -248,7 +240,7 @@ class ResourceCatalog:
     def _read_node(self, principal: Principal, reference: str, part: str) -> Content | None:
         node_id = self._fleet.names.resolve(principal.tenant, unquote(reference))
         node = self._fleet.node_of(principal.tenant, node_id)
-        if node is None or node.manifest is None:
+        if node is None or node.manifest is None or self._fleet.is_hidden(node_id):
             return None
         match part:
             case "manifest":

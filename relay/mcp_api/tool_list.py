@@ -17,8 +17,7 @@ from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.fleet.fleet import Fleet
 from relay.fleet.selection import Selection
-from relay.fleet.tool_entry import hints
-from relay.fleet.tools import BEFORE_ALL, Position, Tool
+from relay.fleet.tools import BEFORE_ALL, Position, Tool, hints
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.settings.config import View
 from schemas.document_store import SCHEME

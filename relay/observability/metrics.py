@@ -5,9 +5,46 @@ from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from relay.observability.health_collector import HealthCollector
 from schemas.health import Health
+
+
+class HealthCollector(Collector):
+    """Makes the samples of what ``health`` returns."""
+
+    def __init__(self, health: Callable[[], Mapping[str, Health]]) -> None:
+        self._health = health
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no family: the parts whose health it is may not be assembled yet."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield whether each subsystem is live and ready, and whether calls can be made."""
+        parts = self._health()
+        live = GaugeMetricFamily(
+            "edge_relay_subsystem_live",
+            "Whether the loops of a subsystem make progress",
+            labels=["subsystem"],
+        )
+        ready = GaugeMetricFamily(
+            "edge_relay_subsystem_ready",
+            "Whether a subsystem can do its part of a call",
+            labels=["subsystem"],
+        )
+        for name, part in parts.items():
+            live.add_metric([name], part.live)
+            ready.add_metric([name], part.ready)
+        yield live
+        yield ready
+        yield GaugeMetricFamily(
+            "edge_relay_ready",
+            "Whether calls can be made, as /readyz says",
+            all(part.lets_calls_flow for part in parts.values()),
+        )
+
 
 _FAULT_SOURCES = frozenset({"relay", "asyncio", "uvicorn", "websockets", "starlette", "mcp", "paho"})
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -145,7 +182,6 @@ class Metrics:
             gauge.labels(name).set_function(lambda name=name: end_ms(name) / 1000)  # type: ignore[misc]
 
     def watch_health(self, health: Callable[[], Mapping[str, Health]]) -> None:
-        """Show the health of the subsystems that ``health`` returns."""
         self._registry.register(HealthCollector(health))
 
     def fault(self, source: str) -> None:
@@ -153,7 +189,6 @@ class Metrics:
         self._faults.labels(source if source in _FAULT_SOURCES else "other").inc()
 
     def render(self) -> bytes:
-        """Return everything in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -1,17 +1,108 @@
-"""The interfaces by which the packages above the sessions reach nodes: commands, and one-way frames.
+"""The interfaces by which the packages above the sessions reach nodes, and other relays of the fleet.
 
 The sessions of this process are the first implementation. ``relay.cluster.commands`` is the second: it sends
 a command over a network to the relay that holds the node's session. Must not know agents.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from relay.routing.answer import CommandAnswer
+from schemas.error_roots import PeerError
+from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 from schemas.payloads import CmdAck
+
+OnAnswer = Callable[["CommandAnswer"], object]
+
+
+class CommandAnswer:
+    """A node's answer to a command. Cancelling it, or what awaits it, cancels the command on the node.
+
+    What follows it is called in the turn in which it arrives: a future's waiter runs a turn later, which
+    costs as much as reading a frame. Holds a future, and is none: one is made for every call, and a task
+    takes longer to await another class.
+    """
+
+    __slots__ = ("_followers", "_future")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[CmdAck] = loop.create_future()
+        self._followers: list[OnAnswer] = []
+
+    def __await__(self) -> Generator[Any, None, CmdAck]:
+        try:
+            return (yield from self._future)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def at_end(self, follow: OnAnswer) -> None:
+        """Call ``follow`` when this has ended or is cancelled, before what awaits it; at once if it has."""
+        self._followers.append(follow)
+        if self._future.done():
+            self._end()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def cancelled(self) -> bool:
+        return self._future.cancelled()
+
+    def result(self) -> CmdAck:
+        return self._future.result()
+
+    def exception(self) -> BaseException | None:
+        return self._future.exception()
+
+    def set_result(self, ack: CmdAck) -> None:
+        self._future.set_result(ack)
+        self._end()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._future.set_exception(error)
+        self._future.exception()  # retrieved: else asyncio reports it if the caller has gone
+        self._end()
+
+    def expire(self) -> None:
+        """Fail with DEADLINE_EXCEEDED, unless this is done."""
+        if not self._future.done():
+            self.set_exception(ToolError(Failure.DEADLINE_EXCEEDED))
+
+    def cancel(self) -> None:
+        self._future.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        followers, self._followers = self._followers, []
+        for follow in followers:
+            try:
+                follow(self)
+            except Exception as error:  # noqa: BLE001 - a bug of one must not keep it from the others
+                text = "an answer could not be followed"
+                self._future.get_loop().call_exception_handler({"message": text, "exception": error})
+
+
+def answer_of(work: Coroutine[Any, Any, CmdAck]) -> CommandAnswer:
+    """Return the answer that ``work`` returns, which runs in a task and is cancelled with the answer."""
+    loop = asyncio.get_running_loop()
+    answer, task = CommandAnswer(loop), loop.create_task(work)
+    answer.at_end(lambda _: task.cancel())
+
+    def take(_: "asyncio.Task[CmdAck]") -> None:
+        if answer.done():
+            return
+        if task.cancelled():
+            answer.cancel()
+        elif (error := task.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(task.result())
+
+    task.add_done_callback(take)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +222,51 @@ class NodeFrames(Protocol):
 
     def on_announce(self, handler: AnnounceHandler) -> None:
         """Call ``handler`` whenever a manifest was accepted over a session, after it was acknowledged."""
+        ...
+
+
+PeerHandler = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Answers a body that fits the document of its kind, from the relay named first. It may raise ToolError."""
+
+
+class NoResponderError(PeerError):
+    """No relay answers a subject, or there is no connection: the request was never delivered."""
+
+
+class Peers(Protocol):
+    """The other relays of the fleet, each by the id of its process: a ULID, in upper case.
+
+    Attributes:
+        relay: this relay's own.
+    """
+
+    relay: str
+
+    def running(self) -> Collection[str]:
+        """Return the other relays that run, as far as is known."""
+        ...
+
+    def relay_of(self, node_id: str) -> str | None:
+        """Return the relay that a node is connected to, this one included; None if to none that is known."""
+        ...
+
+    def answer(self, kind: str, handler: PeerHandler) -> None:
+        """Answer by ``handler`` what others ask of that kind.
+
+        Raises:
+            ValueError: the kind has a handler.
+        """
+        ...
+
+    async def ask(
+        self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Return what ``relay`` answers. Cancelling cancels it there.
+
+        Raises:
+            NoResponderError: it was not delivered: there is no such relay, or no connection.
+            TimeoutError: no answer in time; it may have been delivered.
+            ToolError: as the handler there has raised it, without its text; INTERNAL, if it was no answer;
+                ARGUMENTS_INVALID, if ``body`` is too large to be sent.
+        """
         ...

@@ -21,15 +21,15 @@ from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
 from relay.server.clustered import joined
-from relay.server.decision_records import DecisionRecords
 from relay.server.decisions import (
+    DecisionRecords,
+    FollowUps,
     LeafDecisions,
     NameDecisions,
     token_decisions,
     token_key_decisions,
     watched,
 )
-from relay.server.follow_ups import FollowUps
 from relay.sessions import assembly as sessions_assembly
 from relay.settings.config import RelayConfig
 from relay.settings.environment import RelayEnvironment
@@ -132,6 +132,7 @@ class Relay:
         self.follow_ups = self._follow_ups(environment)
         self.watcher = self._watcher(environment, reserve, cluster.sharing)
         self.watcher.begin()
+        self.fleet.fleet.check_complete()
         self.http = http_assembly.assemble(
             environment,
             self.audit,
@@ -184,7 +185,6 @@ class Relay:
         return parts | {"decisions": self.watcher.loop, "follow-ups": self.follow_ups.loop}
 
     def apply(self, config: RelayConfig) -> None:
-        """Take from ``config`` what can be changed while the relay runs."""
         self.calls.gateway.change(config.per_agent, config.envelope_mode)
         self.mcp.options.change_default(config.default_view)
         self.caller_tools.timeouts.request = config.caller_timeout_s
@@ -202,7 +202,6 @@ class Relay:
         await self.calls.drain()
 
     async def close(self) -> None:
-        """Close the parts, the audit last."""
         for part in reversed(self.parts):
             await part.close()
 
@@ -232,7 +231,6 @@ class Relay:
     def _watcher(
         self, environment: RelayEnvironment, reserve: DescriptorReserve, sharing: Sharing
     ) -> Watcher:
-        """Return what applies the operator's decisions."""
         log, fleet = environment.log, self.fleet.fleet
         records = DecisionRecords(self.audit.log, log)
         names = NameDecisions(self.fleet.name_ledger, fleet, log)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from relay.calls.idempotency import IdempotencyStore, KeyedCommands
 from relay.fleet.fleet import Fleet
+from relay.fleet.node_record import Where
 from relay.part import Part
 from relay.pki.assembly import PkiPart
-from relay.routing.peers import Peers
-from relay.routing.port import NodeFrames, NodeRouter
+from relay.routing.port import NodeFrames, NodeRouter, Peers
 from relay.sessions.assembly import SessionsPart
 from relay.settings.environment import RelayEnvironment
 from relay.state.merging import SharedLedger
@@ -69,9 +69,13 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
     keyed = KeyedCommands(
         sessions.router, IdempotencyStore[str](environment.monotonic), environment.monotonic
     )
+
+    def show(node_id: str, elsewhere: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+        return fleet.connection_changed(node_id, Where.ELSEWHERE if elsewhere else Where.NOWHERE)
+
     effects = Effects(
         sessions.node_sessions.end_superseded,
-        fleet.show_connected_elsewhere,
+        show,
         keyed.moved,
         keyed.history_unknown,
     )

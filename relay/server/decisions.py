@@ -4,14 +4,18 @@ One function or class for each file that is watched; ``watched`` makes the list,
 table that has none. Must not decide who is revoked, and must not read a key or a token.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.auth.accepted_keys import AcceptedKeys
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
@@ -23,6 +27,8 @@ from relay.state.ledger import Ledger
 from relay.state.names import NameLedger, NodeName
 from relay.state.tokens import AcceptedKey, RevokedTokens, TokenKeys
 from relay.state.watcher import Record, Watched
+from schemas.backoff import Backoff
+from schemas.health import Loop
 from schemas.identity import Identity, first_certificate_in, kid_of
 from schemas.session import CloseCode
 
@@ -161,7 +167,7 @@ class LeafDecisions:
         self._kids |= leaves.kids
         self._revoked_as |= leaves.revoked_as
         barred = self._kids | self._revoked_as
-        self._fleet.absences.enrolled_tenant = leaves.enrolled_tenant
+        self._fleet.usability.enrolled_tenant = leaves.enrolled_tenant
         self._fleet.change_trust(leaves.roots, barred)
         return barred
 
@@ -254,3 +260,103 @@ def token_key_decisions(
             record("token_key_accepted", kid=kid)
 
     return Applied(keys.accepted, accepted.accept, apply, lambda: tuple(roots()))
+
+
+MAX_UNRECORDED = 10_000
+
+
+@define(eq=False, repr=False)
+class DecisionRecords:
+    """Writes decisions to ``audit`` and ``log``: in order, and again after an error."""
+
+    _audit: AuditLog
+    _log: FilteringBoundLogger
+    _unrecorded: deque[dict[str, str]] = field(factory=deque, init=False)
+    _unwritten: dict[str, str] | None = field(default=None, init=False)
+
+    def add(self, event: str, **facts: str) -> None:
+        self._log.warning(event, **facts)
+        if len(self._unrecorded) >= MAX_UNRECORDED:
+            self._log.error("not recorded", reason="too many are pending", what={"event": event, **facts})
+            return
+        self._unrecorded.append({"event": event, **facts})
+
+    def write(self) -> None:
+        """Write what is kept to the audit; after an error the rest waits for the next time."""
+        while self._unrecorded:
+            try:
+                self._audit.write(**self._unrecorded[0])
+            except AuditUnavailableError as error:
+                if self._unwritten is not self._unrecorded[0]:
+                    self._unwritten = self._unrecorded[0]
+                    self._log.error("not recorded", reason=str(error), what=self._unwritten)
+                return
+            self._unrecorded.popleft()
+
+
+RETRY_S = 2.0
+LONGEST_RETRY_S = 60.0
+_ROUND_S = 300.0
+"""How long they may take together: the access lists of ten thousand nodes, on a slow disk."""
+
+Follow = Callable[[], Awaitable[bool]]
+"""Applies the current state; returns whether it succeeded. Raises nothing."""
+
+
+class FollowUps:
+    """Runs ``follows`` after each change of certificates or roots; all are pending at the start.
+
+    They read and sign much, and a disk may be full: nothing waits for them, and they are retried.
+    ``on_bug`` is called with what one of them raises: that must not end the relay, and is retried.
+
+    Attributes:
+        loop: the progress of ``run``.
+    """
+
+    def __init__(
+        self,
+        follows: Sequence[Follow] = (),
+        retry_s: float = RETRY_S,
+        on_bug: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        self._follows = follows
+        self._retry_s = retry_s
+        self._on_bug = on_bug
+        self._pending = list(follows)
+        self._changed = asyncio.Event()
+        self.loop = Loop()
+
+    def due(self) -> None:
+        self._pending = list(self._follows)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Run them until cancelled: now, after each change, and with backoff while one fails."""
+        backoff = Backoff(self._retry_s, LONGEST_RETRY_S)
+        while True:
+            self._changed.clear()
+            self.loop.busy(_ROUND_S)
+            retry_s = None if await self.follow() else backoff.next_s()
+            if retry_s is None:
+                self.loop.waits()
+            else:
+                self.loop.busy(retry_s + _ROUND_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(retry_s):
+                    await self._changed.wait()
+                backoff.reset()
+
+    async def follow(self) -> bool:
+        """Run those that are pending; return whether none is any more."""
+        pending, self._pending = self._pending, []
+        failed = [follow for follow in pending if not await self._done(follow)]
+        # A change in the meantime has made all of them pending again.
+        self._pending = self._pending or failed
+        return not self._pending
+
+    async def _done(self, follow: Follow) -> bool:
+        try:
+            return await follow()
+        except Exception as error:  # noqa: BLE001 - see on_bug
+            self._on_bug(error)
+            return False

@@ -4,30 +4,81 @@ Must not connect the parts with one another: ``relay.server.app`` does.
 """
 
 import asyncio
+import gc
 import os
 import socket
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TextIO
 
 from relay.http.listener import Hooks, serve
 from relay.observability.metrics import Metrics
 from relay.server.app import Relay
-from relay.server.collector import tune_collector
-from relay.server.settings_reload import RelaySettings, ReloadSource
 from relay.server.status import RelayStatus
 from relay.settings.clock import RelayClock, now_ms, ticks_ms
 from relay.settings.config import RelayConfig
 from relay.settings.environment import RelayEnvironment
+from relay.settings.table import LoadedRelaySettings
 from schemas.health import endless, stalled
 from schemas.kinds import KindRegistry
 from schemas.log_level import LogThreshold
 from schemas.process.logs import fatal_errors_logged, opened
 from schemas.process.service_manager import ServiceManager
-from schemas.process.settings_reload import SettingsReload
+from schemas.process.settings_reload import ReadAgain, SettingsReload
 from schemas.process.spans import exported
 from schemas.process.status_socket import served
 from schemas.registry import SchemaRegistry
+from schemas.settings import Reloaded, SerializedSettings, Settings
 from schemas.ulids import UlidSource
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadSource:
+    """The settings that a relay was started with, and what reads them again."""
+
+    settings: Settings
+    load: Callable[[], LoadedRelaySettings]
+
+
+class RelaySettings:
+    """The settings of a relay; ``apply`` gets the configuration, and takes from it what reloads."""
+
+    def __init__(self, source: ReloadSource, apply: Callable[[RelayConfig], None]) -> None:
+        self._settings = source.settings
+        self._load = source.load
+        self._apply_config = apply
+
+    def serialized(self) -> SerializedSettings:
+        return self._settings.serialized()
+
+    def read(self) -> ReadAgain:
+        """Return the settings as they are now.
+
+        Raises:
+            ConfigError, StateError, OSError: they cannot be used.
+        """
+        loaded = self._load()
+        config, reloaded = loaded.config(), self._settings.reloaded(loaded.settings)
+        return ReadAgain(reloaded, lambda: self._apply(config, reloaded))
+
+    def _apply(self, config: RelayConfig, reloaded: Reloaded) -> None:
+        self._settings = reloaded.settings
+        self._apply_config(config)
+
+
+def tune_collector() -> None:
+    """Make the garbage collector run less often.
+
+    Thousands of nodes are a large heap that does not change, and a call of the old era leaves a few cycles
+    behind in the SDK. With the default thresholds the collector walks the whole heap so often that such calls
+    take nearly half as long again; with these, a few megabytes of garbage are collected later.
+
+    All else stops while objects are walked, so the young generations are kept small: thousands of nodes that
+    reconnect fill them every second.
+    """
+    gc.freeze()
+    gc.set_threshold(2_000, 20, 500)
 
 
 async def run_relay(  # noqa: PLR0913 - what comes in from outside

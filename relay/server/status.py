@@ -5,18 +5,54 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from relay.audit.assembly import AuditPart
 from relay.broker.assembly import BrokerPart
 from relay.calls.assembly import CallsPart
 from relay.fleet.assembly import FleetPart
+from relay.fleet.facts import NodesStatus
 from relay.part import Part
 from relay.pki.assembly import PkiPart
 from relay.settings.environment import RelayEnvironment
 from schemas.health import Health
 from schemas.process.resources import Uptime, resources, watchdog_s
 from schemas.settings import SerializedSettings
+
+
+class BrokerStatus(TypedDict):
+    """The broker, and of how many known nodes it has not sent the manifests."""
+
+    url: str
+    missing: int
+    probe_node: str | None
+
+
+class RelayStatusDocument(TypedDict):
+    """What ``relay status --json`` prints; ``settings`` are those that the relay runs with."""
+
+    program: str
+    version: str
+    now_ms: int
+    uptime_s: int
+    watchdog_s: float | None
+    pid: int
+    resident_bytes: int
+    open_files: int
+    max_open_files: int
+    tasks: int
+    ready: bool
+    subsystems: Mapping[str, Mapping[str, bool | str]]
+    settings: NotRequired[SerializedSettings]
+    public_url: str
+    listen: str
+    broker: BrokerStatus
+    nodes: NodesStatus
+    ca: str
+    cluster: Mapping[str, Any]
+    calls: Mapping[str, Any]
+    certificates: Mapping[str, int]
+    audit_head: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +80,24 @@ class RelayStatus:
         missing = sorted(name for name, part in self.health().items() if not part.lets_calls_flow)
         return f"not ready: {', '.join(missing)}" if missing else "ready: calls can be made"
 
-    def __call__(self) -> dict[str, Any]:
-        """Return the status."""
+    def __call__(self) -> RelayStatusDocument:
         config, health = self.environment.config, self.health()
-        inventory, canaries, expiries = self.fleet.fleet.inventory, self.calls.canaries, self.pki.expiries
-        return {
+        used = resources(asyncio.get_running_loop())
+        inventory, warnings = self.fleet.fleet.inventory, self.fleet.fleet.warnings
+        canaries, expiries = self.calls.canaries, self.pki.expiries
+        status: RelayStatusDocument = {
             "program": "relay",
             "version": version("edge-kubelet"),
             "now_ms": self.environment.now_ms(),
             "uptime_s": self.uptime(),
             "watchdog_s": watchdog_s(os.environ),
-            **resources(asyncio.get_running_loop()),
+            "pid": used["pid"],
+            "resident_bytes": used["resident_bytes"],
+            "open_files": used["open_files"],
+            "max_open_files": used["max_open_files"],
+            "tasks": used["tasks"],
             "ready": all(part.lets_calls_flow for part in health.values()),
             "subsystems": {name: part.to_json() for name, part in health.items()},
-            **({} if self.settings is None else {"settings": self.settings()}),
             "public_url": config.public_url,
             "listen": str(config.listen),
             "broker": {
@@ -68,8 +108,8 @@ class RelayStatus:
             "nodes": {
                 "known": inventory.known(),
                 "connected": canaries.connected,
-                "wrong_clocks": self.fleet.fleet.clocks.wrong,
-                "silent": {node: hop.value for node, hop in canaries.silent.items()},
+                "wrong_clocks": warnings.nodes("wrong_clocks"),
+                "silent": warnings.nodes("silent"),
             },
             "ca": "here" if self.pki.service is not None else "elsewhere",
             "cluster": self.cluster.status(),
@@ -77,3 +117,6 @@ class RelayStatus:
             "certificates": {name: expiries.end_ms(name) for name in expiries.names},
             "audit_head": self.audit.log.head,
         }
+        if self.settings is not None:
+            status["settings"] = self.settings()
+        return status

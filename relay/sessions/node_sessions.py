@@ -17,13 +17,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter
-from relay.fleet.due_times import DueTimes
 from relay.fleet.fleet import Fleet
+from relay.fleet.node_index import DueTimes
+from relay.fleet.node_record import Where
 from relay.http.connections import admit
 from relay.limits.rate_limits import KeyedLimiters
 from relay.observability.metrics import Metrics
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from relay.sessions.connects import ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers, heartbeat_interval_ms
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
@@ -178,7 +178,7 @@ class NodeSessions(LocalRouter):
 
     def _for_version(self, connection: NodeConnection, command: Command) -> Command:
         """Return ``command`` as the node takes it: before 1.2 its deadline is that of the handler too."""
-        if connection.speaks(SUBPROTOCOL_1_2) or (tool := self._fleet.announced(command.tool)) is None:
+        if connection.speaks(SUBPROTOCOL_1_2) or (tool := self._fleet.tool_of(command.tool)) is None:
             return command
         return command._replace(deadline_ms=min(command.deadline_ms, tool.handler_ms))
 
@@ -263,7 +263,7 @@ class NodeSessions(LocalRouter):
         await connection.welcome(welcome, auth.msg_id)
         if self._sessions.get(node_id) is not session or session.connection is not connection:
             return  # ended or superseded while it was being sent
-        self._fleet.set_connected(node_id, connected=True)
+        self._fleet.connection_changed(node_id, Where.HERE)
         self._one_way.connected(session, connection)
         self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
         # What is sent from now on is not sent again; nor what ends meanwhile, after its cancel.
@@ -293,7 +293,7 @@ class NodeSessions(LocalRouter):
     def _release(self, node_id: str, session: NodeSession) -> None:
         session.connection = None
         # Before the followers: one of them may know that it is connected elsewhere.
-        self._fleet.set_connected(node_id, connected=False)
+        self._fleet.connection_changed(node_id, Where.NOWHERE)
         self._one_way.lost(session)
         self._metrics.sessions.labels("closed").inc()
         self._metrics.nodes_connected.dec()
@@ -353,7 +353,7 @@ class CapabilityLimits(LocalRouter):
         Raises:
             ToolError: also RATE_LIMITED, with ``retry_after_ms``; then it was never sent.
         """
-        tool = self._fleet.announced(command.tool)
+        tool = self._fleet.tool_of(command.tool)
         if tool is None:
             # It was announced when the call was decided, and is not any more.
             raise ToolError(Failure.NODE_OFFLINE)

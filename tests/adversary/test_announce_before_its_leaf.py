@@ -7,7 +7,7 @@ was in force stays in force meanwhile; what is dropped is said in the audit.
 
 import pytest
 
-from relay.fleet.pending_manifests import PENDING_FOR_MS
+from relay.fleet.inventory import PENDING_FOR_MS
 from schemas.verdicts import Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force

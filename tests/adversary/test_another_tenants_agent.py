@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from relay.fleet.node_record import Where
 from tests.fakes.served_relay import BOUND_S, Reply, ServedRelay, mcp_request
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TTL_MS, SimulatedNode
 
@@ -227,7 +228,7 @@ async def test_a_change_notifies_no_other_tenant(relay: ServedRelay, node: Simul
         heard = asyncio.create_task(spy.next())
         relay.hub.connect(node)
         assert (await owner.next())["method"] == CHANGED
-        relay.hub.fleet.set_connected(NODE_ID, connected=False)
+        relay.hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
         relay.hub.clock.advance(60_000)
         # Notified in the second round; the first one has covered all other tenants too.
         assert (await owner.next())["method"] == CHANGED

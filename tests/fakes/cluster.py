@@ -14,7 +14,6 @@ from relay.cluster.messages import command_subject
 from relay.cluster.presence import Effects
 from relay.observability.metrics import Metrics
 from relay.routing.authority_port import AnsweringAuthority
-from relay.routing.peers import NoResponderError
 from relay.routing.port import (
     AnnounceHandler,
     Command,
@@ -22,6 +21,7 @@ from relay.routing.port import (
     FrameHandler,
     LocalRouter,
     NodeRef,
+    NoResponderError,
 )
 from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig

@@ -11,8 +11,15 @@ from relay.auth.caller import Caller
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import AnnounceHandler, Command, ConnectionHandler, FrameHandler, LocalRouter, NodeRef
+from relay.routing.port import (
+    AnnounceHandler,
+    Command,
+    CommandAnswer,
+    ConnectionHandler,
+    FrameHandler,
+    LocalRouter,
+    NodeRef,
+)
 from relay.streams.telemetry.hub import TelemetryHub
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.errors import Failure, ToolError

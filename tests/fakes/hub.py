@@ -25,8 +25,8 @@ from relay.calls.idempotency import QUOTA_OF_ALL, IdempotencyStore, IdempotentCa
 from relay.calls.relay_tools import RelayTools
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
-from relay.fleet.kept_leaves import KeptLeaves
-from relay.fleet.leaves import FleetTrust
+from relay.fleet.leaves import FleetTrust, KeptLeaves
+from relay.fleet.node_record import Where
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.limits.rate_limits import Allowance
@@ -45,8 +45,7 @@ from relay.pki.errors import AuthorityStateError
 from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
 from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
-from relay.routing.peers import Peers
-from relay.routing.port import LocalRouter, NodeFrames
+from relay.routing.port import LocalRouter, NodeFrames, Peers
 from relay.sessions.connects import ConnectLimiter, ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
@@ -242,7 +241,7 @@ class Hub:
     def connect(self, node: SimulatedNode, **members: Any) -> bytes:
         """Let ``node`` announce itself and be connected; return its manifest."""
         wire = self.announce(node, **members)
-        self.fleet.set_connected(node.node_id, connected=True)
+        self.fleet.connection_changed(node.node_id, Where.HERE)
         return wire
 
     def gateway(

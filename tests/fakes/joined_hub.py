@@ -10,8 +10,8 @@ from pathlib import Path
 
 from relay.cluster.assembly import ClusterPart, assemble
 from relay.cluster.presence import Effects
-from relay.routing.peers import Peers
-from relay.routing.port import NodeFrames
+from relay.fleet.node_record import Where
+from relay.routing.port import NodeFrames, Peers
 from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
 from schemas.registry import SchemaRegistry
@@ -49,11 +49,8 @@ class JoinedHub(Hub):
             log=self.log,
         )
 
-        def show(node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
-            known = self.fleet.tenant_of(node_id) is not None
-            if known:
-                self.fleet.set_connected(node_id, connected=connected)
-            return known
+        def show(node_id: str, elsewhere: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+            return self.fleet.connection_changed(node_id, Where.ELSEWHERE if elsewhere else Where.NOWHERE)
 
         self.part = assemble(
             environment,

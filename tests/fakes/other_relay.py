@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from relay.routing.peers import NoResponderError, PeerHandler
+from relay.routing.port import NoResponderError, PeerHandler
 
 
 class OtherRelay:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from relay.calls.relay_tools import RelayTool, RelayToolCall
-from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import ToolSchemas
 from schemas.registry import SchemaRegistry
 
 Answer = Callable[[RelayToolCall], Awaitable[Mapping[str, Any]]]

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from schemas.payloads import CmdAck, CmdDone
 
 _BOUND_S = 10

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from relay.fleet.tool_schemas import ToolSchemas
-from relay.fleet.tools import Projector
+from relay.fleet.tools import Projector, ToolSchemas
 from relay.mcp_api.views.kind_tools import kind_schemas
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry

@@ -15,16 +15,17 @@ from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.permissions import Rights
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.server.decision_records import DecisionRecords
 from relay.server.decisions import (
     NOTHING_APPLIED,
+    DecisionRecords,
+    Follow,
+    FollowUps,
     LeafDecisions,
     NameDecisions,
     token_decisions,
     token_key_decisions,
     watched,
 )
-from relay.server.follow_ups import Follow, FollowUps
 from relay.state.join_tokens import JoinTokens
 from relay.state.kinds import CERTIFICATES, JOIN_TOKENS, NODE_NAMES, REVOKED_TOKENS, VERIFYING_KEYS, files_of
 from relay.state.names import NameLedger

@@ -25,7 +25,7 @@ from relay.fleet.replay_marks import MarkStore
 from relay.http.listener import Acceptor, bind
 from relay.pki.authority import CertificateAuthority
 from relay.pki.tls_contexts import RelayTls
-from relay.server.follow_ups import FollowUps
+from relay.server.decisions import FollowUps
 from relay.server.serving import run_relay
 from relay.settings.clock import now_ms
 from relay.settings.config import RelayConfig, StateFiles

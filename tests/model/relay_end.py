@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command
+from relay.routing.port import Command, CommandAnswer
 from relay.sessions.node_sessions import cmd_payload
 from relay.sessions.session import NodeSession
 from relay.settings.clock import SessionClock

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.routing.answer import CommandAnswer
+from relay.routing.port import CommandAnswer
 from relay.sessions.session import NodeSession
 from schemas.delivery import AnswerCache, CommandStatus, PendingCommands, TransitGauge
 from schemas.frames import FrameReader

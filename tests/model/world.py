@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from relay.routing.answer import CommandAnswer
+from relay.routing.port import CommandAnswer
 from relay.sessions.session import NodeSession
 from schemas.delivery import ANSWER_BYTES, AnswerCache, PendingCommands, TransitGauge
 from schemas.frame_types import Role

@@ -1,7 +1,7 @@
 """``find_nodes``: the nodes of the caller's tenant that fit a query, ranked, page by page.
 
 Beside each it shows what the node last measured: kept in memory from results of calls and from samples that
-others hand in. How nodes are ranked is in ``relay.fleet.node_search``. Must not decide who may call, nor show
+others hand in. How nodes are ranked is in ``relay.fleet.selection``. Must not decide who may call, nor show
 a node of another tenant, nor read a node.
 """
 
@@ -14,19 +14,18 @@ from typing import Any
 from attrs import define, field
 
 from relay.calls.relay_tools import RelayTool, RelayToolCall
+from relay.fleet.facts import FindNodesEntry, found_node
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import NodeRecord
-from relay.fleet.node_search import NodeCriteria
-from relay.fleet.selection import Selection
-from relay.fleet.tool_schemas import ToolSchemas
-from relay.fleet.tools import Tool
+from relay.fleet.selection import NodeCriteria, Selection
+from relay.fleet.tools import Tool, ToolSchemas
 from relay.mcp_api.views.node_choice import NODES_LIKE_A_CALL, Charge
 from relay.settings.config import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.times import iso, with_iso
+from schemas.times import with_iso
 
 SAMPLE_REF = "system.metrics.sample@1.0.0"
 MAX_NODES = 10_000
@@ -145,17 +144,8 @@ class FindNodes:
             raise ToolError(Failure.ARGUMENTS_INVALID, "kind: there is no such kind.", fix=fix)
         return frozenset({kind.name})
 
-    def _entry(self, node: NodeRecord) -> dict[str, Any]:
-        names = self._fleet.names
-        entry: dict[str, Any] = {
-            "node_id": node.node_id,
-            "label": names.label_of(node.node_id) or None,
-            "tags": list(names.tags_of(node.node_id)),
-            "online": node.connected,
-            "kinds": sorted(node.kinds),
-        }
-        if node.since_ms is not None:
-            entry |= {"since_ms": node.since_ms, "since": iso(node.since_ms)}
+    def _entry(self, node: NodeRecord) -> FindNodesEntry:
+        entry = found_node(node, self._fleet.names)
         if (measured := self._measured(node.node_id)) is not None:
             entry["measured"] = with_iso(measured, {"ts_ms": "ts"})
         return entry

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import DirectedCall, RelayTool, RelayToolCall
 from relay.fleet.selection import Selection
-from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import ToolSchemas
 from relay.mcp_api.views.answer_query import AnswerQueries, AnswerQuery
 from relay.mcp_api.views.many_nodes import ManyNodes
 from relay.mcp_api.views.node_choice import NodeChoice

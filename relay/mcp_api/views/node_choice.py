@@ -88,7 +88,7 @@ class NodeChoice:
         node = self._fleet.node_of(rights.tenant, node_id)
         tools = [tool for tool in node.tools.values() if tool.offer == offer] if node is not None else []
         if node is None or not tools:
-            absent = self._fleet.absences.error(node_id, node, rights.tenant, kind_known=True)
+            absent = self._fleet.absence(node_id, rights)
             if absent.failure is Failure.NAME_UNKNOWN:
                 raise ToolError(Failure.NAME_UNKNOWN, "The node has no capability of this kind.", fix=_FIND)
             raise absent
@@ -180,8 +180,10 @@ class NodeChoice:
             return (
                 node is not None
                 and (selected is None or node_id in selected)
-                and self._is_valid(node)
-                and any(_is_reached(tool, rights, offer) for tool in node.tools.values())
+                and any(
+                    tool.offer == offer and self._fleet.is_usable(tool, rights)
+                    for tool in node.tools.values()
+                )
             )
 
         return is_meant
@@ -196,10 +198,6 @@ def _is_broad(selector: str) -> bool:
 
 def _reading(rights: Rights) -> Rights:
     return Rights.of(rights.tenant, [SCOPE_OF_SAFETY_CLASS["read_only"]] if rights.may_read else [])
-
-
-def _is_reached(tool: Tool, rights: Rights, offer: Offer) -> bool:
-    return tool.offer == offer and rights.allow(rights.tenant, tool.safety_class)
 
 
 def _unknown(member: str, error: UnknownNodeError) -> ToolError:

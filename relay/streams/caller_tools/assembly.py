@@ -15,8 +15,7 @@ from relay.auth.assembly import AuthPart
 from relay.calls.assembly import CallsPart
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
-from relay.routing.peers import Peers
-from relay.routing.port import NodeFrames
+from relay.routing.port import NodeFrames, Peers
 from relay.settings.environment import RelayEnvironment
 from relay.streams.caller_tools.caller_sessions import CallerSessions
 from relay.streams.caller_tools.endings import Endings

@@ -13,7 +13,7 @@ from typing import Any
 
 from relay.auth.agent_tokens import AgentName, Authenticator
 from relay.fleet.selection import WHOLE_FLEET
-from relay.routing.peers import NoResponderError, Peers
+from relay.routing.port import NoResponderError, Peers
 from relay.streams.caller_tools.caller_sessions import Use
 from relay.streams.caller_tools.endings import Endings
 from relay.streams.caller_tools.nodes import Nodes

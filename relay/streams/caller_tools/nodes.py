@@ -43,16 +43,14 @@ class Nodes:
             raise ToolError(Failure.SAFETY_DENIED, text, told=error.headline, fix=f"{error}.") from None
         if not selection.admits_node(self._fleet.names, tenant, node_id):
             raise ToolError(Failure.SAFETY_DENIED, _NOT_SELECTED)
-        record = self._fleet.node_of(tenant, node_id)
-        if record is None or not record.connected or not record.identities:
-            raise ToolError(Failure.NODE_OFFLINE, "The node is not connected; nothing was sent.")
+        record = self._fleet.session_node(tenant, node_id)
         newest = max(record.identities.values(), key=lambda leaf: leaf.not_before_ms)
         return SessionNode(node_id, newest.public_key)
 
     def is_trusted(self, tenant: str, node_id: str, key: bytes) -> bool:
         """Return whether the node is still of ``tenant``, with a trusted leaf of the same key."""
         record = self._fleet.node_of(tenant, node_id)
-        return record is not None and key in _keys(record)
+        return record is not None and key in _keys(record) and not self._fleet.is_hidden(node_id)
 
 
 def _keys(record: NodeRecord) -> set[bytes]:

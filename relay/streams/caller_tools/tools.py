@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
-from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import ToolSchemas
 from relay.streams.caller_tools.caller_sessions import Use
 from relay.streams.caller_tools.endings import Endings
 from relay.streams.caller_tools.event_streams import EventStreams

@@ -11,8 +11,7 @@ from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
-from relay.routing.peers import Peers
-from relay.routing.port import NodeFrames
+from relay.routing.port import NodeFrames, Peers
 from relay.settings.environment import RelayEnvironment
 from relay.streams.telemetry.fleet_listening import FleetListening
 from relay.streams.telemetry.fleet_reading import FleetReading

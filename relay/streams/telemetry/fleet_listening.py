@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
-from relay.routing.peers import NoResponderError, Peers
+from relay.routing.port import NoResponderError, Peers
 from relay.streams.telemetry.hub import Notify
 from relay.streams.telemetry.reading import Place, TelemetryResource
 from relay.streams.telemetry.subscription import MIN_LEASE_S

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.auth.agent_tokens import Authenticator, Principal
-from relay.routing.peers import NoResponderError, Peers
+from relay.routing.port import NoResponderError, Peers
 from relay.streams.telemetry.reading import TelemetryQueryError, TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.tokens import TokenError

@@ -13,6 +13,7 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, SCOPES, Rights
 from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.node_record import Where
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
 from relay.streams.telemetry.reading import TelemetryResource
@@ -286,7 +287,7 @@ async def test_the_state_of_a_node_of_another_tenant_does_not_show(entries: Entr
     texts = [await seen()]
     entries.hub.fleet.offer_manifest(NODE_ID, b"{}", "broker")  # rejected
     texts.append(await seen())
-    entries.hub.fleet.set_connected(NODE_ID, connected=False)
+    entries.hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     entries.hub.fleet.tombstone(NODE_ID)
     texts.append(await seen())
     entries.hub.announce(entries.node, issued_at_ms=entries.hub.clock.advance(1))

@@ -13,8 +13,7 @@ from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer
 from relay.calls.gateway import CallGateway
 from relay.limits.rate_limits import Allowance
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import LocalRouter
+from relay.routing.port import CommandAnswer, LocalRouter
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.kinds import MANIFEST_REF, KindRegistry

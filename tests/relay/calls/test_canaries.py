@@ -9,8 +9,7 @@ import pytest
 from relay.calls.call_record import Hop
 from relay.calls.canaries import WINDOW_S, Canaries
 from relay.calls.executor import CallExecutor
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter, NodeRef
+from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRef
 from relay.sessions.node_sessions import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.disk import full_disk
@@ -169,7 +168,7 @@ async def test_a_canary_uses_up_nothing_of_the_rate_of_the_capability(stage: Sta
     stage.connect(NODE)
     await stage.sample(5)
     command = stage.nodes.commands[0]
-    tool = stage.hub.fleet.announced(command.tool)
+    tool = stage.hub.fleet.tool_of(command.tool)
     assert tool is not None
     agents = Command(NODE_ID, tool.canonical, command.arguments, 2000, command.correlation_id)
     for _ in range(int(tool.allowance.burst)):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from relay.calls.gateway import CallGateway, explained
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter
+from relay.fleet.node_record import Where
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
@@ -410,7 +410,7 @@ def test_a_node_that_never_connected_has_no_time() -> None:
 async def test_a_call_to_a_node_that_left_says_when_it_left(hub: Hub) -> None:
     node = hub.ca.issue()
     hub.connect(node)
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     gateway = hub.gateway(OfflineRouter())
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, PING))
     assert answer.error is not None

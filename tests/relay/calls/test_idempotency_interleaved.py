@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from relay.calls.call_record import CallAnswer
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command
+from relay.routing.port import Command, CommandAnswer
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.examples import examples

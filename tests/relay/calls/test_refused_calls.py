@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relay.calls.gateway import CallGateway
+from relay.fleet.node_record import Where
 from relay.settings.config import PER_AGENT, EnvelopeMode
 from schemas.errors import Failure
 from tests.fakes.callers import call_of
@@ -22,7 +23,7 @@ def expire(hub: Hub, _node: SimulatedNode) -> None:
 
 
 def remove(hub: Hub, _node: SimulatedNode) -> None:
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     hub.fleet.tombstone(NODE_ID)
 
 

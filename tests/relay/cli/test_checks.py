@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from relay.cli.checks import EXPLAINED, RelayChecks
+from relay.fleet.facts import NodesStatus
 from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import ServedCertificate
 from relay.settings.clock import now_ms
@@ -58,7 +59,7 @@ STATUS: dict[str, Any] = {
         "clock": UP,
         "calls": {**UP, "state": "10 of 10 canaries answered"},
     },
-    "nodes": {"known": 3, "connected": 3, "wrong_clocks": {}, "silent": {}},
+    "nodes": NodesStatus(known=3, connected=3, wrong_clocks={}, silent={}),
     "broker": {"missing": 0},
     "open_files": 30,
     "max_open_files": 1024,

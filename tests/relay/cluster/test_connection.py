@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterConfig
 from schemas.health import Loop
 from schemas.process.logs import make_logger

@@ -17,7 +17,7 @@ from relay.cluster.fleet_identity import (
     RelayIdentity,
     identity_subject,
 )
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from schemas.health import Loop
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry

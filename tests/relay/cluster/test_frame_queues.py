@@ -21,8 +21,7 @@ from relay.cluster.frame_queues import (
     SampleSubjects,
 )
 from relay.cluster.messages import PeerMessages
-from relay.routing.peers import NoResponderError, PeerHandler
-from relay.routing.port import NodeRef
+from relay.routing.port import NodeRef, NoResponderError, PeerHandler
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 from schemas.process.logs import make_logger

@@ -3,6 +3,7 @@
 from relay.auth.permissions import Rights
 from relay.cluster.presence import UNREAD_S, Effects, NodeEntry, Presence
 from relay.fleet.fleet import GRACE_MS
+from relay.fleet.node_record import Where
 from tests.fakes.hub import READ_ONLY, Hub
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, TENANT
@@ -20,7 +21,11 @@ def ignore(*_: object) -> None:
 
 def test_tools_of_nodes_elsewhere_leave_half_a_minute_after_their_nodes(hub: Hub) -> None:
     seconds = Seconds()
-    presence = Presence(OWN, Effects(ignore, hub.fleet.show_connected_elsewhere, ignore, ignore), seconds)
+
+    def show(node_id: str, elsewhere: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+        return hub.fleet.connection_changed(node_id, Where.ELSEWHERE if elsewhere else Where.NOWHERE)
+
+    presence = Presence(OWN, Effects(ignore, show, ignore, ignore), seconds)
     hub.announce(hub.ca.issue())
     presence.begin("a bucket")
     presence.relay_seen(OWN)

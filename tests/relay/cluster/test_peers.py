@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relay.cluster import peers as relay_peers
-from relay.routing.peers import NoResponderError
+from relay.routing.port import NoResponderError
 from schemas.errors import Failure, ToolError
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET

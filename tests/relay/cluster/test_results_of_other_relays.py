@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from relay.calls.call_record import CallAnswer
-from relay.routing.answer import CommandAnswer, answer_of
-from relay.routing.port import Command, LocalRouter, NodeRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRouter, answer_of
 from schemas.errors import Failure
 from schemas.payloads import CmdAck
 from tests.fakes.callers import call_of

@@ -7,6 +7,7 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import GRACE_MS
+from relay.fleet.node_record import Where
 from relay.fleet.selection import Selection
 from relay.settings.config import View
 from relay.state.names import NodeName
@@ -63,7 +64,7 @@ async def test_a_listener_hears_of_a_node_that_comes_and_goes(
     notifier.listen(READERS, listener)
     hub.connect(node)
     await listener.next()
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     hub.clock.advance(GRACE_MS)
     await listener.next()
     assert listener.calls == 2
@@ -103,7 +104,7 @@ async def test_a_renewal_that_no_list_shows_is_not_notified(
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
     await listener.next()
     hub.announce(node, issued_at_ms=NOW_MS + 2, capabilities=[slower])
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     other = CountingListener()
     notifier.listen(OTHERS, other)
     hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))

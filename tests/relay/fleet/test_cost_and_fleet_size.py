@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.fleet.node_clocks import FEWEST_AHEAD
-from relay.fleet.node_record import NodeRecord
+from relay.fleet.clock_comparison import FEWEST_AHEAD
+from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.tools import Tool
 from relay.mcp_api.tool_list import PAGE_SIZE, text_of
 from relay.state.names import NodeName
@@ -131,7 +131,7 @@ def test_what_is_missing_and_whose_clocks_are_ahead_is_told_without_reading_a_no
         assert (inventory.known(), inventory.missing()) == (20, 20)
         assert fleet.hub.counted("inventory_missing") == 20
         assert not read.nodes
-        inventory.announced(fleet.nodes[0].node_id, b"{}")
+        inventory.received(fleet.nodes[0].node_id, b"{}")
         assert (inventory.missing(), len(read.nodes)) == (19, 1)
     fleet.hub.close()
 
@@ -160,9 +160,11 @@ def test_a_connection_reads_one_node(
 ) -> None:
     for fleet in fleets:
         with reads(monkeypatch) as read:
-            fleet.hub.fleet.set_connected(fleet.nodes[-1].node_id, connected=connected)
+            fleet.hub.fleet.connection_changed(
+                fleet.nodes[-1].node_id, Where.HERE if connected else Where.NOWHERE
+            )
         assert (len(read.nodes), len(read.tools)) == (1, 0)
-        fleet.hub.fleet.set_connected(fleet.nodes[-1].node_id, connected=True)
+        fleet.hub.fleet.connection_changed(fleet.nodes[-1].node_id, Where.HERE)
 
 
 def test_a_change_reads_its_nodes_tools_and_where_they_go(

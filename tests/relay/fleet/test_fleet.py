@@ -9,7 +9,8 @@ import pytest
 import relay.fleet.leaves
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS
-from relay.fleet.pending_manifests import PENDING_FOR_MS
+from relay.fleet.inventory import PENDING_FOR_MS
+from relay.fleet.node_record import Where
 from schemas.errors import Failure
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
@@ -96,7 +97,7 @@ def test_a_stale_copy_of_a_connected_node_is_ignored_without_an_alarm(hub: Hub, 
     old = node.manifest(issued_at_ms=NOW_MS - 1, capabilities=[ECHO])
     assert hub.fleet.offer_manifest(NODE_ID, old, "broker").outcome is Outcome.STALE
     assert hub.lines.entries("manifest rejected") == []
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is ManifestReason.ROLLBACK
 
 
@@ -216,7 +217,7 @@ def test_after_the_relays_start_what_is_trusted_is_listed_for_a_grace(hub: Hub, 
 
 def test_a_node_that_returns_within_the_grace_of_the_start_stays(hub: Hub, node: SimulatedNode) -> None:
     hub.announce(node)
-    hub.fleet.set_connected(NODE_ID, connected=True)
+    hub.fleet.connection_changed(NODE_ID, Where.HERE)
     hub.clock.advance(GRACE_MS)
     assert listed(hub) == [METRICS_NAME, ECHO_NAME]
 
@@ -233,7 +234,7 @@ def test_what_is_not_trusted_has_no_grace(hub: Hub, node: SimulatedNode) -> None
 
 def test_tools_stay_listed_for_a_grace_after_the_connection_is_lost(hub: Hub, node: SimulatedNode) -> None:
     hub.connect(node)
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     hub.clock.advance(GRACE_MS - 1)
     assert listed(hub) == [METRICS_NAME, ECHO_NAME]
     hub.clock.advance(1)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.fleet.kept_leaves import KeptLeaf
-from relay.fleet.replay_marks import MarkStore
+from relay.fleet.replay_marks import KeptLeaf, MarkStore
 from schemas.certificates import LEAF_RULES
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
 from schemas.process.logs import make_logger

@@ -20,6 +20,7 @@ from relay.auth.agent_tokens import AgentName, Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.fleet import GRACE_MS
+from relay.fleet.node_record import Where
 from relay.fleet.selection import WHOLE_FLEET
 from relay.mcp_api.change_streams import (
     MAX_FOLLOWED,
@@ -246,7 +247,7 @@ def comes(stage: Stage) -> None:
 
 
 def goes(stage: Stage) -> None:
-    stage.hub.fleet.set_connected(OTHER_NODE_ID, connected=False)
+    stage.hub.fleet.connection_changed(OTHER_NODE_ID, Where.NOWHERE)
     stage.hub.clock.advance(GRACE_MS)
 
 
@@ -286,7 +287,7 @@ def beats(stage: Stage) -> None:
 def is_superseded(stage: Stage) -> None:
     """Lose the session and open the next one at once, as a node that reconnects."""
     for connected in (False, True):
-        stage.hub.fleet.set_connected(OTHER_NODE_ID, connected=connected)
+        stage.hub.fleet.connection_changed(OTHER_NODE_ID, Where.HERE if connected else Where.NOWHERE)
 
 
 @asynccontextmanager

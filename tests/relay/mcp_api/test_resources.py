@@ -5,6 +5,7 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.node_record import Where
 from relay.mcp_api.resources import JSON, MAX_PAGE_BYTES, PEM, TEMPLATES, ResourceCatalog, ResourceQueryError
 from relay.mcp_api.tool_list import CursorError
 from relay.state.names import NodeName
@@ -371,7 +372,7 @@ def test_what_came_changed_was_renamed_and_went_is_listed_since_a_time(
     hub.announce(node, issued_at_ms=at_ms[-1], capabilities=[ECHO])
     at_ms.append(hub.clock.advance(1))
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
-    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     at_ms.append(hub.clock.advance(GRACE_MS))
     hub.fleet.sweep()
     assert changes(catalog) == list(zip(at_ms, ("came", "changed", "renamed", "went"), strict=True))

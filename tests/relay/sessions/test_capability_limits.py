@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from relay.fleet.node_record import Where
 from relay.routing.port import Command, LocalRouter
 from relay.sessions.node_sessions import CapabilityLimits
 from schemas.errors import Failure, ToolError
@@ -96,7 +97,7 @@ async def test_a_tool_that_is_announced_no_more_is_offline_and_nothing_is_sent(
 ) -> None:
     assert (await stage.failure(command("other"))).failure is Failure.NODE_OFFLINE
     stage.hub.fleet.tombstone(NODE_ID)
-    stage.hub.fleet.set_connected(NODE_ID, connected=False)
+    stage.hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
     stage.announce(capability(cap_id="echo2"))
     assert (await stage.failure(command())).failure is Failure.NODE_OFFLINE
     assert router.commands == []

@@ -94,7 +94,7 @@ async def test_a_heartbeat_is_answered_with_what_the_broker_sent_last(
 ) -> None:
     async with stage.open(subprotocols=subprotocols) as end:
         assert set(await asked(end, "heartbeat", PAYLOADS["heartbeat"])) == {"server_time_ms"}
-        stage.hub.fleet.inventory.announced(NODE_ID, b"a manifest")
+        stage.hub.fleet.inventory.received(NODE_ID, b"a manifest")
         answer = await asked(end, "heartbeat", PAYLOADS["heartbeat"])
     assert answer.get("broker_etag") == (etag_of(b"a manifest") if named else None)
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import pytest
 
 from relay.auth.permissions import Rights
+from relay.fleet.node_record import Where
 from relay.routing.port import NodeRef
 from schemas.errors import Failure
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOLS
@@ -260,7 +261,7 @@ async def test_a_node_with_a_newer_session_at_another_relay_is_ended(stage: Stag
 async def test_what_follows_the_loss_of_a_node_may_show_it_as_connected_elsewhere(stage: Stage) -> None:
     def elsewhere(node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
         if not connected:
-            stage.hub.fleet.set_connected(node.node_id, connected=True)
+            stage.hub.fleet.connection_changed(node.node_id, Where.HERE)
 
     stage.hub.one_way.on_connection(elsewhere)
     async with stage.open():

@@ -8,8 +8,7 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from relay.http.websocket_protocol import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command
+from relay.routing.port import Command, CommandAnswer
 from relay.sessions.frame_handlers import heartbeat_interval_ms
 from relay.sessions.node_sessions import cmd_payload
 from relay.sessions.session import NodeConnection, NodeSession

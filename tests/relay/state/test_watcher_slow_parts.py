@@ -126,7 +126,7 @@ async def test_a_revocation_takes_effect_though_the_audit_cannot_be_written_and_
 async def test_not_more_than_so_much_waits_to_be_recorded_and_what_is_left_out_is_in_the_log(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.server.decision_records.MAX_UNRECORDED", 1)
+    monkeypatch.setattr("relay.server.decisions.MAX_UNRECORDED", 1)
     for jti in ("jti-1", "jti-2"):
         stage.revoke_token(jti)
     with full_disk(0):

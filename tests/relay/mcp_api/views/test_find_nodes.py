@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from relay.fleet.node_record import Where
 from relay.fleet.selection import Selection
 from relay.limits.rate_limits import Allowance
 from relay.mcp_api.views.find_nodes import PAGE_SIZE, Measurements
@@ -49,10 +50,10 @@ async def test_a_node_is_shown_with_what_is_known_of_it(stage: ViewStage) -> Non
 async def test_since_is_when_the_connection_changed(stage: ViewStage) -> None:
     node_id = stage.node("barn")
     stage.hub.clock.advance(1000)
-    stage.hub.fleet.set_connected(node_id, connected=True)  # a session that is resumed
+    stage.hub.fleet.connection_changed(node_id, Where.HERE)  # a session that is resumed
     (node,) = (await stage.result("find_nodes"))["nodes"]
     assert (node["online"], node["since_ms"]) == (True, NOW_MS)
-    stage.hub.fleet.set_connected(node_id, connected=False)
+    stage.hub.fleet.connection_changed(node_id, Where.NOWHERE)
     (node,) = (await stage.result("find_nodes"))["nodes"]
     assert (node["online"], node["since_ms"]) == (False, NOW_MS + 1000)
 
@@ -84,7 +85,7 @@ async def test_nodes_are_found_by_words_kind_tags_and_connection(stage: ViewStag
     stage.node("greenhouse cellar", "site=south", "gateway")
     barn = stage.node("barn", "site=north", "gateway")
     stage.node("far greenhouse", tenant=OTHER_TENANT)
-    stage.hub.fleet.set_connected(barn, connected=False)
+    stage.hub.fleet.connection_changed(barn, Where.NOWHERE)
     assert await labels(stage) == ["barn", "greenhouse cellar", "greenhouse pi"]
     assert await labels(stage, query="GREENHOUSE") == ["greenhouse cellar", "greenhouse pi"]
     assert await labels(stage, query="pi house") == ["greenhouse pi"]

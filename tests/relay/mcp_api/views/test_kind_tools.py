@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from relay.fleet.node_record import NodeRecord
+from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.selection import Selection
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.views.kind_tools import MAX_NUMBERS, QUERY, kind_schemas, summed_up
@@ -137,7 +137,7 @@ async def test_a_node_without_the_kind_says_so(stage: ViewStage) -> None:
 
 async def test_a_node_without_a_manifest_fails_as_its_tool_would(stage: ViewStage) -> None:
     node_id = stage.node("barn")
-    stage.hub.fleet.set_connected(node_id, connected=False)
+    stage.hub.fleet.connection_changed(node_id, Where.NOWHERE)
     stage.hub.fleet.tombstone(node_id)
     assert (await stage.error(node="barn"))["code"] == "E_MANIFEST_NOT_FOUND"
 

@@ -6,8 +6,7 @@ import pytest
 
 from relay.limits.rate_limits import Allowance
 from relay.mcp_api.views.many_nodes import MAX_ANSWER_BYTES, SIDE_BY_SIDE
-from relay.routing.answer import CommandAnswer
-from relay.routing.port import Command, LocalRouter
+from relay.routing.port import Command, CommandAnswer, LocalRouter
 from schemas.errors import Failure, ToolError
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub

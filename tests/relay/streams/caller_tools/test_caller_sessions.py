@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from relay.audit.log import AuditUnavailableError
+from relay.fleet.node_record import Where
 from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
 from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES
 from relay.streams.caller_tools.shared_budget import Holder
@@ -46,7 +47,7 @@ async def test_a_node_without_a_connection_is_offline_and_no_session_is_left(sta
     context = {"caller_id": "ant"}
     error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
     assert error["code"] == "E_NODE_OFFLINE"
-    stage.hub.fleet.set_connected(stage.node.node_id, connected=False)
+    stage.hub.fleet.connection_changed(stage.node.node_id, Where.NOWHERE)
     error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
     assert error["code"] == "E_NODE_OFFLINE"
     assert len(stage.hub.caller_sessions) == 0

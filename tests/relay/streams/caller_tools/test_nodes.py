@@ -1,5 +1,6 @@
 import pytest
 
+from relay.fleet.node_record import Where
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.state.names import NodeName
 from relay.streams.caller_tools.nodes import Nodes
@@ -30,7 +31,7 @@ def test_a_name_of_no_node_is_an_error_that_names_it(stage: CallerStage) -> None
 
 
 def test_a_node_that_is_not_connected_is_offline(stage: CallerStage) -> None:
-    stage.hub.fleet.set_connected(stage.node.node_id, connected=False)
+    stage.hub.fleet.connection_changed(stage.node.node_id, Where.NOWHERE)
     assert failure(Nodes(stage.hub.fleet), stage.node.node_id).failure is Failure.NODE_OFFLINE
 
 

@@ -19,7 +19,7 @@ class Stage:
     """The leases of one stream with one subscriber."""
 
     def __init__(self, followed: Followed) -> None:
-        tool = followed.hub.fleet.announced(SUBSCRIBE)
+        tool = followed.hub.fleet.tool_of(SUBSCRIBE)
         assert tool is not None
         self.frames, self.clock = PlayedFrames(), Seconds()
         self.leases = Leases(self.frames, self.clock)

@@ -14,7 +14,7 @@ AGENT = Principal(TENANT, "agent", "jti", "https://relay.example", frozenset(), 
 
 @pytest.fixture
 def stream(followed: Followed) -> Stream:
-    tool = followed.hub.fleet.announced(SUBSCRIBE)
+    tool = followed.hub.fleet.tool_of(SUBSCRIBE)
     assert tool is not None
     return Stream(tool, TENANT, History(HistoryBytes()), 0.0)
 

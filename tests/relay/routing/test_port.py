@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from relay.routing.answer import CommandAnswer, answer_of
+from relay.routing.port import CommandAnswer, answer_of
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 

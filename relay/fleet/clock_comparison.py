@@ -7,6 +7,7 @@ the wrong one. Must not judge manifests.
 
 from collections.abc import Callable, Mapping
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.fleet.node_index import NodeIndex
@@ -19,20 +20,16 @@ HELD_MS = 600_000
 """How long a manifest of the future counts: twice the longest interval of heartbeats."""
 
 
+@define(eq=False, repr=False)
 class NodeClocks:
     """Which of ``nodes`` sign manifests that are of the future by this machine's clock."""
 
-    def __init__(self, nodes: NodeIndex, now_ms: Callable[[], int], log: FilteringBoundLogger) -> None:
-        self._nodes = nodes
-        self._now_ms = now_ms
-        self._log = log
-        self._are_ahead = False
-        self._wrong: dict[str, tuple[str, int]] = {}
-
-    @property
-    def are_ahead(self) -> bool:
-        """Whether they were ahead at the last comparison: in every tenant more nodes than not."""
-        return self._are_ahead
+    _nodes: NodeIndex
+    _now_ms: Callable[[], int]
+    _log: FilteringBoundLogger
+    are_ahead: bool = field(default=False, init=False)
+    """Whether they were at the last comparison: in every tenant more nodes than not."""
+    _wrong: dict[str, tuple[str, int]] = field(factory=dict, init=False)
 
     @property
     def wrong(self) -> Mapping[str, str]:
@@ -72,10 +69,10 @@ class NodeClocks:
         are_ahead = count >= FEWEST_AHEAD and all(
             ahead.get(tenant, 0) > in_force.get(tenant, 0) for tenant in ahead.keys() | in_force.keys()
         )
-        if are_ahead and not self._are_ahead:
+        if are_ahead and not self.are_ahead:
             self._log.error(
                 "this machine's clock is behind those of the nodes: their manifests are refused", nodes=count
             )
-        elif self._are_ahead and not are_ahead:
+        elif self.are_ahead and not are_ahead:
             self._log.info("this machine's clock is not behind those of the nodes any more")
-        self._are_ahead = are_ahead
+        self.are_ahead = are_ahead

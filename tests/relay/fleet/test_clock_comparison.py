@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relay.fleet.node_clocks import HELD_MS
+from relay.fleet.clock_comparison import HELD_MS
 from schemas.manifest import MAX_FUTURE_MS
 from tests.fakes.hub import Hub
 from tests.fakes.signer import DAY_MS, NOW_MS, TENANT, SimulatedNode

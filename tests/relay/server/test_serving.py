@@ -1,11 +1,15 @@
+"""TODO."""
+
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from relay.server.settings_reload import RelaySettings, ReloadSource
+from relay.server.serving import RelaySettings, ReloadSource
 from relay.settings.config import EnvelopeMode, RelayConfig, View
 from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
 from schemas.log_level import LogLevel
@@ -96,3 +100,22 @@ async def test_a_signal_asks_for_it(stage: Stage) -> None:
     await stage.lines.until("settings read again")
     running.cancel()
     assert [config.per_agent.rate for config in stage.applied] == [9]
+
+
+pytestmark = pytest.mark.integration
+
+_LOOK = """
+import gc
+from relay.server.serving import tune_collector
+
+before = gc.get_threshold()
+tune_collector()
+larger = all(now > then for now, then in zip(gc.get_threshold(), before))
+print(larger, gc.get_freeze_count() > 0, gc.isenabled())
+"""
+
+
+def test_the_collector_looks_less_often_and_not_at_what_is_there() -> None:
+    command = [sys.executable, "-P", "-c", _LOOK]
+    shown = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
+    assert shown.split() == ["True", "True", "True"]
