@@ -13,12 +13,12 @@ from urllib.parse import urlencode
 import typer
 
 from relay.cli.exits import fail
-from relay.client.stdio_bridge.bearer_token import RenewableToken, TokenMissingError
+from relay.cli.remote_server import Plain, Root
+from relay.client.credentials import RenewableToken, TokenMissingError
 from relay.settings.config import View
 from schemas.addresses import (
     KINDS_PATH,
     MCP_PATH,
-    PLAIN_OPTION,
     TOOLS_PATH,
     check_private_url,
     mcp_url,
@@ -57,15 +57,8 @@ def stdio(
         typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's."),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="The file that holds the token, mode 0600.")] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="The root of the relay's certificate, PEM. Default: this machine's."
-        ),
-    ] = None,
-    plain: Annotated[
-        bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")
-    ] = False,
+    root: Root = None,
+    plain: Plain = False,
 ) -> None:
     """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
     from relay.client.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone

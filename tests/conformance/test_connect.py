@@ -1,7 +1,8 @@
 """``relay connect`` and the clients themselves: each reads what was written for it.
 
 Claude Code and Codex are run. Claude Desktop and VS Code are desktop programs: what is written for them is
-held against their documentation, in ``tests/relay/client/connect``, and the command in their entry is run.
+held against their documentation, in ``tests/relay/client/test_connect.py``, and the command in their
+entry is run.
 """
 
 import json

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from attrs import define, field
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import PaginatedRequestParams, Tool
 
 from relay.client.remote_tools.connection import ServerConnection
 from relay.client.remote_tools.contracts import (
+    Change,
     ContractTerms,
+    Pins,
+    Surface,
     ToolContract,
     Verified,
     as_used,
@@ -27,7 +31,6 @@ from relay.client.remote_tools.contracts import (
     surface_of,
 )
 from relay.client.remote_tools.manifests import ManifestVerifier, UnverifiedToolError
-from relay.client.remote_tools.pins import Change, Pins, Surface
 from relay.client.remote_tools.tool_schemas import UnusableSchemaError, ValueCheck, compiled
 from schemas.error_roots import PeerError
 
@@ -72,31 +75,24 @@ class CatalogueEntry:
         return self.manifest_fault is None
 
 
+@define(eq=False, repr=False)
 class Catalogue:
     """The tools of one server, listed when first needed and again after ``stale()``."""
 
-    def __init__(
-        self,
-        connection: ServerConnection,
-        terms: ContractTerms,
-        pins: Pins | None,
-        verifier: ManifestVerifier | None,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._connection = connection
-        self._terms = terms
-        self._pins = pins
-        self._verifier = verifier
-        self._monotonic = monotonic
-        self._listing = asyncio.Lock()
-        self._listings = 0
-        self._changes = 0
-        self._good_until_s = -math.inf
-        self._listed_at = 0
-        self._counts: Counter[str] = Counter()
-        self._listed_as: dict[str, Tool] = {}
-        self._entries: dict[str, CatalogueEntry] = {}
-        self._as_pinned: set[str] = set()
+    _connection: ServerConnection
+    _terms: ContractTerms
+    _pins: Pins | None
+    _verifier: ManifestVerifier | None
+    _monotonic: Callable[[], float]
+    _listing: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _listings: int = field(default=0, init=False)
+    _changes: int = field(default=0, init=False)
+    _good_until_s: float = field(default=-math.inf, init=False)
+    _listed_at: int = field(default=0, init=False)
+    _counts: Counter[str] = field(factory=Counter, init=False)
+    _listed_as: dict[str, Tool] = field(factory=dict, init=False)
+    _entries: dict[str, CatalogueEntry] = field(factory=dict, init=False)
+    _as_pinned: set[str] = field(factory=set, init=False)
 
     def stale(self) -> None:
         """List again before the next call: the tools changed, or may have."""

@@ -20,12 +20,18 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from relay.client.remote_tools.admission import Admission, unverified
+from relay.client.remote_tools.admission import Admission, Budget, Meter, Permissions, unverified
 from relay.client.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
 from relay.client.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
-from relay.client.remote_tools.check_process import CheckProcess
 from relay.client.remote_tools.connection import NotConnectedError, ServerConnection
-from relay.client.remote_tools.contracts import ContractTerms, ToolContract, ToolRule, is_deadline
+from relay.client.remote_tools.contracts import (
+    ContractTerms,
+    Pins,
+    PinsError,
+    ToolContract,
+    ToolRule,
+    is_deadline,
+)
 from relay.client.remote_tools.errors import (
     REFUSALS,
     Reason,
@@ -35,15 +41,13 @@ from relay.client.remote_tools.errors import (
     ToolProviderFailure,
     ToolTimeout,
 )
-from relay.client.remote_tools.execution import Execution, RemoteCall, ToolResult
+from relay.client.remote_tools.execution import Execution, RemoteCall, RetryPolicy, ToolResult
 from relay.client.remote_tools.failures import FailureTable, of_garbage
 from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.client.remote_tools.manifests import ManifestVerifier
-from relay.client.remote_tools.permissions import Budget, Meter, Permissions
-from relay.client.remote_tools.pins import Pins, PinsError
 from relay.client.remote_tools.redaction import Redaction
-from relay.client.remote_tools.retries import RetryPolicy
 from relay.client.remote_tools.servers import HttpServer, Server
+from relay.client.remote_tools.tool_schemas import CheckProcess
 from schemas.text import printable
 from schemas.ulids import GIVEN_ID, UlidSource
 from schemas.unknown_names import nearest
@@ -54,7 +58,7 @@ FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
 
 ResultT = TypeVar("ResultT")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("relay.remote_tools.client")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 

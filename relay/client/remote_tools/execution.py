@@ -1,7 +1,7 @@
 """One call, after every check has passed: its attempts, each recorded before and after, and its result.
 
-A tool that is not idempotent has one attempt, and that is sent at most once. Must not decide whether a call
-is permitted.
+A tool that is not idempotent has one attempt, and that is sent at most once. Whether another may be repeated
+depends on the error. Must not decide whether a call is permitted.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attrs import define
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
@@ -18,16 +19,35 @@ from pydantic import ValidationError
 from relay.client.remote_tools.admission import unverified
 from relay.client.remote_tools.audit import CallAudit, Recorded
 from relay.client.remote_tools.catalogue import CatalogueEntry
-from relay.client.remote_tools.check_process import CheckProcess
 from relay.client.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.client.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
 from relay.client.remote_tools.failures import FailureTable, of_fault, of_garbage, of_unexpected, remote_id
 from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
-from relay.client.remote_tools.retries import RetryPolicy
+from relay.client.remote_tools.tool_schemas import CheckProcess
 from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
 
 HEADER_CORRELATION_ID = "X-Correlation-Id"
 HEADER_TRACEPARENT = "traceparent"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed attempt is repeated: exponential delays with full jitter.
+
+    ``attempts`` counts the first; 1 never repeats.
+    """
+
+    attempts: int = 4
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 5.0
+
+    def delay_s(self, attempt: int, retry_after_ms: int | None, chance: Callable[[], float]) -> float:
+        """Return the seconds after failed ``attempt`` (1 is the first); ``chance`` is uniform in [0, 1).
+
+        A server's ``retry_after_ms`` is a minimum; the jitter on top keeps callers from returning at once.
+        """
+        bound_s = min(self.longest_delay_s, self.first_delay_s * 2.0 ** min(attempt - 1, 32))
+        return (retry_after_ms or 0) / 1000 + bound_s * chance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +86,21 @@ class ToolResult:
         return "\n".join(block.text for block in self.content if block.type == "text")
 
 
+@define(eq=False, repr=False, kw_only=True)
 class Execution:
     """Makes calls over ``connection``."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        connection: ServerConnection,
-        checks: CheckProcess,
-        audit: CallAudit,
-        failures: FailureTable,
-        retries: RetryPolicy,
-        is_unchanged: Callable[[CatalogueEntry], Awaitable[bool]],
-        check_answered: Callable[[CatalogueEntry, object], Awaitable[str | None]],
-        new_id: Callable[[], str],
-        monotonic: Callable[[], float],
-        chance: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
-        self._connection = connection
-        self._checks = checks
-        self._audit = audit
-        self._failures = failures
-        self._retries = retries
-        self._is_unchanged = is_unchanged
-        self._check_answered = check_answered
-        self._new_id = new_id
-        self._monotonic = monotonic
-        self._chance = chance
-        self._sleep = sleep
+    _connection: ServerConnection
+    _checks: CheckProcess
+    _audit: CallAudit
+    _failures: FailureTable
+    _retries: RetryPolicy
+    _is_unchanged: Callable[[CatalogueEntry], Awaitable[bool]]
+    _check_answered: Callable[[CatalogueEntry, object], Awaitable[str | None]]
+    _new_id: Callable[[], str]
+    _monotonic: Callable[[], float]
+    _chance: Callable[[], float]
+    _sleep: Callable[[float], Awaitable[None]]
 
     async def run(self, call: RemoteCall, entry: CatalogueEntry) -> ToolResult:
         """Make ``call``, and repeat it if it may be.
