@@ -131,7 +131,6 @@ class RemoteOptions:
     ] = False
 
     def client(self, permissions: "Permissions") -> "AbstractAsyncContextManager[RemoteTools]":
-        """Return the guarded client."""
         from relay.remote_tools import RemoteTools, StdioServer  # noqa: PLC0415 - as above
 
         if (self.certificate is None) != (self.key is None):

@@ -65,7 +65,6 @@ class Machine:
 
     @property
     def tokens(self) -> Path:
-        """The directory for the files of tokens."""
         base = self.home / ".config" if self.system == "darwin" else self.applications
         return base / "edge-kubelet"
 
@@ -93,19 +92,16 @@ class ClientTarget:
 
     @property
     def mcp_url(self) -> str:
-        """The URL of MCP."""
         return mcp_url(self.url, self.path)
 
     @property
     def bridge(self) -> list[str]:
-        """The command line of the bridge."""
         command = [str(self.program), "stdio", "--url", self.mcp_url, "--token-file", str(self.token_file)]
         command += ["--root", str(self.root)] if self.root else []
         return command + ([PLAIN_OPTION] if self.plain else [])
 
     @property
     def headers_command(self) -> list[str]:
-        """The command line that prints the headers of a request."""
         return [str(self.program), "headers", "--token-file", str(self.token_file)]
 
 
@@ -369,7 +365,6 @@ class FileChange:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the file is to become another one."""
         return self.before != self.after
 
     @property

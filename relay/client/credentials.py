@@ -54,7 +54,6 @@ class RenewableToken:
 
     @property
     def advice(self) -> str:
-        """What to do about a token that is refused."""
         if self._file is not None:
             return "Put a new one into the file that --token-file names."
         return f"Put a new one into {TOKEN_VARIABLE}, and start this program again."

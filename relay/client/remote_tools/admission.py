@@ -130,22 +130,10 @@ class Meter:
 class Admission:
     """The checks of one caller. A tool's own faults count before its risk, which depends on them."""
 
-    _permissions: Permissions
+    permissions: Permissions
     _meter: Meter
     _catalogue: Catalogue
     _checks: CheckProcess
-
-    def check_name(self, name: str) -> None:
-        """Return if the allowlist admits ``name``: before the server is even connected.
-
-        Raises:
-            ToolUnauthorized: it does not.
-        """
-        self._permissions.check_name(name)
-
-    def admits_name(self, name: str) -> bool:
-        """Return whether the allowlist admits ``name``."""
-        return self._permissions.admits(name)
 
     async def check_call(
         self, entry: CatalogueEntry, arguments: Mapping[str, Any], deadline_at: float
@@ -158,7 +146,7 @@ class Admission:
             RemoteToolError: it does not.
         """
         _check_verified(entry)
-        self._permissions.check(entry.contract)
+        self.permissions.check(entry.contract)
         self._meter.take()
         self._check_pin(entry)
         await self._check_arguments(entry, arguments, deadline_at)
@@ -166,9 +154,9 @@ class Admission:
     def refusal(self, entry: CatalogueEntry) -> RemoteToolError | None:
         """Return why a call of ``entry`` would be refused whatever its arguments; None if it would not."""
         try:
-            self._permissions.check_name(entry.contract.name)
+            self.permissions.check_name(entry.contract.name)
             _check_verified(entry)
-            self._permissions.check(entry.contract)
+            self.permissions.check(entry.contract)
             self._check_pin(entry)
             _check_usable(entry)
         except RemoteToolError as error:

@@ -129,7 +129,6 @@ class CallAudit:
     _now_ms: Callable[[], int]
 
     def refused(self, call: Recorded, duration_ms: float, reason: str, arguments: object) -> None:
-        """Record that ``call`` was refused here: nothing of it was sent."""
         record = self._record(call, Event.REFUSED, "refused", 0)
         record["duration_ms"] = round(duration_ms, 3)
         record["reason"] = reason
@@ -138,7 +137,6 @@ class CallAudit:
         self._write(record)
 
     def started(self, call: Recorded, attempt: int, arguments: object) -> None:
-        """Record that ``attempt`` is about to be sent."""
         record = self._record(call, Event.STARTED, "allowed", attempt)
         if self._redaction is not None:
             record["arguments"] = self._shown(arguments)

@@ -167,7 +167,6 @@ class ServerConnection:
         return min(ttl_ms / 1000, LONGEST_S) if live.is_modern else UNSTATED_S
 
     async def close(self) -> None:
-        """Close the connection."""
         async with self._lock:
             await self._close()
 

@@ -162,7 +162,6 @@ class ContractTerms:
         self._deadline_s = deadline_s or DEFAULT_DEADLINE_S
 
     def contract(self, tool: Tool, verified: Verified | None = None) -> ToolContract:
-        """Return the contract of ``tool``; ``verified`` is what its node has signed, if that was checked."""
         claims = Claims.of(tool)
         rules = [rule for rule in self._rules if fnmatchcase(tool.name, rule.pattern)]
         risk, source = self._risk(tool, claims, verified, rules)
@@ -324,7 +323,6 @@ class Pins:
             self._store(lambda pins: {**new, **pins})
 
     def accept(self, name: str, surface: Surface) -> None:
-        """Pin ``name`` as it is in ``surface``."""
         self._store(lambda pins: {**pins, name: _plain(surface)})
 
     def _store(self, change: Any) -> None:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from relay.client.remote_tools.admission import unverified
 from relay.client.remote_tools.audit import CallAudit, Recorded
-from relay.client.remote_tools.catalogue import CatalogueEntry
+from relay.client.remote_tools.catalogue import Catalogue, CatalogueEntry
 from relay.client.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.client.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
 from relay.client.remote_tools.failures import FailureTable, of_fault, of_garbage, of_unexpected, remote_id
@@ -95,8 +95,7 @@ class Execution:
     _audit: CallAudit
     _failures: FailureTable
     _retries: RetryPolicy
-    _is_unchanged: Callable[[CatalogueEntry], Awaitable[bool]]
-    _check_answered: Callable[[CatalogueEntry, object], Awaitable[str | None]]
+    _catalogue: Catalogue
     _new_id: Callable[[], str]
     _monotonic: Callable[[], float]
     _chance: Callable[[], float]
@@ -170,8 +169,12 @@ class Execution:
         try:
             async with asyncio.timeout_at(call.deadline_at):
                 session = await self._connection.session()
-                if not await self._is_unchanged(entry):
-                    raise _changed()
+                if not await self._catalogue.is_unchanged(entry):
+                    raise ToolProviderFailure(
+                        "The tool changed after the call was checked; it was not sent.",
+                        reason=Reason.CONTRACT,
+                        suggested_fix="Call again: the call is checked against the tool as it is now.",
+                    )
                 connected = True
                 return await _request(session, call, meta, wire)
         except TimeoutError:
@@ -195,7 +198,7 @@ class Execution:
     async def _check_nodes(self, result: CallToolResult, entry: CatalogueEntry, call: RemoteCall) -> None:
         try:
             async with asyncio.timeout_at(call.deadline_at):
-                fault = await self._check_answered(entry, result.structured_content)
+                fault = await self._catalogue.check_answered(entry, result.structured_content)
         except TimeoutError:
             fault = "its manifest could not be verified within the deadline"
         except NotConnectedError as error:
@@ -219,14 +222,6 @@ class Execution:
                 suggested_fix="Report this to the operator of the server.",
                 may_have_run=True,
             )
-
-
-def _changed() -> ToolProviderFailure:
-    return ToolProviderFailure(
-        "The tool changed after the call was checked; it was not sent.",
-        reason=Reason.CONTRACT,
-        suggested_fix="Call again: the call is checked against the tool as it is now.",
-    )
 
 
 async def _request(session: ClientSession, call: RemoteCall, meta: Any, wire: WireAttempt) -> CallToolResult:

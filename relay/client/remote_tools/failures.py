@@ -140,7 +140,6 @@ class FailureTable:
     _redaction: Redaction
 
     def of_result(self, result: CallToolResult, name: str, *, idempotent: bool) -> RemoteToolError:
-        """Return the error of a result of the tool ``name`` with ``isError``."""
         envelope = (result.meta or {}).get(META_ERROR)
         if isinstance(envelope, dict) and (error := self._of_envelope(envelope, idempotent=idempotent)):
             return error

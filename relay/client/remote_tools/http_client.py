@@ -158,7 +158,6 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._inner.aclose()
 
 

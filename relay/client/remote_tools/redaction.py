@@ -82,7 +82,6 @@ class Redaction:
         return text.rfind("\n", 0, min(open_at, default=end)) + 1
 
     def value(self, value: object, depth: int = 0) -> Any:
-        """Return the JSON ``value`` redacted."""
         if depth > _MAX_DEPTH:
             return REDACTED
         if isinstance(value, str):

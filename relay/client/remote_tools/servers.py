@@ -204,11 +204,9 @@ class MemoryTokens:
         self._tokens: OAuthToken | None = None
 
     async def get_tokens(self) -> OAuthToken | None:
-        """Return the token, if there is one."""
         return self._tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """Keep ``tokens``."""
         self._tokens = tokens
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:

@@ -264,7 +264,6 @@ class CheckProcess:
         return found
 
     async def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:

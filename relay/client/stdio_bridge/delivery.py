@@ -88,7 +88,6 @@ class McpSession:
     version: str | None
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of its requests."""
         headers = {"mcp-session-id": self.id, "mcp-protocol-version": self.version}
         return {name: value for name, value in headers.items() if value}
 
@@ -272,29 +271,19 @@ class RetryDelays:
         return wait_s
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Delivery:
     """Delivers messages; ``put`` writes a line for the client."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        conversation: Conversation,
-        put: Callable[[bytes], Awaitable[None]],
-        log: FilteringBoundLogger,
-        monotonic: Callable[[], float],
-        chance: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._conversation = conversation
-        self._put = put
-        self._log = log
-        self._monotonic = monotonic
-        self._chance = chance
-        self._sleep = sleep
-        self._is_unreachable = False
+    conversation: Conversation
+    put: Callable[[bytes], Awaitable[None]]
+    log: FilteringBoundLogger
+    monotonic: Callable[[], float]
+    chance: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _is_unreachable: bool = False
 
     async def deliver(self, pending: PendingMessage) -> None:
-        """Send a message, and write the messages that answer it, or an error."""
         message = pending.message
         try:
             await self._retry(pending)
@@ -311,8 +300,8 @@ class Delivery:
 
     async def follow(self) -> None:
         """Write the relay's own notifications in a session of the old era, until cancelled."""
-        await self._conversation.follows.wait()
-        delays = RetryDelays(self._monotonic, self._chance)
+        await self.conversation.follows.wait()
+        delays = RetryDelays(self.monotonic, self.chance)
         missed = False
         while True:
             wait_s = None
@@ -321,30 +310,30 @@ class Delivery:
             except (NotSentError, LostError) as error:
                 self._note_unreachable(error)
             except RefusedError as error:
-                self._log.warning("no stream of changes", reason=str(error))
+                self.log.warning("no stream of changes", reason=str(error))
                 wait_s = REFUSED_DELAY_S
             missed = True
-            await self._sleep(delays.next() if wait_s is None else wait_s)
+            await self.sleep(delays.next() if wait_s is None else wait_s)
 
     async def _follow_once(self, *, missed: bool) -> None:
-        session = self._conversation.session
+        session = self.conversation.session
         if session is None:
             return
         try:
-            async with self._conversation.stream(session) as response:
+            async with self.conversation.stream(session) as response:
                 self._note_reachable()
                 if missed:
                     # Changes while there was no stream are not known.
-                    await self._put(list_changed())
+                    await self.put(list_changed())
                 async with aclosing(response.messages()) as messages:
                     async for raw, _ in messages:
-                        await self._put(raw)
+                        await self.put(raw)
         except SessionGoneError:
-            await self._conversation.renew(session)
+            await self.conversation.renew(session)
 
     async def _retry(self, pending: PendingMessage) -> None:
-        until_s = self._monotonic() + RETRY_TIMEOUT_S
-        delays = RetryDelays(self._monotonic, self._chance)
+        until_s = self.monotonic() + RETRY_TIMEOUT_S
+        delays = RetryDelays(self.monotonic, self.chance)
         while True:
             failure: NotSentError | LostError
             try:
@@ -359,14 +348,14 @@ class Delivery:
                 return
             self._note_unreachable(failure)
             # A subscription that stood once is kept up for as long as the client has it.
-            is_over = self._monotonic() >= until_s or isinstance(failure, MisdirectedError)
+            is_over = self.monotonic() >= until_s or isinstance(failure, MisdirectedError)
             if is_over and not pending.acknowledged:
                 raise failure
-            await self._sleep(delays.next())
+            await self.sleep(delays.next())
 
     async def _attempt(self, pending: PendingMessage) -> None:
         pending.sent = True
-        async with self._conversation.sent(pending.message) as response:
+        async with self.conversation.sent(pending.message) as response:
             self._note_reachable()
             pending.arrived.set()
             async with aclosing(response.messages()) as messages:
@@ -387,31 +376,31 @@ class Delivery:
         elif message.id is not None and "method" not in value and value.get("id") in (message.id, None):
             pending.answered = True
             if message.method == INITIALIZE and isinstance(result := value.get("result"), dict):
-                self._conversation.take(message, response, result)
+                self.conversation.take(message, response, result)
             # Over HTTP the connection identifies the answer. On a pipe it needs the request's id.
-            await self._put(raw if value.get("id") is not None else encode(value | {"id": message.id}))
+            await self.put(raw if value.get("id") is not None else encode(value | {"id": message.id}))
         elif value.get("method") == ACKNOWLEDGED and pending.acknowledged:
             if message.follows_tools:
-                await self._put(list_changed(message.id))  # as after any gap
+                await self.put(list_changed(message.id))  # as after any gap
         else:
             pending.acknowledged = pending.acknowledged or value.get("method") == ACKNOWLEDGED
-            await self._put(raw)
+            await self.put(raw)
 
     async def _fail(self, message: Message, answer: bytes, reason: str) -> None:
         if message.is_silent:
-            self._log.warning("not delivered", method=printable(message.method or "answer"), reason=reason)
+            self.log.warning("not delivered", method=printable(message.method or "answer"), reason=reason)
         else:
-            await self._put(answer)
+            await self.put(answer)
 
     def _note_unreachable(self, failure: NotSentError | LostError) -> None:
         if not self._is_unreachable:
             self._is_unreachable = True
-            self._log.warning("the relay is not reached", reason=str(failure))
+            self.log.warning("the relay is not reached", reason=str(failure))
 
     def _note_reachable(self) -> None:
         if self._is_unreachable:
             self._is_unreachable = False
-            self._log.info("the relay is reached again")
+            self.log.info("the relay is reached again")
 
 
 async def _exhaust(messages: AsyncIterator[object]) -> None:

@@ -51,7 +51,6 @@ class RelayResponse:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a stream of messages."""
         return self._type == "text/event-stream"
 
     async def messages(self) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
@@ -163,7 +162,6 @@ class RelayHttp:
         self._extensions = {"timeout": times.as_dict()}
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._transport.aclose()
 
     @asynccontextmanager

@@ -189,14 +189,6 @@ def test_an_empty_file_is_an_empty_configuration(empty: str) -> None:
     assert json.loads(Json.with_server(empty, "servers", "edge", ENTRY)) == {"servers": {"edge": ENTRY}}
 
 
-def test_what_was_added_is_taken_out_again() -> None:
-    before = '{\n  "theme": "dark"\n}\n'
-    assert (
-        Json.without_server(Json.with_server(before, "mcpServers", "edge", ENTRY), "mcpServers", "edge")
-        == before
-    )
-
-
 def test_comments_above_the_document_stay() -> None:
     before = '// Zed settings\n//\n\n  // See the manual\n{\n  "theme": "dark"\n}\n'
     after = Json.with_server(before, "context_servers", "edge", ENTRY)
@@ -207,31 +199,6 @@ def test_comments_above_the_document_stay() -> None:
 def test_the_other_servers_stay() -> None:
     before = json.dumps({"servers": {"edge": ENTRY, "other": {}}})
     assert json.loads(Json.without_server(before, "servers", "edge")) == {"servers": {"other": {}}}
-
-
-def test_nothing_changes_where_there_is_no_such_server() -> None:
-    text = '{"servers":   {"other": {}}}'
-    assert Json.without_server(text, "servers", "edge") == text
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('{\n  // the fleet\n  "servers": {}\n}', "comments"),
-        ("[" * 5000, "too deeply"),
-        ("[]", "no object"),
-        pytest.param('{"a": 1e400}', "not finite", id="a number that would become Infinity"),
-        pytest.param('{"a": NaN}', "not finite", id="NaN"),
-        pytest.param('{"a": {"b": 1, "b": 2}}', "duplicate", id="a member twice"),
-        pytest.param('{"a": "\\ud800"}', "surrogate", id="half a character"),
-        ('{"servers": []}', "under 'servers'"),
-    ],
-)
-def test_what_cannot_be_kept_whole_is_not_changed(text: str, why: str) -> None:
-    with pytest.raises(UnreadableConfigError, match=why):
-        Json.with_server(text, "servers", "edge", ENTRY)
-    with pytest.raises(UnreadableConfigError, match=why):
-        Json.without_server(text, "servers", "edge")
 
 
 TABLE = {"command": "/usr/bin/relay", "args": ["stdio", "--url", "https://relay.example", 'a "quoted" \\ é']}
@@ -269,30 +236,39 @@ def test_in_toml_a_quoted_header_is_the_same_table() -> None:
     assert tomllib.loads(after) == {"mcp_servers": {"edge": TABLE}}
 
 
-def test_in_toml_what_was_added_is_taken_out_again() -> None:
-    after = Toml.without_server(Toml.with_server(BEFORE, "mcp_servers", "edge", TABLE), "mcp_servers", "edge")
-    assert after.rstrip() == BEFORE.rstrip()
-    assert (
-        Toml.without_server(Toml.with_server("", "mcp_servers", "edge", TABLE), "mcp_servers", "edge") == ""
-    )
+@pytest.mark.parametrize(
+    ("form", "before"), [(Json, '{\n  "theme": "dark"\n}\n'), (Toml, BEFORE), (Toml, "")], ids=repr
+)
+def test_what_was_added_is_taken_out_again(form: type[Json | Toml], before: str) -> None:
+    after = form.without_server(form.with_server(before, "servers", "edge", TABLE), "servers", "edge")
+    assert after.rstrip() == before.rstrip()
 
 
-def test_in_toml_nothing_changes_where_there_is_no_such_server() -> None:
-    assert Toml.without_server(BEFORE, "mcp_servers", "edge") == BEFORE
+@pytest.mark.parametrize(("form", "text"), [(Json, '{"servers":   {"other": {}}}'), (Toml, BEFORE)])
+def test_nothing_changes_where_there_is_no_such_server(form: type[Json | Toml], text: str) -> None:
+    assert form.without_server(text, "servers", "edge") == text
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("form", "text", "why"),
     [
-        'mcp_servers = { edge = { command = "y" } }\n',
-        'mcp_servers.edge.command = "y"\n',
-        '[mcp_servers]\nedge = { command = "y" }\n',
-        'a = """\n[mcp_servers.edge]\n"""\n[mcp_servers.edge]\ncommand = "y"\n',
-        "not toml",
+        (Json, '{\n  // the fleet\n  "servers": {}\n}', "comments"),
+        (Json, "[" * 5000, "too deeply"),
+        (Json, "[]", "no object"),
+        pytest.param(Json, '{"a": 1e400}', "not finite", id="a number that would become Infinity"),
+        pytest.param(Json, '{"a": NaN}', "not finite", id="NaN"),
+        pytest.param(Json, '{"a": {"b": 1, "b": 2}}', "duplicate", id="a member twice"),
+        pytest.param(Json, '{"a": "\\ud800"}', "surrogate", id="half a character"),
+        (Json, '{"servers": []}', "under 'servers'"),
+        (Toml, 'servers = { edge = { command = "y" } }\n', "line by line|not TOML"),
+        (Toml, 'servers.edge.command = "y"\n', "line by line|not TOML"),
+        (Toml, '[servers]\nedge = { command = "y" }\n', "line by line|not TOML"),
+        (Toml, 'a = """\n[servers.edge]\n"""\n[servers.edge]\ncommand = "y"\n', "line by line|not TOML"),
+        (Toml, "not toml", "not TOML"),
     ],
 )
-def test_in_toml_what_cannot_be_changed_line_by_line_is_not_changed(text: str) -> None:
-    with pytest.raises(UnreadableConfigError):
-        Toml.without_server(text, "mcp_servers", "edge")
-    with pytest.raises(UnreadableConfigError):
-        Toml.with_server(text, "mcp_servers", "edge", TABLE)
+def test_what_cannot_be_kept_whole_is_not_changed(form: type[Json | Toml], text: str, why: str) -> None:
+    with pytest.raises(UnreadableConfigError, match=why):
+        form.with_server(text, "servers", "edge", TABLE)
+    with pytest.raises(UnreadableConfigError, match=why):
+        form.without_server(text, "servers", "edge")
