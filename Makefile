@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types walk bench bench-scale chaos fuzz soak format lock man picture wheel deb clean
+.PHONY: help demo check test test-all lint types house mutations walk bench bench-scale chaos fuzz soak format lock man picture wheel deb clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,14 @@ lint: $(READY) ## style and layering
 
 types: $(READY) ## strict types
 	@$(BIN)/mypy
+
+house: $(READY) ## the size of the tree: rooms, imports between them, lines, and the modules of a call
+	@$(BIN)/python -P -m tests.house.rooms
+	@echo
+	@$(BIN)/python -P -m tests.house.call_path
+
+mutations: $(READY) ## plant faults in a copy of the tree, each of which a quick test must catch; ONLY="name name"
+	@$(BIN)/python -P -m tests.house.mutations $(ONLY:%=--only %)
 
 walk: STEPS ?= 1000000
 walk: SEED ?= 1

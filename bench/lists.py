@@ -28,7 +28,7 @@ from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import WHOLE_FLEET
 from relay.fleet.tools import Projector
-from relay.mcp_api.paging import ToolEntries, page_of
+from relay.mcp_api.tool_list import ToolEntries, page_of
 from relay.observability.metrics import Metrics
 from relay.pki.certificate_builder import issue_leaf, make_root
 from schemas.kinds import KindRegistry

@@ -23,7 +23,7 @@ import typer
 from relay.cli.exits import fail
 from relay.client.connect import Machine
 from relay.client.credentials import TOKEN_VARIABLE, Profile, check_token_file, keep_token, read_profile
-from schemas.addresses import MCP_PATH, PLAIN_OPTION
+from schemas.addresses import KINDS_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
@@ -57,7 +57,7 @@ _MEMBERS = (
 
 ResultT = TypeVar("ResultT")
 
-DEFAULT_URL = "http://127.0.0.1:8700/mcp"
+DEFAULT_URL = f"http://127.0.0.1:8700{KINDS_PATH}"
 _RECORDS = "calls.jsonl"
 
 _EXITS = {
@@ -94,8 +94,8 @@ class RemoteOptions:
         str | None,
         typer.Option(
             metavar="URL",
-            help="The MCP server, over HTTP. Default: that of `relay login`, with its token and root; "
-            f"else {DEFAULT_URL}.",
+            help="The MCP server, over HTTP; a relay's needs no path. Default: that of `relay login`, "
+            f"with its token and root; else {DEFAULT_URL}.",
         ),
     ] = None
     stdio: Annotated[
@@ -223,16 +223,16 @@ async def survey(options: RemoteOptions) -> "list[Surveyed]":
 
 
 def with_path(url: str) -> str:
-    """Return ``url`` with the usual path of an MCP server if it has none.
+    """Return ``url`` with the path of a relay's kinds view if it has none.
 
     >>> with_path("https://relay.example")
-    'https://relay.example/mcp'
+    'https://relay.example/mcp/kinds'
     """
     try:
         bare = urlsplit(url).path in {"", "/"} and "?" not in url
     except ValueError:
         return url
-    return url.rstrip("/") + MCP_PATH if bare else url
+    return url.rstrip("/") + KINDS_PATH if bare else url
 
 
 def _http_server(options: RemoteOptions) -> "HttpServer":

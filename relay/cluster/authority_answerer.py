@@ -12,8 +12,7 @@ from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.connection import respond
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import BUSY_RETRY_MS, KeyedLimiters
+from relay.limits.rate_limits import BUSY_RETRY_MS, Allowance, KeyedLimiters
 from relay.routing.authority_messages import AskedOfAuthority, AuthorityMessages, authority_subject
 from relay.routing.authority_port import AnsweringAuthority, AuthorityRefusedError
 from relay.routing.cluster_messages import ClusterMessageError

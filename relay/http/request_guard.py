@@ -17,8 +17,8 @@ from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
-from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.http.front_page import Page, accepts_page
+from relay.http.http_protocol import PendingAnswer, WholeRequest
 from relay.observability.metrics import Metrics
 from schemas.addresses import CONNECT_PATH, MCP_PATH, MCP_PATHS, HostPort, is_loopback
 from schemas.errors import Failure, ToolError

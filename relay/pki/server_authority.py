@@ -6,7 +6,7 @@ It is trusted for servers alone, by its own extension and by every verifier of n
 | file | mode | holds |
 |---|---|---|
 | `server-cross.pem` | 0644 | the server root as certified by the root of nodes; see ``create`` |
-| `server-endorsements` | 0600 | where the key of the CA is not: the endorsements of these by roots of nodes |
+| `server-endorsements` | 0600 or 0640 | where the CA's key is not: their endorsements by roots of nodes |
 
 Must not issue for nodes, or for clients of the broker.
 """

@@ -16,7 +16,6 @@ from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import FleetTrust
 from relay.http import assembly as http_assembly
 from relay.mcp_api import assembly as mcp_assembly
-from relay.mcp_api.views import assembly as views_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
@@ -105,8 +104,8 @@ class Relay:
             streams=self.telemetry.hub,
             revocations_known=self._freshness.is_fresh,
         )
-        self.views = views_assembly.assemble(environment, self.fleet, self.calls)
-        self.telemetry.hub.on_sample(self.views.measurements.keep)
+        measurements = mcp_assembly.assemble_views(environment, self.fleet, self.calls)
+        self.telemetry.hub.on_sample(measurements.keep)
         self.caller_tools = caller_tools_assembly.assemble(
             environment,
             audit=self.audit,
@@ -155,7 +154,6 @@ class Relay:
             self.cluster,
             self.telemetry,
             self.calls,
-            self.views,
             self.caller_tools,
             self.mcp,
             self.http,

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from relay.calls.idempotency_store import IdempotencyStore
-from relay.calls.keyed_commands import KeyedCommands
+from relay.calls.idempotency import IdempotencyStore, KeyedCommands
 from relay.fleet.fleet import Fleet
 from relay.part import Part
 from relay.pki.assembly import PkiPart

@@ -9,13 +9,13 @@
 
 The kept form is Punycode (RFC 3492), so the shown form follows from it. Of ASCII labels all forms are the
 label, but for the case of its look. The letters are a table of our own: what a label is must not change with
-the Unicode version of Python. No script here runs from right to left, has combining marks, or has invisible
-letters. Must not know which labels there are.
+the Unicode version of Python. No script here runs from right to left or has invisible letters, and a mark
+stands only where a letter of its script carries it. Must not know which labels there are.
 """
 
 import re
 from itertools import chain
-from unicodedata import east_asian_width, is_normalized, normalize
+from unicodedata import bidirectional, category, east_asian_width, is_normalized, normalize
 
 from schemas.text import printable
 
@@ -28,10 +28,26 @@ SCRIPTS = {
     "Hiragana": re.compile("[ぁ-ゖ]"),
     "Katakana": re.compile("[ァ-ヺー]"),
     "Korean": re.compile("[가-힣]"),
+    "Devanagari": re.compile("[\u0901\u0902\u0905-\u0939\u093c\u093e-\u094d]"),
+    "Thai": re.compile("[กขคฆ-ฮะาำเ-ไๆ\u0e31\u0e34-\u0e39\u0e47-\u0e4c]"),
 }
 _IN_ONE_WORD = ({"Latin", "Chinese", "Hiragana", "Katakana"}, {"Latin", "Chinese", "Korean"})
-_WORD = re.compile(r"[^\W\d_]+")
-_ACCENT = re.compile("[\u0300-\u036f]")
+_MARKS = "\u0901\u0902\u093c\u093e-\u094d\u0e31\u0e34-\u0e39\u0e47-\u0e4c"
+_WORD = re.compile(rf"(?:[^\W\d_]|[{_MARKS}])+")
+_CONSONANT = "[\u0915-\u0939]\u093c?"  # with its dot
+_CLUSTERS = {
+    # A vowel; or consonants joined by the virama, with one sign of a vowel at most. A second sign, or one on
+    # a vowel, looks like another letter.
+    "Devanagari": re.compile(
+        rf"(?:(?:[\u0905-\u0914]|{_CONSONANT}(?:\u094d{_CONSONANT})*(?:\u094d(?!{_CONSONANT})|[\u093e-\u094c])?)"
+        r"[\u0901\u0902]?)+"
+    ),
+    # A consonant, with at most one vowel in front, one above or below, a mark over that, and those behind.
+    "Thai": re.compile(r"(?:[เ-ไ]?[กขคฆ-ฮ][\u0e31\u0e34-\u0e39]?[\u0e47-\u0e4c]?[าำ]?ะ?ๆ?)+"),
+}
+_IN_TWO_PARTS = "ำ"
+"""What NFKC takes apart, into parts of which one is no letter here."""
+_ACCENT = re.compile("[\u0300-\u036f\u093c]")
 _IN_ASCII = str.maketrans(
     dict(zip("ØøĐđÐðŁłĦħŦŧıĸŊŋƏə", "OoDdDdLlHhTtikNnEe", strict=True))
     | {"ß": "ss", "ẞ": "SS", "Æ": "AE", "æ": "ae", "Œ": "OE", "œ": "oe", "Þ": "TH", "þ": "th"}
@@ -52,12 +68,18 @@ def fault_of_letters(label: str) -> str | None:
 
 def _fault_of_scripts(text: str) -> str | None:
     for char in text:
-        if not char.isascii() and not (_scripts_of(char) and is_normalized("NFKC", char)):
+        is_usual = char in _IN_TWO_PARTS or is_normalized("NFKC", char)
+        if not char.isascii() and bidirectional(char) in {"R", "AL"}:
+            return f"U+{ord(char):04X} is written from right to left, and would reorder the id beside it"
+        if not char.isascii() and not (_scripts_of(char) and is_usual):
             return f"U+{ord(char):04X} is no letter of {', '.join(SCRIPTS)}"
     for word in _WORD.findall(text):
         found = set(chain.from_iterable(map(_scripts_of, word)))
         if len(found) > 1 and not any(found <= allowed for allowed in _IN_ONE_WORD):
             return f"a word has letters of {' and '.join(sorted(found))}, some of which look the same"
+        for script in found & _CLUSTERS.keys():
+            if not _CLUSTERS[script].fullmatch(word):
+                return f"a mark of {script} is on no letter that can carry it"
     return None
 
 
@@ -121,4 +143,6 @@ def legible(text: str, limit: int = 256) -> str:
 
 def columns_of(text: str) -> int:
     """Return how many columns of a terminal ``text`` takes."""
-    return len(text) if text.isascii() else sum(1 + (east_asian_width(char) in "WF") for char in text)
+    if text.isascii():
+        return len(text)
+    return sum((category(char) != "Mn") + (east_asian_width(char) in "WF") for char in text)

@@ -18,7 +18,14 @@ from threading import Lock
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from schemas.error_roots import StateError
-from schemas.files import PRIVATE, check_state, open_state, sync_directory, write_atomic
+from schemas.files import (
+    PRIVATE,
+    check_state,
+    mode_without_secrets,
+    open_state,
+    sync_directory,
+    write_atomic,
+)
 
 Entry = dict[str, Any]
 
@@ -207,7 +214,10 @@ class Ledger(Generic[StateT]):
             parsed = self._read_on()
         entries = lasting(parsed.state)
         if parsed.number >= WORTH_COMPACTING and 2 * len(entries) <= parsed.number:
-            write_atomic(self.path, _lines(entries), PRIVATE)
+            write_atomic(self.path, _lines(entries), self._mode())
+
+    def _mode(self) -> int:
+        return PRIVATE if self._secret else mode_without_secrets(self.path.parent)
 
     @contextmanager
     def _exclusive_file(self) -> Iterator[FileIO]:

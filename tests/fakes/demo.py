@@ -24,6 +24,7 @@ from relay.cli.demo.local_system import LocalSystem, start_system
 from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
+from schemas.addresses import KINDS_PATH, mcp_url
 from schemas.kinds import KINDS
 from schemas.process.logs import make_logger
 from tests.fakes.ports import unused_port
@@ -50,7 +51,12 @@ class Demo:
     @property
     def base_url(self) -> str:
         """The relay's public URL."""
-        return str(self.facts["mcp_url"]).removesuffix("/mcp")
+        return str(self.facts["mcp_url"]).removesuffix(KINDS_PATH)
+
+    @property
+    def mcp_url(self) -> str:
+        """The URL of the nodes' own tools, by their canonical names."""
+        return mcp_url(self.base_url)
 
     @property
     def directory(self) -> Path:
@@ -101,7 +107,7 @@ class Demo:
         """Hold the official client in the era that ``mode`` names, as ``mcp.client.Client`` has it."""
         headers = {"Authorization": f"Bearer {self.facts['token']}"}
         async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT) as http:
-            transport = streamable_http_client(self.facts["mcp_url"] + query, http_client=http)
+            transport = streamable_http_client(self.mcp_url + query, http_client=http)
             async with Client(transport, mode=mode, **options) as client:
                 yield client
 

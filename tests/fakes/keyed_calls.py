@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.calls.call_record import CallAnswer, CallRequest
-from relay.calls.idempotency_store import QUOTA_OF_ALL
+from relay.calls.idempotency import QUOTA_OF_ALL
 from relay.routing.port import Command, LocalRouter
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError

@@ -165,6 +165,10 @@ async def test_a_command_without_a_waiting_caller_is_stopped(rig: Rig) -> None:
         await asyncio.wait_for(rig.worker.begun.get(), BOUND_S)
         await end.send("cmd_cancel", answers=msg_id)
         await asyncio.wait_for(rig.worker.stopped.wait(), BOUND_S)
+        # Its deadline would have stopped it too, with an answer.
+        rig.worker.may_end.set()
+        other = await end.send("cmd")
+        assert (await end.receive("cmd_ack")).in_reply_to == other
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,17 @@ def test_a_principal_whose_token_is_revoked_is_rejected_and_no_other(authenticat
     authenticator.check(other)
 
 
+def test_a_principal_that_another_relay_has_recognised_is_checked_here_too(
+    authenticator: Authenticator,
+) -> None:
+    facts = authenticator.identify(token()).facts()
+    assert authenticator.forwarded(**facts).jti == facts["jti"]
+    authenticator.revoke(frozenset({facts["jti"]}))
+    with pytest.raises(TokenError) as caught:
+        authenticator.forwarded(**facts)
+    assert caught.value.reason == "revoked"
+
+
 @pytest.mark.integration
 async def test_a_principal_is_rejected_once_its_issuer_replaces_the_key(
     world: TwoIssuers,

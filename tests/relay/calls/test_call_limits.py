@@ -12,7 +12,7 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer
 from relay.calls.gateway import CallGateway
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import LocalRouter
 from relay.settings.config import EnvelopeMode

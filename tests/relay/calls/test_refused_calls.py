@@ -118,6 +118,18 @@ async def test_what_is_refused_is_refused_with_its_code_before_anything_is_sent(
     assert hub.counted("calls_total", code=failure.value.code) == 1
 
 
+async def test_nothing_is_called_while_what_has_been_revoked_cannot_be_read(
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
+) -> None:
+    hub.seconds.now += 3600
+    envelope = error(await gateway.call(request(hub)))
+    assert (envelope["code"], "cannot read what has been revoked" in envelope["message"]) == (
+        "E_INTERNAL",
+        True,
+    )
+    assert router.commands == []
+
+
 @pytest.mark.parametrize("mode", EnvelopeMode)
 async def test_a_malformed_correlation_id_is_refused_in_every_mode_and_not_recorded(
     hub: Hub, gateway: CallGateway, router: ScriptedRouter, mode: EnvelopeMode
@@ -242,4 +254,6 @@ async def test_with_a_revoked_token_no_further_call_begins(
     envelope = error(await gateway.call(call))
     assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
     assert router.commands == []
+    (line,) = hub.audited()
+    assert (line["decision"], line["code"]) == ("deny", "E_SAFETY_DENIED")
     assert await codes(gateway, request(hub)) == ["ok"]

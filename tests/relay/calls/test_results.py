@@ -79,6 +79,8 @@ def test_whatever_was_sent_comes_back_as_it_was(tools: dict[str, Tool], message:
 
 def test_what_does_not_fit_or_is_another_nodes_is_not_passed_on(tools: dict[str, Tool]) -> None:
     refused({}, tools[ECHO_NAME])
+    refused({**ECHOED, "stray": "member"}, tools[ECHO_NAME])
+    refused({**ECHOED, "received_at_ms": "now"}, tools[ECHO_NAME])
     refused({**ECHOED, "node_id": OTHER_NODE_ID}, tools[ECHO_NAME])
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from relay.cluster import authority_answerer, authority_asker
 from relay.cluster.authority_asker import AuthorityAsker
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentRefusedError
 from relay.pki.forwarded_enrolments import ForwardedEnrolments

@@ -9,12 +9,11 @@ import pytest
 from nats import connect
 from nats.aio.msg import Msg
 
-from relay.calls.idempotency_store import IdempotencyStore
-from relay.calls.keyed_commands import KeyedCommands
+from relay.calls.idempotency import IdempotencyStore, KeyedCommands
 from relay.cluster import command_owner
 from relay.routing.cluster_messages import AskedCommand, command_subject
 from relay.routing.port import Idempotency
-from relay.sessions.capability_limits import CapabilityLimits
+from relay.sessions.node_sessions import CapabilityLimits
 from relay.settings.config import ClusterServer
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.calls.idempotency_store import REMEMBERED_S
+from relay.calls.idempotency import REMEMBERED_S
 from relay.cluster.presence import KEYS_LAST_S, UNREAD_S, Presence
 from relay.cluster.presence_effects import Effects
 from relay.cluster.presence_entries import ENDED_KEPT_S, NodeEntry

@@ -57,6 +57,7 @@ def test_what_proves_nothing_is_refused(
     assert caught.value.reason == reason
 
 
-def test_a_revoked_leaf_is_refused(trust: FleetTrust) -> None:
+@pytest.mark.parametrize("revoked", [NODE.kid, NODE.identity().issued_as], ids=["kid", "issuer-and-serial"])
+def test_a_revoked_leaf_is_refused(trust: FleetTrust, revoked: str) -> None:
     with pytest.raises(IdentityError, match="revoked"):
-        replace(trust, revoked=frozenset({NODE.kid})).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
+        replace(trust, revoked=frozenset({revoked})).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)

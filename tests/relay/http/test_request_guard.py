@@ -7,9 +7,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
-from relay.http.connections import AcceptedConnection
-from relay.http.direct_http import PendingAnswer, WholeRequest
+from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection
 from relay.http.front_page import FrontPage
+from relay.http.http_protocol import PendingAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from schemas.addresses import MCP_PATHS, HostPort
 from schemas.registry import SchemaRegistry
@@ -327,6 +327,24 @@ async def test_a_whole_request_of_an_agent_that_holds_too_many_connections_is_le
     assert another.holder == "another agent"
     assert held.refused() == 0  # ASGI rejects it, and counts that
     assert len(bench.begins(headers, over=own[0])) == 1
+
+
+async def test_asgi_rejects_a_request_of_an_agent_that_holds_too_many_connections(bench: Bench) -> None:
+    token, held = bench.hub.token(), HeldConnections()
+    agent = bench.hub.authenticator.identify(token).name
+    for _ in range(held.per_holder):
+        held.hold(agent)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/mcp",
+        "query_string": b"",
+        "client": ("127.0.0.1", 40000),
+        "headers": [(b"host", PUBLIC[1].encode()), (b"authorization", f"Bearer {token}".encode())],
+        "state": {CONNECTION_IN_STATE: held.hold("another agent")},
+    }
+    assert (await bench.asked(scope))[0]["status"] == 429
+    assert bench.mcp.scopes == []
 
 
 async def test_a_revoked_or_expired_token_begins_nothing(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relay.state.label_forms import columns_of, kept_form, legible, shown_form, typed_form
-from relay.state.name_rules import folded, label_of
+from relay.state.name_rules import NameRuleError, folded, label_of
 from relay.state.names import LabelTakenError, NameLedger, NodeName
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
@@ -39,6 +39,11 @@ def ledger(path: Path) -> NameLedger:
         ("温室北側ポンプ", "xn--udkl0e801oo0cisrgs5a"),
         ("온실 펌프", "xn--_-xi5fr7f34tzwb"),
         ("greenhouse pi", "greenhouse pi"),
+        ("ग्रीनहाउस पंप 3", kept_form("ग्रीनहाउस पंप 3")),
+        ("सड़क श्रीमान्", kept_form("सड़क श्रीमान्")),
+        ("ปั๊มน้ำ 2", kept_form("ปั๊มน้ำ 2")),
+        ("โรงเรือนเพาะเห็ด", kept_form("โรงเรือนเพาะเห็ด")),
+        ("ศูนย์ใหญ่ต่างๆ", kept_form("ศูนย์ใหญ่ต่างๆ")),
     ],
 )
 def test_a_label_is_shown_in_its_letters_and_every_form_of_it_means_it(label: str, typed: str) -> None:
@@ -50,6 +55,34 @@ def test_a_label_is_shown_in_its_letters_and_every_form_of_it_means_it(label: st
 
 def test_what_is_typed_with_combining_accents_is_the_same_label() -> None:
     assert label_of("Gewa\u0308chshaus") == GREENHOUSE
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param("अ\u093eम", "a mark of Devanagari", id="a sign on a vowel, like another one"),
+        pytest.param("क\u093e\u093e", "a mark of Devanagari", id="two signs on one consonant"),
+        pytest.param("\u093eक", "a mark of Devanagari", id="a sign on nothing"),
+        pytest.param("pump\u0941", "letters of Devanagari and Latin", id="a sign on Latin"),
+        pytest.param("पम्प\u200dक", r"U\+200D is no letter", id="a joiner that cannot be seen"),
+        pytest.param("३", r"U\+0969 is no letter", id="a digit that looks like another"),
+        pytest.param("दुः", r"U\+0903 is no letter", id="a sign that looks like a colon"),
+        pytest.param("\u0e40\u0e40ก", "a mark of Thai", id="two vowels that look like one"),
+        pytest.param("กํา", r"U\+0E4D is no letter", id="two parts that look like one vowel"),
+        pytest.param("ก้้", "a mark of Thai", id="two marks, one over the other"),
+        pytest.param("ก3้", "a mark of Thai", id="a mark on a digit"),
+        pytest.param("ปั๊มpump", "letters of Latin and Thai", id="Thai and Latin in one word"),
+        pytest.param("\u05e9\u05dc", r"U\+05E9 is written from right to left", id="Hebrew"),
+        pytest.param("\u0645\u0646", r"U\+0645 is written from right to left", id="Arabic"),
+    ],
+)
+def test_a_mark_that_deceives_and_letters_from_right_to_left_are_refused_with_the_reason(
+    text: str, why: str
+) -> None:
+    with pytest.raises(NameRuleError, match=why):
+        label_of(text)
+    assert shown_form(kept_form(text)) == kept_form(text)
+    assert legible(text).isascii()
 
 
 @pytest.mark.parametrize(
@@ -82,6 +115,7 @@ def test_what_is_kept_is_ascii_that_the_shared_document_has_admitted_from_the_fi
         ("\u041e\u0421\u0410", "oca"),
         ("\u03a4\u0391\u039d\u039a", "TANK"),
         ("\u53e3", "\u30ed"),  # a mouth, and the syllable ro
+        ("सड़क", "सडक"),  # but for a dot
     ],
 )
 def test_two_labels_of_a_tenant_do_not_look_alike(ledger: NameLedger, first: str, second: str) -> None:
@@ -103,4 +137,4 @@ def test_text_that_deceives_is_escaped_where_it_is_shown() -> None:
 
 
 def test_letters_of_double_width_are_counted_as_terminals_show_them() -> None:
-    assert [columns_of(text) for text in ("pi", GREENHOUSE, "温室 3", "온실")] == [2, 11, 6, 4]
+    assert [columns_of(text) for text in ("pi", GREENHOUSE, "温室 3", "온실", "ปั๊ม")] == [2, 11, 6, 4, 2]

@@ -1,7 +1,7 @@
 import pytest
 
 from relay.client.remote_tools.admission import Meter
-from relay.remote_tools import Budget, Permissions, Reason, ToolUnauthorized
+from relay.remote_tools import Budget, Permissions, Reason, Risk, RiskSource, ToolContract, ToolUnauthorized
 
 
 class Time:
@@ -37,6 +37,51 @@ def test_the_allowlist_matches_whole_names_by_globs(
     admitted: bool,  # noqa: FBT001 - a column of the table
 ) -> None:
     assert Permissions(allow).admits(name) is admitted
+
+
+def test_a_name_that_is_not_on_the_allowlist_is_refused() -> None:
+    with pytest.raises(ToolUnauthorized) as caught:
+        Permissions(("echo",)).check_name("add")
+    assert caught.value.reason is Reason.ALLOWLIST
+
+
+def contract(risk: Risk, *scopes: str) -> ToolContract:
+    return ToolContract(
+        name="echo",
+        version="1",
+        title="",
+        description="",
+        input_schema={},
+        output_schema=None,
+        digest="",
+        risk=risk,
+        risk_source=RiskSource.DEFAULT,
+        required_scopes=frozenset(scopes),
+        idempotent=False,
+        deadline_s=1.0,
+        canonical_name="echo",
+    )
+
+
+@pytest.mark.parametrize("risk", Risk)
+@pytest.mark.parametrize("ceiling", Risk)
+def test_a_ceiling_admits_its_own_risk_and_those_below(ceiling: Risk, risk: Risk) -> None:
+    permissions = Permissions(max_risk=ceiling)
+    if risk.level <= ceiling.level:
+        permissions.check(contract(risk))
+        return
+    with pytest.raises(ToolUnauthorized) as caught:
+        permissions.check(contract(risk))
+    assert caught.value.reason is Reason.RISK
+
+
+def test_a_tool_requires_scopes_that_were_granted_unless_its_server_checks_them() -> None:
+    needs = contract(Risk.READ, "a", "b")
+    Permissions(scopes=frozenset({"a", "b", "c"})).check(needs)
+    Permissions(scopes=None).check(needs)
+    with pytest.raises(ToolUnauthorized) as caught:
+        Permissions(scopes=frozenset({"a"})).check(needs)
+    assert caught.value.reason is Reason.SCOPE
 
 
 def test_a_total_is_spent_for_good() -> None:
