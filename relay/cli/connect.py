@@ -38,7 +38,6 @@ from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import needed_home_directory
 from schemas.text import printable
-from schemas.tls import client_context, read_root
 
 _PROGRAM = "relay"
 _MAX_LINE = 4096
@@ -221,15 +220,15 @@ async def _reach(connection: ClientTarget) -> None:
     Raises:
         ConnectError: it is not reached.
     """
-    from relay.client.stdio_bridge.http_client import (  # noqa: PLC0415 - for a command that runs
+    from relay.client.http import tls_by  # noqa: PLC0415 - for a command that runs
+    from relay.client.stdio_bridge.http_client import (  # noqa: PLC0415 - as above
         LostError,
         NotSentError,
         RelayHttp,
     )
 
     token = RenewableToken.find(connection.token_file, {})
-    roots = read_root(connection.root) if connection.root is not None else None
-    http = RelayHttp(connection.mcp_url, token, client_context(roots), connection.root)
+    http = RelayHttp(connection.mcp_url, token, tls_by(connection.root), connection.root)
     try:
         async with http.exchange("GET", {}):
             return

@@ -30,7 +30,6 @@ from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.home_directory import home_directory, needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable
-from schemas.tls import client_context, read_root
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -236,11 +235,12 @@ def with_path(url: str) -> str:
 
 
 def _http_server(options: RemoteOptions) -> "HttpServer":
-    from relay.remote_tools import BearerToken, HttpServer  # noqa: PLC0415 - for a command that runs
+    from relay.client.http import tls_by  # noqa: PLC0415 - for a command that runs
+    from relay.remote_tools import BearerToken, HttpServer  # noqa: PLC0415 - as above
 
     shown = (options.certificate, options.key) if options.certificate and options.key else None
     # Made here for its errors alone; the client makes it again, of files that are renewed too.
-    client_context(read_root(options.root) if options.root is not None else None, shown)
+    tls_by(options.root, shown)
     if options.token_file is not None:
         token: Path | str = check_token_file(options.token_file)
     else:

@@ -16,6 +16,7 @@ import httpx2
 from schemas.addresses import is_loopback
 from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import OperatorError
+from schemas.tls import client_context, read_root
 
 CONNECT_TIMEOUT_S = 10.0
 UNCOMPRESSED: Mapping[str, str] = {"accept-encoding": "identity"}
@@ -45,6 +46,15 @@ def proxy_of(url: str) -> str | None:
     if urlsplit(proxy).scheme not in {"http", "https"}:
         raise ProxyError(f"{target.scheme}_proxy or all_proxy does not name an HTTP proxy: http://HOST:PORT")
     return proxy
+
+
+def tls_by(root: Path | None, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    """Return the TLS that verifies a server by the root in a file, else by this machine's roots.
+
+    Raises:
+        TlsFilesError, OSError: a file cannot be used.
+    """
+    return client_context(read_root(root) if root is not None else None, certificate)
 
 
 def transport_to(url: str, tls: ssl.SSLContext, **options: Any) -> httpx2.AsyncHTTPTransport:

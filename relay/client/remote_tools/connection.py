@@ -37,6 +37,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from relay.client.http import tls_by
 from relay.client.remote_tools.http_client import (
     ATTEMPT,
     MAX_ANSWER_BYTES,
@@ -55,7 +56,6 @@ from relay.client.remote_tools.servers import (
 )
 from schemas.error_roots import PeerError
 from schemas.faults import first_of
-from schemas.tls import client_context, read_root
 
 Streams = tuple[Any, Any]
 
@@ -64,6 +64,10 @@ LONGEST_S = 3600.0
 UNSTATED_S = 60.0
 """How long the list of a server is used that states nothing: one of the old era."""
 
+ENDPOINT_WITHIN_S = 10.0
+_OK = 200
+_FIRST_NOT_OK = 300
+_ENDED = (httpx2.HTTPError, httpx2.StreamError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _SUBSCRIBED_WITHIN_S = 10.0
 # So long the first list waits for the subscription, which spares a second one. A proxy may hold it back.
 _AWAITED_S = 1.0
@@ -89,6 +93,10 @@ class NotConnectedError(PeerError):
         super().__init__(f"not connected: {type(cause).__name__}")
         self.wire = wire
         self.cause = cause
+
+
+class NotOlderHttpError(PeerError):
+    """The server does not speak this transport."""
 
 
 @dataclass(slots=True)
@@ -329,8 +337,6 @@ async def _open(
 
 
 async def _http_client(server: HttpServer) -> GuardedHttpClient:
-    roots = read_root(server.root) if server.root is not None else None
-    tls = client_context(roots, server.client_certificate)
     credential = server.credential
     auth: httpx2.Auth | None
     if credential is None:
@@ -339,6 +345,7 @@ async def _http_client(server: HttpServer) -> GuardedHttpClient:
         auth = BearerAuth(origin_of(httpx2.URL(server.url)), credential)
     else:
         auth = await provider(server.url, credential)
+    tls = tls_by(server.root, server.client_certificate)
     return GuardedHttpClient(server.url, auth, tls, server.root)
 
 
@@ -374,17 +381,6 @@ class _WatchedStream:
     ) -> bool | None:
         ended: bool | None = await self._inner.__aexit__(kind, error, trace)
         return ended
-
-
-ENDPOINT_WITHIN_S = 10.0
-
-_OK = 200
-_FIRST_NOT_OK = 300
-_ENDED = (httpx2.HTTPError, httpx2.StreamError, anyio.BrokenResourceError, anyio.ClosedResourceError)
-
-
-class NotOlderHttpError(PeerError):
-    """The server does not speak this transport."""
 
 
 @asynccontextmanager

@@ -24,6 +24,10 @@ from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHE
 from schemas.text import printable
 
 DEFAULT_DEADLINE_S = 30.0
+MAX_PINS_BYTES = 32 * 1024 * 1024
+_SHOWN = 160
+
+Surface = Mapping[str, Any]
 _CLAIMS = (META_SAFETY_CLASS, META_CANONICAL_NAME, META_SCHEMA_REF)
 
 
@@ -265,12 +269,6 @@ def _version(claims: Claims) -> str | None:
 
 def _first(values: Iterable[Any]) -> Any:
     return next((value for value in values if value is not None), None)
-
-
-MAX_PINS_BYTES = 32 * 1024 * 1024
-_SHOWN = 160
-
-Surface = Mapping[str, Any]
 
 
 class PinsError(StateError):

@@ -49,6 +49,11 @@ DEFAULT_PATTERNS = (
     re.compile(r"\b(?:ghp|gho|ghs|sk|xoxb|xoxp|AKIA)[-_A-Za-z0-9]{16,}"),
 )
 
+# The packages whose loggers contain what a server sent. ``client`` is the name that the SDK's session uses.
+_LOGGING = {"mcp", "client", "httpx2", "httpcore2"}
+_CHUNK_BYTES = 8192
+_MAX_HELD = 2 * _CHUNK_BYTES
+_LAST_LINES_S = 0.5
 _MAX_TEXT = 2048
 _MAX_DEPTH = 32
 
@@ -108,13 +113,6 @@ class Redaction:
 
 def _letters(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
-
-
-# The packages whose loggers contain what a server sent. ``client`` is the name that the SDK's session uses.
-_LOGGING = {"mcp", "client", "httpx2", "httpcore2"}
-_CHUNK_BYTES = 8192
-_MAX_HELD = 2 * _CHUNK_BYTES
-_LAST_LINES_S = 0.5
 
 
 @contextmanager

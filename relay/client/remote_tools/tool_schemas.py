@@ -39,6 +39,9 @@ MAX_MEMORY_BYTES = 1 << 30
 _QUICK_APPLICATIONS = 1_000_000
 """How many objects are applied to all parts of a value in a fraction of a second."""
 _BACKTRACK_LIMIT = 10_000
+_LONGEST_ANSWER = 64 * 1024
+_MARGIN_S = 5.0
+"""How much longer than this process the other waits, to end by itself if this one is gone."""
 
 
 class UnusableSchemaError(PeerError):
@@ -204,16 +207,6 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-if __name__ == "__main__":
-    limit_memory()
-    answer(sys.stdin.buffer, sys.stdout.buffer)
-
-
-_LONGEST_ANSWER = 64 * 1024
-_MARGIN_S = 5.0
-"""How much longer than this process the other waits, to end by itself if this one is gone."""
-
-
 class CheckProcess:
     """The checks of one client. The process is started by the first that needs it."""
 
@@ -297,3 +290,8 @@ async def _started() -> Process:
         # No other variable: it needs no credential.
         env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
+
+
+if __name__ == "__main__":
+    limit_memory()
+    answer(sys.stdin.buffer, sys.stdout.buffer)

@@ -51,6 +51,7 @@ DRAIN_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 1.0
 """How long they are awaited after a signal: clients kill the program after 2 s."""
 
+_CHUNK_BYTES = 65_536
 _TOO_LONG = "The request is larger than 256 KiB."
 _NO_SUCH_NAME = "The name is longer than any tool's."
 _BUG = "The bridge to the relay failed; the reason is in its log."
@@ -237,9 +238,6 @@ async def _bridge(http: RelayHttp, log: FilteringBoundLogger) -> None:
 
 def _nothing() -> None:
     """Release nothing: no slot was taken."""
-
-
-_CHUNK_BYTES = 65_536
 
 
 def claim_output() -> int:

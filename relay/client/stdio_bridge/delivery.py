@@ -48,23 +48,11 @@ _STREAM_END_TIMEOUT_S = 1.0
 _UNREACHABLE = "The relay cannot be reached; nothing was sent. Try again later."
 _LOST = "The connection to the relay was lost; this may have run. Check that before you try again."
 _ERRORS = 400
-
-
 _REDIRECTS = 300
-
-
 _UNAUTHORIZED = 401
-
-
 _NOT_FOUND = 404
-
-
 _SERVER_ERRORS = 500
-
-
 _UNAVAILABLE = 503
-
-
 _MAX_RENEWALS = 3
 
 
