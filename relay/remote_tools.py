@@ -3,6 +3,7 @@
 Usable alone, with the extra ``[client]``. Must not import the relay's server parts or other packages.
 """
 
+from relay.client.remote_tools.admission import Budget, Permissions
 from relay.client.remote_tools.audit import AuditFailedError, AuditRecord, AuditSink, JsonLines
 from relay.client.remote_tools.client import ClientEnvironment, RemoteTools, Surveyed
 from relay.client.remote_tools.contracts import Risk, RiskSource, ToolContract, ToolRule
@@ -15,10 +16,8 @@ from relay.client.remote_tools.errors import (
     ToolTimeout,
     ToolUnauthorized,
 )
-from relay.client.remote_tools.execution import ToolResult
-from relay.client.remote_tools.permissions import Budget, Permissions
+from relay.client.remote_tools.execution import RetryPolicy, ToolResult
 from relay.client.remote_tools.redaction import Redaction
-from relay.client.remote_tools.retries import RetryPolicy
 from relay.client.remote_tools.servers import BearerToken, ClientCredentials, HttpServer, StdioServer
 
 __all__ = [

@@ -76,7 +76,7 @@ def test_the_guarded_client_runs_without_the_relays_server() -> None:
     blocked = {"kubelet", "uvloop", "httptools", "prometheus_client", "pyrage"}
     modules = [module for module in modules_of("relay") if "remote_tools" in module and ".cli." not in module]
     alone = """
-own = {"relay.client", "relay.client.proxies", "relay.client.remote_tools", "relay.remote_tools"}
+own = {"relay.client", "relay.client.http", "relay.client.remote_tools", "relay.remote_tools"}
 others = {name for name in sys.modules if name.startswith("relay.") and ".remote_tools." not in name}
 assert others == own, others - own
 """

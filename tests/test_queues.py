@@ -72,15 +72,14 @@ EXEMPT = {
     "relay/pki/enrolment_endpoint.py": ("to_thread", "reads the roots, for each connection that asks"),
     "relay/pki/tls_contexts.py": ("3 to_thread", ONE),
     "relay/client/remote_tools/connection.py": (
-        "2 create_task",
+        "3 create_task",
         "in the process of an agent, one connection",
     ),
     "relay/client/remote_tools/manifests.py": (
         "Semaphore",
         "in the process of an agent, the nodes of one answer",
     ),
-    "relay/client/remote_tools/older_http.py": ("create_task", "in the process of an agent, one connection"),
-    "relay/client/remote_tools/server_output.py": (
+    "relay/client/remote_tools/redaction.py": (
         "to_thread",
         "in the process of an agent, as a program ends",
     ),
@@ -94,7 +93,7 @@ EXEMPT = {
 UNBOUNDED = {
     "relay/cluster/client.py": Counter({"subscribe": 1}),
     "relay/cluster/presence_bucket.py": Counter({"watchall": 1}),
-    "relay/client/stdio_bridge/pipes.py": Counter({"SimpleQueue": 1}),
+    "relay/client/stdio_bridge/bridge.py": Counter({"SimpleQueue": 1}),
     "schemas/process/broker_probe.py": Counter({"Queue": 4}),
 }
 UNCOUNTED = {

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,27 +19,25 @@ import typer
 from relay.cli import remote_server as remote
 from relay.cli.exits import fail
 from relay.cli.options import AsJson
-from relay.client.connect.clients import (
+from relay.client.connect import (
     CLIENTS,
     ClientName,
     ClientTarget,
+    ConnectError,
+    FileChange,
     Machine,
     McpClient,
     check_name,
-    token_directory,
+    planned,
 )
-from relay.client.connect.config_file import FileChange, planned
-from relay.client.connect.errors import ConnectError
-from relay.client.connect.token_files import check_token_file
-from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.credentials import RenewableToken, check_token_file
 from relay.settings.config import View
-from schemas.addresses import KINDS_PATH, MCP_PATH, PLAIN_OPTION, TOOLS_PATH, check_private_url, parse_mcp_url
+from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH, check_private_url, parse_mcp_url
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import needed_home_directory
 from schemas.text import printable
-from schemas.tls import client_context, read_root
 
 _PROGRAM = "relay"
 _MAX_LINE = 4096
@@ -57,25 +56,13 @@ def connect(
         View | None, typer.Option(help="List each node's tools, or one tool of a kind. Default: kinds.")
     ] = None,
     name: Annotated[str, typer.Option(help="What the client calls the server.")] = "edge",
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"The file of the bearer token, mode 0600. Default: {remote.TOKEN_VARIABLE}, or a question; "
-            "it is then kept in a file for this client.",
-        ),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The root of the relay's certificate. Default: this machine's."),
-    ] = None,
+    token_file: Annotated[Path | None, remote.kept_token("for this client")] = None,
+    root: remote.Root = None,
     client_config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The client's configuration. Default: where it usually is."),
     ] = None,
-    plain: Annotated[
-        bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")
-    ] = False,
+    plain: remote.Plain = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change, and write nothing.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Take the server out again.")] = False,
     as_json: AsJson = False,
@@ -138,7 +125,7 @@ class _Plan:
             client=known,
             name=name,
             file=file or known.file(machine),
-            token_file=token_directory(machine) / f"{client}-{name}.token",
+            token_file=machine.tokens / f"{client}-{name}.token",
         )
 
     def connect(self, connection: ClientTarget, *, dry_run: bool, as_json: bool) -> None:
@@ -148,11 +135,9 @@ class _Plan:
                 f"{self.client.title} has no configuration in {self.file.parent}: install and start it once"
             )
         entry, section = self.client.entry(connection), self.client.section
-        change = planned(
-            self.file,
-            lambda text: self.client.servers.with_server(text, section, self.name, entry),
-        )
-        self._show(change, self.client.servers.with_server("", section, self.name, entry), as_json=as_json)
+        added = partial(self.client.form.with_server, section=section, name=self.name, entry=entry)
+        change = planned(self.file, added)
+        self._show(change, added(""), as_json=as_json)
         if dry_run:
             self._report(change, as_json=as_json, written=False)
             return
@@ -163,10 +148,8 @@ class _Plan:
 
     def remove(self, *, dry_run: bool, as_json: bool) -> None:
         """Show the change and write it; the token that was kept for it goes as well."""
-        change = planned(
-            self.file,
-            lambda text: self.client.servers.without_server(text, self.client.section, self.name),
-        )
+        edit = partial(self.client.form.without_server, section=self.client.section, name=self.name)
+        change = planned(self.file, edit)
         self._show(change, "", as_json=as_json)
         if not dry_run:
             if change.is_needed:
@@ -237,15 +220,15 @@ async def _reach(connection: ClientTarget) -> None:
     Raises:
         ConnectError: it is not reached.
     """
-    from relay.client.stdio_bridge.http_client import (  # noqa: PLC0415 - for a command that runs
+    from relay.client.http import tls_by  # noqa: PLC0415 - for a command that runs
+    from relay.client.stdio_bridge.http_client import (  # noqa: PLC0415 - as above
         LostError,
         NotSentError,
         RelayHttp,
     )
 
     token = RenewableToken.find(connection.token_file, {})
-    roots = read_root(connection.root) if connection.root is not None else None
-    http = RelayHttp(connection.mcp_url, token, client_context(roots), connection.root)
+    http = RelayHttp(connection.mcp_url, token, tls_by(connection.root), connection.root)
     try:
         async with http.exchange("GET", {}):
             return

@@ -23,7 +23,7 @@ from relay.cli.event_loop import run_until_stopped
 from relay.cli.exits import fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
-from relay.client.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
+from relay.client.credentials import TOKEN_VARIABLE, RenewableToken, TokenMissingError
 from relay.fleet.facts import COLUMNS, FactForm
 from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles

@@ -33,7 +33,7 @@ class _Commands(Manual):
             "stdio": "relay.cli.stdio:app",
             "tools": "relay.cli.remote_tools:tools_app",
             "call": "relay.cli.remote_tools:call_app",
-            "login": "relay.cli.login:app",
+            "login": "relay.cli.remote_tools:login_app",
         }
     )
 

@@ -4,13 +4,16 @@ A file or program that was named and cannot be used is an error of the command, 
 Must not import the client before a command needs it: it takes half a second to load.
 """
 
+import inspect
 import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, fields, replace
+from functools import update_wrapper
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,9 +21,8 @@ from urllib.parse import urlsplit
 import typer
 
 from relay.cli.exits import fail
-from relay.client.connect.clients import Machine, token_directory
-from relay.client.connect.profile import Profile, read_profile
-from relay.client.connect.token_files import check_token_file, keep_token
+from relay.client.connect import Machine
+from relay.client.credentials import TOKEN_VARIABLE, Profile, check_token_file, keep_token, read_profile
 from schemas.addresses import KINDS_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
@@ -28,7 +30,6 @@ from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.home_directory import home_directory, needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable
-from schemas.tls import client_context, read_root
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -41,92 +42,94 @@ if TYPE_CHECKING:
         Surveyed,
     )
 
+_MEMBERS = (
+    "reason",
+    "retryable",
+    "may_have_run",
+    "suggested_fix",
+    "code",
+    "retry_after_ms",
+    "correlation_id",
+    "remote_correlation_id",
+)
+"""What is printed of an error for programs."""
+
 ResultT = TypeVar("ResultT")
 
 DEFAULT_URL = f"http://127.0.0.1:8700{KINDS_PATH}"
 _RECORDS = "calls.jsonl"
-TOKEN_VARIABLE = "EDGE_TOKEN"  # noqa: S105 - the name of a variable, not a secret
-
-EXIT_TIMEOUT = 10
-EXIT_UNAUTHORIZED = 11
-EXIT_NOT_FOUND = 12
-EXIT_INVALID_ARGUMENTS = 13
-EXIT_PROVIDER_FAILURE = 14
 
 _EXITS = {
-    "ToolTimeout": EXIT_TIMEOUT,
-    "ToolUnauthorized": EXIT_UNAUTHORIZED,
-    "ToolNotFound": EXIT_NOT_FOUND,
-    "ToolInvalidArguments": EXIT_INVALID_ARGUMENTS,
-    "ToolProviderFailure": EXIT_PROVIDER_FAILURE,
+    "ToolTimeout": 10,
+    "ToolUnauthorized": 11,
+    "ToolNotFound": 12,
+    "ToolInvalidArguments": 13,
+    "ToolProviderFailure": 14,
 }
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="The MCP server, over HTTP; a relay's needs no path. Default: that of `relay login`, with its "
-        f"token and root; else {DEFAULT_URL}.",
-    ),
-]
-Stdio = Annotated[
-    str | None,
-    typer.Option(metavar="COMMAND", help="Instead of --url: a server to start, spoken to over stdio."),
-]
-TokenFile = Annotated[
-    Path | None, typer.Option(help=f"The file of the bearer token, mode 0600. Default: {TOKEN_VARIABLE}.")
-]
 Root = Annotated[
     Path | None,
     typer.Option(
         "--root", metavar="FILE", help="The root of the server's certificate, PEM. Default: this machine's."
     ),
 ]
-Certificate = Annotated[Path | None, typer.Option(help="The client certificate to present, PEM.")]
-Key = Annotated[Path | None, typer.Option(help="Its key, PEM, mode 0600.")]
-Verify = Annotated[
-    Path | None,
-    typer.Option(
-        "--verify-manifests", metavar="ROOT", help="Require tools that nodes of this root have signed."
-    ),
-]
-Kinds = Annotated[
-    str,
-    typer.Option(metavar="NAME,...", help="Kinds of installed packages that these manifests may contain."),
-]
-Trust = Annotated[
-    bool, typer.Option("--trust-annotations", help="Believe the server's own statements about risk.")
-]
-PinsFile = Annotated[
-    Path | None, typer.Option("--pins", help="The file that remembers each tool as it was first used.")
-]
-AuditFile = Annotated[Path | None, typer.Option("--audit", help="The file that records are appended to.")]
-Anonymous = Annotated[
-    bool, typer.Option("--anonymous", help="Allow calls of another machine without a credential.")
-]
 Plain = Annotated[bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")]
+
+
+def kept_token(where: str) -> Any:
+    """Return the option of a token's file that, if it is not given, is kept in one at ``where``."""
+    return typer.Option(
+        metavar="FILE",
+        help=f"The file of the bearer token, mode 0600. Default: {TOKEN_VARIABLE}, or a question; "
+        f"it is then kept in a file {where}.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """The options of a command."""
+    """The options of commands that call an MCP server; ``with_remote_options`` gives them to a command."""
 
-    url: str | None
-    stdio: str | None = None
-    token_file: Path | None = None
-    root: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    verify_manifests: Path | None = None
-    kinds: str = ""
-    trust_annotations: bool = False
-    pins: Path | None = None
-    audit: Path | None = None
-    plain: bool = False
-    anonymous: bool = False
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The MCP server, over HTTP; a relay's needs no path. Default: that of `relay login`, "
+            f"with its token and root; else {DEFAULT_URL}.",
+        ),
+    ] = None
+    stdio: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Instead of --url: a server to start, spoken to over stdio."),
+    ] = None
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"The file of the bearer token, mode 0600. Default: {TOKEN_VARIABLE}.")
+    ] = None
+    root: Root = None
+    certificate: Annotated[Path | None, typer.Option(help="The client certificate to present, PEM.")] = None
+    key: Annotated[Path | None, typer.Option(help="Its key, PEM, mode 0600.")] = None
+    verify_manifests: Annotated[
+        Path | None,
+        typer.Option(metavar="ROOT", help="Require tools that nodes of this root have signed."),
+    ] = None
+    kinds: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help="Kinds of installed packages that these manifests may contain."
+        ),
+    ] = ""
+    trust_annotations: Annotated[
+        bool, typer.Option("--trust-annotations", help="Believe the server's own statements about risk.")
+    ] = False
+    pins: Annotated[
+        Path | None, typer.Option(help="The file that remembers each tool as it was first used.")
+    ] = None
+    audit: Annotated[Path | None, typer.Option(help="The file that records are appended to.")] = None
+    plain: Plain = False
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Allow calls of another machine without a credential.")
+    ] = False
 
     def client(self, permissions: "Permissions") -> "AbstractAsyncContextManager[RemoteTools]":
-        """Return the guarded client."""
         from relay.remote_tools import RemoteTools, StdioServer  # noqa: PLC0415 - as above
 
         if (self.certificate is None) != (self.key is None):
@@ -165,9 +168,31 @@ class RemoteOptions:
         )
 
 
+def with_remote_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` with the options of a server in the place of its parameter ``remote_options``."""
+    own = inspect.signature(command).parameters
+    shared = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(RemoteOptions)
+    ]
+    parameters = [
+        option.replace(kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in own.items()
+        for option in (shared if name == "remote_options" else [parameter])
+    ]
+
+    def with_options(**given: Any) -> None:
+        options = RemoteOptions(**{each.name: given.pop(each.name) for each in shared})
+        command(remote_options=options, **given)
+
+    update_wrapper(with_options, command)
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_options
+
+
 def profile_path() -> Path:
     """Return where the profile of ``relay login`` is kept."""
-    return token_directory(Machine(sys.platform, needed_home_directory(), os.environ)) / "profile.json"
+    return Machine(sys.platform, needed_home_directory(), os.environ).tokens / "profile.json"
 
 
 def kept_profile() -> Profile | None:
@@ -210,11 +235,12 @@ def with_path(url: str) -> str:
 
 
 def _http_server(options: RemoteOptions) -> "HttpServer":
-    from relay.remote_tools import BearerToken, HttpServer  # noqa: PLC0415 - for a command that runs
+    from relay.client.http import tls_by  # noqa: PLC0415 - for a command that runs
+    from relay.remote_tools import BearerToken, HttpServer  # noqa: PLC0415 - as above
 
     shown = (options.certificate, options.key) if options.certificate and options.key else None
     # Made here for its errors alone; the client makes it again, of files that are renewed too.
-    client_context(read_root(options.root) if options.root is not None else None, shown)
+    tls_by(options.root, shown)
     if options.token_file is not None:
         token: Path | str = check_token_file(options.token_file)
     else:
@@ -254,14 +280,7 @@ def _show_error(error: "RemoteToolError", *, as_json: bool) -> None:
         document = {
             "error": type(error).__name__,
             "message": str(error),
-            "reason": error.reason,
-            "retryable": error.retryable,
-            "may_have_run": error.may_have_run,
-            "suggested_fix": error.suggested_fix,
-            "code": error.code,
-            "retry_after_ms": error.retry_after_ms,
-            "correlation_id": error.correlation_id,
-            "remote_correlation_id": error.remote_correlation_id,
+            **{name: getattr(error, name) for name in _MEMBERS},
         }
         typer.echo(json.dumps({name: value for name, value in document.items() if value is not None}))
     code = f" [{error.code}]" if error.code is not None else ""

@@ -1,8 +1,8 @@
-"""``relay tools`` and ``relay call``: the tools of any MCP server, listed and called by a person or a script.
+"""``relay tools``, ``call`` and ``login``: the tools of any MCP server, for a person or a script.
 
 A person who names a tool has decided to call it: ``relay call`` allows that one name, at any risk unless
-``--max-risk`` states a ceiling. Pins, schemas and the audit apply as in a program. Must not contain what the
-guarded client does.
+``--max-risk`` states a ceiling. Pins, schemas and the audit apply as in a program.
+``relay login`` keeps which server they use. Must not contain what the guarded client does, nor print a token.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,8 @@ import typer
 from relay.cli import remote_server as remote
 from relay.cli.call_progress import CallProgress
 from relay.cli.exits import fail
-from relay.cli.options import AsJson, milliseconds, show_table
+from relay.cli.options import AsJson, answer, milliseconds, show_table
+from relay.client.credentials import Profile, check_token_file
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
@@ -45,42 +47,16 @@ call_app = group("Call a tool of any MCP server.")
 
 
 @tools_app.command(epilog=example("relay tools --url https://mcp.example/mcp --token-file token"))
+@remote.with_remote_options
 def tools(
-    url: remote.Url = None,
-    stdio: remote.Stdio = None,
+    remote_options: remote.RemoteOptions,
     accept: Annotated[
         str | None, typer.Option(metavar="NAME", help="Pin this tool as it is now, after a review.")
     ] = None,
-    token_file: remote.TokenFile = None,
-    root: remote.Root = None,
-    certificate: remote.Certificate = None,
-    key: remote.Key = None,
-    verify_manifests: remote.Verify = None,
-    kinds: remote.Kinds = "",
-    trust_annotations: remote.Trust = False,
-    pins: remote.PinsFile = None,
-    audit: remote.AuditFile = None,
-    plain: remote.Plain = False,
-    anonymous: remote.Anonymous = False,
     as_json: AsJson = False,
 ) -> None:
     """List the tools of an MCP server: their risk, and what they would be refused for."""
-    options = remote.RemoteOptions(
-        url,
-        stdio,
-        token_file,
-        root,
-        certificate,
-        key,
-        verify_manifests,
-        kinds,
-        trust_annotations,
-        pins,
-        audit,
-        plain,
-        anonymous,
-    )
-    surveyed = remote.run_command(_surveyed(options, accept), as_json=as_json)
+    surveyed = remote.run_command(_surveyed(remote_options, accept), as_json=as_json)
     if as_json:
         typer.echo(json.dumps([_document(tool) for tool in surveyed], indent=2))
         return
@@ -90,6 +66,7 @@ def tools(
 
 
 @call_app.command(epilog=example("""relay call echo '{"message": "ping"}' --token-file token"""))
+@remote.with_remote_options
 def call(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `relay tools` lists it.")],
     arguments: Annotated[
@@ -106,43 +83,17 @@ def call(
         str | None, typer.Option(metavar="DURATION", help="The longest that the call may take: 500ms, 30s.")
     ] = None,
     max_risk: Annotated[Ceiling, typer.Option(help="The risk up to which the call is made.")] = Ceiling.ADMIN,
-    url: remote.Url = None,
-    stdio: remote.Stdio = None,
-    token_file: remote.TokenFile = None,
-    root: remote.Root = None,
-    certificate: remote.Certificate = None,
-    key: remote.Key = None,
-    verify_manifests: remote.Verify = None,
-    kinds: remote.Kinds = "",
-    trust_annotations: remote.Trust = False,
-    pins: remote.PinsFile = None,
-    audit: remote.AuditFile = None,
-    plain: remote.Plain = False,
-    anonymous: remote.Anonymous = False,
+    *,
+    remote_options: remote.RemoteOptions,
     as_json: AsJson = False,
 ) -> None:
     """Call one tool of an MCP server, and print its result.
 
     Exit codes: 10 timeout, 11 unauthorized, 12 not found, 13 invalid arguments, 14 provider failure.
     """
-    options = remote.RemoteOptions(
-        url,
-        stdio,
-        token_file,
-        root,
-        certificate,
-        key,
-        verify_manifests,
-        kinds,
-        trust_annotations,
-        pins,
-        audit,
-        plain,
-        anonymous,
-    )
     given = _arguments(arguments, from_stdin=from_stdin)
     deadline_s = None if deadline is None else milliseconds(deadline) / 1000
-    result = remote.run_command(_called(options, name, given, deadline_s, max_risk), as_json=as_json)
+    result = remote.run_command(_called(remote_options, name, given, deadline_s, max_risk), as_json=as_json)
     _print(result, field, as_json=as_json)
 
 
@@ -288,3 +239,49 @@ def _cut(text: str, width: int) -> str:
 def _literal(name: str) -> str:
     """Return the glob that matches ``name`` alone."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+
+
+login_app = group("Keep the server that is called.")
+
+
+@login_app.command(epilog=example("relay login https://relay.example --token-file agent-token"))
+def login(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The MCP server. Not needed by --remove.")
+    ] = None,
+    token_file: Annotated[Path | None, remote.kept_token("beside the profile")] = None,
+    root: remote.Root = None,
+    plain: remote.Plain = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Forget it, and a token that was kept.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a server and its token for `relay tools` and `relay call`, which then need no option for it.
+
+    Lists the tools first, and keeps nothing if that fails. A later login replaces the server.
+    """
+    path = remote.profile_path()
+    own_token = path.with_name("profile.token")
+    if remove:
+        path.unlink(missing_ok=True)
+        own_token.unlink(missing_ok=True)
+        answer({"profile": str(path), "removed": True}, as_json=as_json, result=f"{path} is removed.")
+        return
+    if url is None:
+        fail("the URL is missing: the MCP server, for example https://relay.example", EXIT_USAGE)
+    if token_file is None:
+        remote.keep_given_token(own_token)
+    profile = Profile(
+        url=remote.with_path(url),
+        token_file=check_token_file(token_file or own_token),
+        root=root.absolute() if root is not None else None,
+        plain=plain,
+    )
+    options = remote.RemoteOptions(profile.url, token_file=profile.token_file, root=root, plain=plain)
+    listed = remote.run_command(remote.survey(options), as_json=as_json)
+    profile.write(path)
+    answer(
+        {"profile": str(path), "url": profile.url, "tools": len(listed)},
+        as_json=as_json,
+        result=f"{len(listed)} tools are listed. `relay tools` and `relay call` now use {profile.url}.",
+        note=f"{path} is written.",
+    )

@@ -13,12 +13,12 @@ from urllib.parse import urlencode
 import typer
 
 from relay.cli.exits import fail
-from relay.client.stdio_bridge.bearer_token import RenewableToken, TokenMissingError
+from relay.cli.remote_server import Plain, Root
+from relay.client.credentials import RenewableToken, TokenMissingError
 from relay.settings.config import View
 from schemas.addresses import (
     KINDS_PATH,
     MCP_PATH,
-    PLAIN_OPTION,
     TOOLS_PATH,
     check_private_url,
     mcp_url,
@@ -26,7 +26,6 @@ from schemas.addresses import (
 )
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
-from schemas.tls import client_context, read_root
 
 
 class NameForm(StrEnum):
@@ -57,17 +56,11 @@ def stdio(
         typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's."),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="The file that holds the token, mode 0600.")] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="The root of the relay's certificate, PEM. Default: this machine's."
-        ),
-    ] = None,
-    plain: Annotated[
-        bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")
-    ] = False,
+    root: Root = None,
+    plain: Plain = False,
 ) -> None:
     """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
+    from relay.client.http import tls_by  # noqa: PLC0415 - as below
     from relay.client.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone
 
     relay, path = parse_mcp_url(url)
@@ -78,6 +71,5 @@ def stdio(
         token = RenewableToken.find(token_file, os.environ)
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
-    tls = client_context(read_root(root) if root is not None else None)
     query = urlencode({name: value for name, value in (("names", names), ("view", view)) if value})
-    run_stdio(f"{mcp_url(relay, path)}{query and '?'}{query}", token, tls, root, sys.stderr)
+    run_stdio(f"{mcp_url(relay, path)}{query and '?'}{query}", token, tls_by(root), root, sys.stderr)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.client.stdio_bridge.bearer_token import TOKEN_VARIABLE
+from relay.client.credentials import TOKEN_VARIABLE
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text("utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"(?m)^## ", TEXT)[1:]}

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.credentials import RenewableToken
 from relay.client.stdio_bridge.bridge import Bridge
+from relay.client.stdio_bridge.delivery import Conversation
 from relay.client.stdio_bridge.http_client import RelayHttp
-from relay.client.stdio_bridge.session import Conversation
 from schemas.process.logs import make_logger
 from schemas.tls import client_context
 from tests.fakes.lines import LogLines

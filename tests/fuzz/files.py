@@ -18,9 +18,8 @@ from relay.audit.chain import end_of_chain
 from relay.audit.verified_head import VerifiedHeadError, read_verified_head
 from relay.audit.verify import verify
 from relay.cli.backup.archive import ArchiveError, pack, unpack
-from relay.client.connect import json_servers, toml_servers
-from relay.client.connect.errors import UnreadableConfigError
-from relay.client.remote_tools.pins import Pins, PinsError
+from relay.client.connect import Json, Toml, UnreadableConfigError
+from relay.client.remote_tools.contracts import Pins, PinsError
 from relay.settings.kept import KeptSettingsError, read_kept, write_kept
 from relay.settings.table import RELAY
 from relay.state.certificates import CaRecords
@@ -176,7 +175,7 @@ def archive(data: bytes) -> None:
 def client_configuration(data: bytes) -> None:
     """Putting a server in and taking it out leaves everything else of a client's configuration."""
     text = text_of(data)
-    for form, read in ((json_servers, _json), (toml_servers, _toml)):
+    for form, read in ((Json, _json), (Toml, _toml)):
         put_in = partial(form.with_server, text, "servers", "edge", samples.SERVER)
         added = tried(put_in, UnreadableConfigError)
         if added is REFUSED:

@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from attrs import define, field
+
 from relay.client.remote_tools.redaction import REDACTED, Redaction
 from schemas.error_roots import StateError
 from schemas.files import open_state
@@ -60,18 +62,18 @@ class AuditFailedError(StateError):
     """A record could not be written. Of ``started``, nothing was sent; of ``ended``, the call has ended."""
 
 
+@define(eq=False, repr=False)
 class JsonLines:
     """Appends records to a file of mode 0600, one line and one write each, so that processes can share it.
 
     The file is kept open, and opened again within a second once another is in its place, as a rotated log.
     """
 
-    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
-        self._path = path
-        self._monotonic = monotonic
-        self._checked_s = 0.0
-        self._descriptor: int | None = None
-        self._opened: os.stat_result | None = None
+    _path: Path
+    _monotonic: Callable[[], float]
+    _checked_s: float = field(default=0.0, init=False)
+    _descriptor: int | None = field(default=None, init=False)
+    _opened: os.stat_result | None = field(default=None, init=False)
 
     def __call__(self, record: AuditRecord) -> None:
         """Write ``record``.
@@ -118,16 +120,15 @@ class Recorded:
     traceparent: str | None = None
 
 
+@define(eq=False, repr=False)
 class CallAudit:
     """Makes the records of calls. ``redaction`` of None leaves arguments and results out."""
 
-    def __init__(self, sink: AuditSink, redaction: Redaction | None, now_ms: Callable[[], int]) -> None:
-        self._sink = sink
-        self._redaction = redaction
-        self._now_ms = now_ms
+    _sink: AuditSink
+    _redaction: Redaction | None
+    _now_ms: Callable[[], int]
 
     def refused(self, call: Recorded, duration_ms: float, reason: str, arguments: object) -> None:
-        """Record that ``call`` was refused here: nothing of it was sent."""
         record = self._record(call, Event.REFUSED, "refused", 0)
         record["duration_ms"] = round(duration_ms, 3)
         record["reason"] = reason
@@ -136,7 +137,6 @@ class CallAudit:
         self._write(record)
 
     def started(self, call: Recorded, attempt: int, arguments: object) -> None:
-        """Record that ``attempt`` is about to be sent."""
         record = self._record(call, Event.STARTED, "allowed", attempt)
         if self._redaction is not None:
             record["arguments"] = self._shown(arguments)

@@ -10,16 +10,19 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+from attrs import define, field
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import PaginatedRequestParams, Tool
 
 from relay.client.remote_tools.connection import ServerConnection
 from relay.client.remote_tools.contracts import (
+    Change,
     ContractTerms,
+    Pins,
+    Surface,
     ToolContract,
     Verified,
     as_used,
@@ -27,7 +30,6 @@ from relay.client.remote_tools.contracts import (
     surface_of,
 )
 from relay.client.remote_tools.manifests import ManifestVerifier, UnverifiedToolError
-from relay.client.remote_tools.pins import Change, Pins, Surface
 from relay.client.remote_tools.tool_schemas import UnusableSchemaError, ValueCheck, compiled
 from schemas.error_roots import PeerError
 
@@ -72,31 +74,24 @@ class CatalogueEntry:
         return self.manifest_fault is None
 
 
+@define(eq=False, repr=False)
 class Catalogue:
     """The tools of one server, listed when first needed and again after ``stale()``."""
 
-    def __init__(
-        self,
-        connection: ServerConnection,
-        terms: ContractTerms,
-        pins: Pins | None,
-        verifier: ManifestVerifier | None,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._connection = connection
-        self._terms = terms
-        self._pins = pins
-        self._verifier = verifier
-        self._monotonic = monotonic
-        self._listing = asyncio.Lock()
-        self._listings = 0
-        self._changes = 0
-        self._good_until_s = -math.inf
-        self._listed_at = 0
-        self._counts: Counter[str] = Counter()
-        self._listed_as: dict[str, Tool] = {}
-        self._entries: dict[str, CatalogueEntry] = {}
-        self._as_pinned: set[str] = set()
+    _connection: ServerConnection
+    _terms: ContractTerms
+    _pins: Pins | None
+    _verifier: ManifestVerifier | None
+    _monotonic: Callable[[], float]
+    _listing: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _listings: int = field(default=0, init=False)
+    _changes: int = field(default=0, init=False)
+    _good_until_s: float = field(default=-math.inf, init=False)
+    _listed_at: int = field(default=0, init=False)
+    _counts: Counter[str] = field(factory=Counter, init=False)
+    _listed_as: dict[str, Tool] = field(factory=dict, init=False)
+    _entries: dict[str, CatalogueEntry] = field(factory=dict, init=False)
+    _as_pinned: set[str] = field(factory=set, init=False)
 
     def stale(self) -> None:
         """List again before the next call: the tools changed, or may have."""
@@ -105,12 +100,10 @@ class Catalogue:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the list may still be used."""
         return self._monotonic() < self._good_until_s
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the tools as they were listed last."""
         return self._listed_as.keys()
 
     def known(self, name: str, now_ms: int) -> CatalogueEntry | None:
@@ -132,27 +125,18 @@ class Catalogue:
         return await self._made(tool) if tool is not None else None
 
     async def is_unchanged(self, entry: CatalogueEntry) -> bool:
-        """Return whether the tool is what it was as ``entry``; list again if something changed since.
-
-        Raises:
-            NotConnectedError, MCPError, ListingError: as ``entry``.
-        """
+        """Return whether the tool is what it was as ``entry``; list again if something changed since."""
         if entry.changes == self._changes:
             return True
         now = await self.entry(entry.contract.name)
         return now is not None and (now.surface, now.contract) == (entry.surface, entry.contract)
 
     async def entries(self, wanted: Callable[[str], bool]) -> list[CatalogueEntry]:
-        """List the tools again, and return those whose name is ``wanted``: only they are verified.
-
-        Raises:
-            NotConnectedError, MCPError, ListingError: as ``entry``.
-        """
+        """List the tools again, and return those whose name is ``wanted``: only they are verified."""
         await self._list()
         return [await self._made(tool) for tool in tuple(self._listed_as.values()) if wanted(tool.name)]
 
     def changes(self, entry: CatalogueEntry) -> tuple[Change, ...]:
-        """Return how the tool differs from its pin."""
         if self._pins is None or entry.contract.name in self._as_pinned:
             return ()
         return self._pins.changes(entry.contract.name, entry.surface)
@@ -167,7 +151,6 @@ class Catalogue:
             }
 
     def accept(self, entry: CatalogueEntry) -> None:
-        """Pin the tool as it is now."""
         if self._pins is not None:
             self._pins.accept(entry.contract.name, entry.surface)
 
@@ -239,21 +222,21 @@ class Catalogue:
 
     async def check_named(self, entry: CatalogueEntry, arguments: Mapping[str, Any]) -> str | None:
         """Return why the nodes that a call of ``entry`` names are not verified; None if nothing is wrong."""
-        return await self._checked(entry, lambda verifier: partial(verifier.check_named, arguments=arguments))
+        return await self._checked(entry, ManifestVerifier.check_named, arguments)
 
     async def check_answered(self, entry: CatalogueEntry, content: object) -> str | None:
         """Return the same of the nodes that have answered such a call with ``content``."""
-        return await self._checked(entry, lambda verifier: partial(verifier.check_answered, content=content))
+        return await self._checked(entry, ManifestVerifier.check_answered, content)
 
     async def _checked(
-        self, entry: CatalogueEntry, check: Callable[[ManifestVerifier], Callable[..., Awaitable[None]]]
+        self, entry: CatalogueEntry, check: Callable[..., Awaitable[None]], document: object
     ) -> str | None:
         verified = entry.verified
         if self._verifier is None or verified is None or verified.kind is None:
             return None
         try:
             session = await self._connection.session()
-            await check(self._verifier)(entry.contract.name, verified, session=session)
+            await check(self._verifier, entry.contract.name, verified, document, session)
         except UnverifiedToolError as error:
             return str(error)
         except MCPError:

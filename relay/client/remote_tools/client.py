@@ -10,7 +10,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +20,18 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from relay.client.remote_tools.admission import Admission, unverified
+from relay.client.remote_tools.admission import Admission, Budget, Meter, Permissions, unverified
 from relay.client.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
 from relay.client.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
-from relay.client.remote_tools.check_process import CheckProcess
 from relay.client.remote_tools.connection import NotConnectedError, ServerConnection
-from relay.client.remote_tools.contracts import ContractTerms, ToolContract, ToolRule, is_deadline
+from relay.client.remote_tools.contracts import (
+    ContractTerms,
+    Pins,
+    PinsError,
+    ToolContract,
+    ToolRule,
+    is_deadline,
+)
 from relay.client.remote_tools.errors import (
     REFUSALS,
     Reason,
@@ -35,15 +41,13 @@ from relay.client.remote_tools.errors import (
     ToolProviderFailure,
     ToolTimeout,
 )
-from relay.client.remote_tools.execution import Execution, RemoteCall, ToolResult
+from relay.client.remote_tools.execution import Execution, RemoteCall, RetryPolicy, ToolResult
 from relay.client.remote_tools.failures import FailureTable, of_garbage
 from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.client.remote_tools.manifests import ManifestVerifier
-from relay.client.remote_tools.permissions import Budget, Meter, Permissions
-from relay.client.remote_tools.pins import Pins, PinsError
 from relay.client.remote_tools.redaction import Redaction
-from relay.client.remote_tools.retries import RetryPolicy
 from relay.client.remote_tools.servers import HttpServer, Server
+from relay.client.remote_tools.tool_schemas import CheckProcess
 from schemas.text import printable
 from schemas.ulids import GIVEN_ID, UlidSource
 from schemas.unknown_names import nearest
@@ -54,7 +58,7 @@ FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
 
 ResultT = TypeVar("ResultT")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("relay.remote_tools.client")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -156,8 +160,7 @@ class RemoteTools:
             audit=self._audit,
             failures=self._failures,
             retries=retries or RetryPolicy(),
-            is_unchanged=self._catalogue.is_unchanged,
-            check_answered=self._catalogue.check_answered,
+            catalogue=self._catalogue,
             new_id=self._ulids.new,
             monotonic=environment.monotonic,
             chance=environment.chance,
@@ -185,7 +188,9 @@ class RemoteTools:
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._within(deadline_s, lambda: self._catalogue.entries(self._admission.admits_name))
+        entries = await self._within(
+            deadline_s, lambda: self._catalogue.entries(self._admission.permissions.admits)
+        )
         refusals = [(entry, self._admission.refusal(entry)) for entry in entries]
         usable = [entry for entry, refusal in refusals if refusal is None]
         if not usable:
@@ -250,7 +255,7 @@ class RemoteTools:
             if is_malformed:
                 raise _malformed_id()
             _check_deadline(deadline_s)
-            self._admission.check_name(name)
+            self._admission.permissions.check_name(name)  # before the server is even connected
             entry = await self._entry(name, deadline_s)
             longest_s = entry.contract.deadline_s
             deadline_at = began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s))
@@ -265,14 +270,7 @@ class RemoteTools:
             recorded = Recorded(correlation_id, str(name), traceparent=traceparent)
             self._record_unsent(recorded, took_ms, error, arguments)
             raise
-        call = RemoteCall(
-            name,
-            arguments,
-            correlation_id,
-            traceparent,
-            deadline_at,
-            on_progress,
-        )
+        call = RemoteCall(name, arguments, correlation_id, traceparent, deadline_at, on_progress)
         return await self._execution.run(call, entry)
 
     def _record_unsent(self, call: Recorded, took_ms: float, error: BaseException, arguments: object) -> None:
@@ -295,7 +293,11 @@ class RemoteTools:
             limit_s = LISTING_DEADLINE_S if deadline_s is None else deadline_s
             known = await self._within(limit_s, lambda: self._catalogue.entry(name))
         if known is None:
-            raise _not_listed(name, self._catalogue.names)
+            raise ToolNotFound(
+                f"The server lists no tool {printable(name, 128)}{nearest(name, self._catalogue.names)}.",
+                reason=Reason.UNLISTED,
+                suggested_fix="List the tools and use a name from that list.",
+            )
         return known
 
     async def _within(self, deadline_s: float, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
@@ -361,11 +363,3 @@ def _check_deadline(deadline_s: float | None) -> None:
             reason=Reason.ARGUMENTS,
             suggested_fix="Give the seconds that the call may take as deadline_s, or none.",
         )
-
-
-def _not_listed(name: str, listed: Iterable[str]) -> ToolNotFound:
-    return ToolNotFound(
-        f"The server lists no tool {printable(name, 128)}{nearest(name, listed)}.",
-        reason=Reason.UNLISTED,
-        suggested_fix="List the tools and use a name from that list.",
-    )

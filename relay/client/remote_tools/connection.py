@@ -2,6 +2,10 @@
 
 The task isolates callers: an exception of the SDK's task groups ends the connection, not a caller. Must not
 repeat a call: what was in flight on a lost connection fails.
+
+The transport of protocol 2024-11-05, HTTP+SSE, is spoken here: the events of one GET are the server's
+messages, each message to it is a POST. The SDK's own client of it accepts events of 1 MiB, waits for the
+first one without limit, and a POST that fails ends it without a word to the caller.
 """
 
 import asyncio
@@ -12,31 +16,46 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
 import httpx2
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client import Client
 from mcp.client.session import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, Implementation, ToolListChangedNotification
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    INTERNAL_ERROR,
+    ErrorData,
+    Implementation,
+    JSONRPCError,
+    JSONRPCRequest,
+    ToolListChangedNotification,
+    jsonrpc_message_adapter,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
+from relay.client.http import tls_by
 from relay.client.remote_tools.http_client import (
     ATTEMPT,
     MAX_ANSWER_BYTES,
-    BearerAuth,
     GuardedHttpClient,
     WireAttempt,
-    origin_of,
 )
-from relay.client.remote_tools.oauth import provider
-from relay.client.remote_tools.older_http import older_http_streams
-from relay.client.remote_tools.redaction import Redaction
-from relay.client.remote_tools.server_output import redacted_errors, redacted_log
-from relay.client.remote_tools.servers import BearerToken, HttpServer, Server, StdioServer
+from relay.client.remote_tools.redaction import Redaction, redacted_errors, redacted_log
+from relay.client.remote_tools.servers import (
+    BearerAuth,
+    BearerToken,
+    HttpServer,
+    Server,
+    StdioServer,
+    origin_of,
+    provider,
+)
 from schemas.error_roots import PeerError
 from schemas.faults import first_of
-from schemas.tls import client_context, read_root
 
 Streams = tuple[Any, Any]
 
@@ -45,6 +64,10 @@ LONGEST_S = 3600.0
 UNSTATED_S = 60.0
 """How long the list of a server is used that states nothing: one of the old era."""
 
+ENDPOINT_WITHIN_S = 10.0
+_OK = 200
+_FIRST_NOT_OK = 300
+_ENDED = (httpx2.HTTPError, httpx2.StreamError, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _SUBSCRIBED_WITHIN_S = 10.0
 # So long the first list waits for the subscription, which spares a second one. A proxy may hold it back.
 _AWAITED_S = 1.0
@@ -55,7 +78,7 @@ _BAD_REQUEST = 400
 _NOT_FOUND = 404
 # An error of the server's own, and what the SDK makes of an answer without one.
 _NOT_OF_A_REQUEST = (-32000, INTERNAL_ERROR)
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("relay.remote_tools.connection")
 
 
 class NotConnectedError(PeerError):
@@ -70,6 +93,10 @@ class NotConnectedError(PeerError):
         super().__init__(f"not connected: {type(cause).__name__}")
         self.wire = wire
         self.cause = cause
+
+
+class NotOlderHttpError(PeerError):
+    """The server does not speak this transport."""
 
 
 @dataclass(slots=True)
@@ -148,7 +175,6 @@ class ServerConnection:
         return min(ttl_ms / 1000, LONGEST_S) if live.is_modern else UNSTATED_S
 
     async def close(self) -> None:
-        """Close the connection."""
         async with self._lock:
             await self._close()
 
@@ -311,8 +337,6 @@ async def _open(
 
 
 async def _http_client(server: HttpServer) -> GuardedHttpClient:
-    roots = read_root(server.root) if server.root is not None else None
-    tls = client_context(roots, server.client_certificate)
     credential = server.credential
     auth: httpx2.Auth | None
     if credential is None:
@@ -321,6 +345,7 @@ async def _http_client(server: HttpServer) -> GuardedHttpClient:
         auth = BearerAuth(origin_of(httpx2.URL(server.url)), credential)
     else:
         auth = await provider(server.url, credential)
+    tls = tls_by(server.root, server.client_certificate)
     return GuardedHttpClient(server.url, auth, tls, server.root)
 
 
@@ -356,3 +381,84 @@ class _WatchedStream:
     ) -> bool | None:
         ended: bool | None = await self._inner.__aexit__(kind, error, trace)
         return ended
+
+
+@asynccontextmanager
+async def older_http_streams(
+    url: str, http: httpx2.AsyncClient
+) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Any], "_Posts"]]:
+    """Open the streams that the SDK's client runs on; the first ends when the server's does.
+
+    Raises:
+        NotOlderHttpError: there is no stream of events at ``url``, or none that begins as it has to.
+    """
+    async with http.sse(url, max_event_size=MAX_ANSWER_BYTES) as source:
+        if source.response.status_code != _OK:
+            raise NotOlderHttpError(f"HTTP {source.response.status_code}")
+        events = aiter(source)
+        endpoint = await _endpoint(url, events)
+        incoming, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        with incoming, messages:
+            reading = asyncio.create_task(_read(events, incoming))
+            try:
+                yield messages, _Posts(endpoint, http, incoming)
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _endpoint(url: str, events: AsyncIterator[httpx2.ServerSentEvent]) -> httpx2.URL:
+    try:
+        async with asyncio.timeout(ENDPOINT_WITHIN_S):
+            first = await anext(events)
+        endpoint = httpx2.URL(url).join(first.data)
+    except (*_ENDED, StopAsyncIteration, TimeoutError, httpx2.InvalidURL) as error:
+        raise NotOlderHttpError(type(error).__name__) from None
+    if first.event != "endpoint" or origin_of(endpoint) != origin_of(httpx2.URL(url)):
+        raise NotOlderHttpError("the first event is not an endpoint of the same origin")
+    return endpoint
+
+
+async def _read(
+    events: AsyncIterator[httpx2.ServerSentEvent],
+    incoming: MemoryObjectSendStream[SessionMessage | Exception],
+) -> None:
+    with incoming, suppress(*_ENDED):
+        async for event in events:
+            if event.event != "message":
+                continue
+            try:
+                message = jsonrpc_message_adapter.validate_json(event.data, by_name=False)
+            except ValidationError:
+                _log.warning("an event of an MCP server is not a message")
+            else:
+                await incoming.send(SessionMessage(message))
+
+
+@dataclass(frozen=True, slots=True)
+class _Posts:
+    """The stream that the SDK's client writes to. A request whose POST fails is answered with an error."""
+
+    endpoint: httpx2.URL
+    http: httpx2.AsyncClient
+    incoming: MemoryObjectSendStream[SessionMessage | Exception]
+
+    async def send(self, item: SessionMessage) -> None:
+        message = item.message
+        body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+        response = await self.http.post(self.endpoint, json=body)
+        if response.status_code >= _FIRST_NOT_OK and isinstance(message, JSONRPCRequest):
+            # As the SDK has it for the newer transport.
+            error = ErrorData(code=INTERNAL_ERROR, message="Server returned an error response")
+            await self.incoming.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=message.id, error=error)))
+
+    async def aclose(self) -> None:
+        pass
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass

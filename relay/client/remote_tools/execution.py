@@ -1,7 +1,7 @@
 """One call, after every check has passed: its attempts, each recorded before and after, and its result.
 
-A tool that is not idempotent has one attempt, and that is sent at most once. Must not decide whether a call
-is permitted.
+A tool that is not idempotent has one attempt, and that is sent at most once. Whether another may be repeated
+depends on the error. Must not decide whether a call is permitted.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attrs import define
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
@@ -17,17 +18,36 @@ from pydantic import ValidationError
 
 from relay.client.remote_tools.admission import unverified
 from relay.client.remote_tools.audit import CallAudit, Recorded
-from relay.client.remote_tools.catalogue import CatalogueEntry
-from relay.client.remote_tools.check_process import CheckProcess
+from relay.client.remote_tools.catalogue import Catalogue, CatalogueEntry
 from relay.client.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.client.remote_tools.errors import Reason, RemoteToolError, ToolProviderFailure, ToolTimeout
 from relay.client.remote_tools.failures import FailureTable, of_fault, of_garbage, of_unexpected, remote_id
 from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
-from relay.client.remote_tools.retries import RetryPolicy
+from relay.client.remote_tools.tool_schemas import CheckProcess
 from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
 
 HEADER_CORRELATION_ID = "X-Correlation-Id"
 HEADER_TRACEPARENT = "traceparent"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed attempt is repeated: exponential delays with full jitter.
+
+    ``attempts`` counts the first; 1 never repeats.
+    """
+
+    attempts: int = 4
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 5.0
+
+    def delay_s(self, attempt: int, retry_after_ms: int | None, chance: Callable[[], float]) -> float:
+        """Return the seconds after failed ``attempt`` (1 is the first); ``chance`` is uniform in [0, 1).
+
+        A server's ``retry_after_ms`` is a minimum; the jitter on top keeps callers from returning at once.
+        """
+        bound_s = min(self.longest_delay_s, self.first_delay_s * 2.0 ** min(attempt - 1, 32))
+        return (retry_after_ms or 0) / 1000 + bound_s * chance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +86,20 @@ class ToolResult:
         return "\n".join(block.text for block in self.content if block.type == "text")
 
 
+@define(eq=False, repr=False, kw_only=True)
 class Execution:
     """Makes calls over ``connection``."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        connection: ServerConnection,
-        checks: CheckProcess,
-        audit: CallAudit,
-        failures: FailureTable,
-        retries: RetryPolicy,
-        is_unchanged: Callable[[CatalogueEntry], Awaitable[bool]],
-        check_answered: Callable[[CatalogueEntry, object], Awaitable[str | None]],
-        new_id: Callable[[], str],
-        monotonic: Callable[[], float],
-        chance: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
-        self._connection = connection
-        self._checks = checks
-        self._audit = audit
-        self._failures = failures
-        self._retries = retries
-        self._is_unchanged = is_unchanged
-        self._check_answered = check_answered
-        self._new_id = new_id
-        self._monotonic = monotonic
-        self._chance = chance
-        self._sleep = sleep
+    _connection: ServerConnection
+    _checks: CheckProcess
+    _audit: CallAudit
+    _failures: FailureTable
+    _retries: RetryPolicy
+    _catalogue: Catalogue
+    _new_id: Callable[[], str]
+    _monotonic: Callable[[], float]
+    _chance: Callable[[], float]
+    _sleep: Callable[[float], Awaitable[None]]
 
     async def run(self, call: RemoteCall, entry: CatalogueEntry) -> ToolResult:
         """Make ``call``, and repeat it if it may be.
@@ -164,8 +169,12 @@ class Execution:
         try:
             async with asyncio.timeout_at(call.deadline_at):
                 session = await self._connection.session()
-                if not await self._is_unchanged(entry):
-                    raise _changed()
+                if not await self._catalogue.is_unchanged(entry):
+                    raise ToolProviderFailure(
+                        "The tool changed after the call was checked; it was not sent.",
+                        reason=Reason.CONTRACT,
+                        suggested_fix="Call again: the call is checked against the tool as it is now.",
+                    )
                 connected = True
                 return await _request(session, call, meta, wire)
         except TimeoutError:
@@ -189,7 +198,7 @@ class Execution:
     async def _check_nodes(self, result: CallToolResult, entry: CatalogueEntry, call: RemoteCall) -> None:
         try:
             async with asyncio.timeout_at(call.deadline_at):
-                fault = await self._check_answered(entry, result.structured_content)
+                fault = await self._catalogue.check_answered(entry, result.structured_content)
         except TimeoutError:
             fault = "its manifest could not be verified within the deadline"
         except NotConnectedError as error:
@@ -213,14 +222,6 @@ class Execution:
                 suggested_fix="Report this to the operator of the server.",
                 may_have_run=True,
             )
-
-
-def _changed() -> ToolProviderFailure:
-    return ToolProviderFailure(
-        "The tool changed after the call was checked; it was not sent.",
-        reason=Reason.CONTRACT,
-        suggested_fix="Call again: the call is checked against the tool as it is now.",
-    )
 
 
 async def _request(session: ClientSession, call: RemoteCall, meta: Any, wire: WireAttempt) -> CallToolResult:

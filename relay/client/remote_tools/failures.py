@@ -6,8 +6,9 @@ explains. Must not pass on a server's text unless it is printable, short and red
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from attrs import define
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, PARSE_ERROR, CallToolResult, TextContent
 
@@ -47,11 +48,6 @@ _STAND_INS = {
 }
 # How the SDK describes a connection or a stream that ended without the answer.
 _CLOSED = ("Connection closed", "SSE stream")
-_TIMEOUTS = (408, 504)
-_TOO_MANY = 429
-_TRANSIENT = (425, 500, 502, 503)
-_METHOD_NOT_FOUND = -32601
-_REQUEST_TIMEOUT = -32001
 
 _CHECK_EFFECT = "Check the effect of the call before calling again, unless the tool is idempotent."
 _CHECK_SERVER = "Check that the server is running and that its URL is right, then call again."
@@ -59,29 +55,98 @@ _CHECK_FILE = "Name a file or program that exists and that this user may read or
 _LIST_AGAIN = "List the tools again and use a name from that list."
 _READ_SCHEMA = "Read the input schema of the tool and send arguments that fit it."
 _REPORT = "Report the correlation_id to the operator of the server."
+_WAIT = "Wait for retry_after_ms, then call again."
 _CREDENTIAL = "Check the credential for this server: whether it is valid, and what it permits."
 
 
+class _Row(NamedTuple):
+    """One failure. ``ran``: the tool may have run, as where the call may be repeated if it is idempotent."""
+
+    text: str
+    fix: str
+    kind: type[RemoteToolError] = ToolProviderFailure
+    retry: Retry = Retry.NO
+    ran: bool = False
+
+    def error(self, reason: Reason, *, idempotent: bool = False, **members: Any) -> RemoteToolError:
+        return self.kind(
+            self.text.format(**members),
+            reason=reason,
+            suggested_fix=self.fix,
+            retryable=_may_repeat(self.retry, idempotent=idempotent),
+            may_have_run=self.ran or self.retry is Retry.IF_IDEMPOTENT,
+            code=members.get("code"),
+            retry_after_ms=members.get("retry_after_ms"),
+        )
+
+
+_TRANSIENT = Retry.IF_IDEMPOTENT
+_UNKNOWN = _Row("The server has no such tool: {shown}", _LIST_AGAIN, ToolNotFound)
+_REJECTED = _Row("The server rejected the arguments: {shown}", _READ_SCHEMA, ToolInvalidArguments)
+_REPORTED = _Row("The tool reported an error: {shown}", "Correct what the tool reports, then call again.")
+_GARBAGE = _Row("The server's answer is not valid MCP.", _REPORT, ran=True)
+
+_BY_CODE = {
+    -32601: _UNKNOWN,
+    INVALID_PARAMS: _REJECTED,
+    -32001: _Row("The server did not answer in time: {shown}", _CHECK_EFFECT, ToolTimeout, _TRANSIENT),
+}
+_OTHER_CODE = _Row("The server reported an error: {shown}", _REPORT, ran=True)
+
+_ANSWERED = "The server answered with HTTP {code}."
+_TOO_MANY = 429
+_BY_STATUS = {
+    **dict.fromkeys(
+        REFUSALS, _Row("The server refused the credential with HTTP {code}.", _CREDENTIAL, ToolUnauthorized)
+    ),
+    **dict.fromkeys(
+        (408, 504),
+        _Row("The server did not answer in time, with HTTP {code}.", _CHECK_EFFECT, ToolTimeout, _TRANSIENT),
+    ),
+    **dict.fromkeys((425, 500, 502, 503), _Row(_ANSWERED, _CHECK_EFFECT, retry=_TRANSIENT)),
+    _TOO_MANY: _Row("The server limits the rate of calls.", _WAIT, retry=Retry.YES),
+}
+_OTHER_STATUS = _Row(_ANSWERED, _CHECK_SERVER)
+
+_NOT_TWICE = "a tool that is not idempotent is not sent twice."
+_RENEWED = _Row(
+    f"The server demanded a new token; {_NOT_TWICE}",
+    "Call again: a new token has been requested.",
+    ToolUnauthorized,
+)
+_BY_FAULT = {
+    Reason.CREDENTIAL: _Row(
+        "There is no valid credential for the server{because}.", _CREDENTIAL, ToolUnauthorized
+    ),
+    Reason.SECOND_SEND: _Row(
+        f"The server redirected the call; {_NOT_TWICE}", "Use the URL that the server redirects to."
+    ),
+    Reason.UNREACHABLE: _Row(
+        "The server cannot be reached{because}; nothing was sent.", _CHECK_SERVER, retry=Retry.YES
+    ),
+    Reason.CONNECTION_LOST: _Row(
+        "The connection was lost before the answer; the call may have run.", _CHECK_EFFECT, retry=_TRANSIENT
+    ),
+    Reason.TOO_LARGE: _Row(
+        "The answer is larger than this client accepts.", "Ask for less at once.", ran=True
+    ),
+}
+
+
+@define(eq=False, repr=False)
 class FailureTable:
     """Maps failures of calls to a tool that is ``idempotent`` or not; ``redaction`` is for foreign text."""
 
-    def __init__(self, redaction: Redaction) -> None:
-        self._redaction = redaction
+    _redaction: Redaction
 
     def of_result(self, result: CallToolResult, name: str, *, idempotent: bool) -> RemoteToolError:
-        """Return the error of a result of the tool ``name`` with ``isError``."""
         envelope = (result.meta or {}).get(META_ERROR)
         if isinstance(envelope, dict) and (error := self._of_envelope(envelope, idempotent=idempotent)):
             return error
         text = next((item.text for item in result.content if isinstance(item, TextContent)), "no text")
-        kind, says, fix = _of_sdk(text, name)
-        # Whatever the text, the tool itself may have written it.
-        return kind(
-            f"{says}: {self._redaction.text(text, MAX_TEXT)}",
-            reason=Reason.TOOL_ERROR,
-            suggested_fix=fix,
-            may_have_run=True,
-        )
+        error = _of_sdk(text, name).error(Reason.TOOL_ERROR, shown=self._redaction.text(text, MAX_TEXT))
+        error.may_have_run = True  # whatever the text: the tool itself may have written it
+        return error
 
     def of_jsonrpc(self, error: MCPError, wire: WireAttempt, *, idempotent: bool) -> RemoteToolError:
         """Return the error of a JSON-RPC error, which may be the SDK's stand-in for what ``wire`` shows."""
@@ -128,14 +193,13 @@ class FailureTable:
         row = _row_of(envelope)
         if row is None:
             return None
-        retryable = row.value.retry is Retry.YES or (row.value.retry is Retry.IF_IDEMPOTENT and idempotent)
         return ERROR_TYPES[row.value.remote_tool](
             self._redaction.text(_text(envelope.get("message")) or row.value.message, MAX_TEXT),
             reason=Reason.TOOL_ERROR,
             suggested_fix=self._redaction.text(
                 _text(envelope.get("suggested_fix")) or row.value.suggested_fix, MAX_TEXT
             ),
-            retryable=retryable,
+            retryable=_may_repeat(row.value.retry, idempotent=idempotent),
             may_have_run=row.value.retry is Retry.IF_IDEMPOTENT,
             code=row.value.code,
             remote_correlation_id=_id(envelope.get("correlation_id")),
@@ -158,149 +222,52 @@ class FailureTable:
 
     def _of_code(self, code: int, message: str, *, idempotent: bool) -> RemoteToolError:
         shown = self._redaction.text(message, MAX_TEXT)
-        if code == _METHOD_NOT_FOUND or (code == INVALID_PARAMS and _UNKNOWN_TOOL.search(message[:MAX_TEXT])):
-            return ToolNotFound(
-                f"The server has no such tool: {shown}",
-                reason=Reason.JSONRPC_ERROR,
-                suggested_fix=_LIST_AGAIN,
-                code=code,
-            )
-        if code == INVALID_PARAMS:
-            return ToolInvalidArguments(
-                f"The server rejected the arguments: {shown}",
-                reason=Reason.JSONRPC_ERROR,
-                suggested_fix=_READ_SCHEMA,
-                code=code,
-            )
-        if code == _REQUEST_TIMEOUT:
-            return ToolTimeout(
-                f"The server did not answer in time: {shown}",
-                reason=Reason.JSONRPC_ERROR,
-                suggested_fix=_CHECK_EFFECT,
-                retryable=idempotent,
-                may_have_run=True,
-                code=code,
-            )
         if code == CONNECTION_CLOSED and message.startswith(_CLOSED):
             return of_fault(Reason.CONNECTION_LOST, WireAttempt(sends=1), idempotent=idempotent)
         if code == PARSE_ERROR:
             return of_garbage()
-        return ToolProviderFailure(
-            f"The server reported an error: {shown}",
-            reason=Reason.JSONRPC_ERROR,
-            suggested_fix=_REPORT,
-            may_have_run=True,
-            code=code,
-        )
+        row = _BY_CODE.get(code, _OTHER_CODE)
+        if row is _REJECTED and _UNKNOWN_TOOL.search(message[:MAX_TEXT]):
+            row = _UNKNOWN
+        return row.error(Reason.JSONRPC_ERROR, idempotent=idempotent, code=code, shown=shown)
 
 
-def _of_sdk(text: str, name: str) -> tuple[type[RemoteToolError], str, str]:
-    """Return the type, beginning and fix of the error that a result of ``name`` reports by ``text``.
+def _of_sdk(text: str, name: str) -> _Row:
+    """Return the failure that a result of ``name`` reports by ``text``.
 
     Servers on MCP's own SDKs for Python and TypeScript report an unknown tool, and arguments that they
     reject, in a result, as they report what a tool has failed at.
     """
     text = text.removeprefix(_FROM_TYPESCRIPT)
     if text in {f"Unknown tool: {name}", f"Tool {name} not found", f"Tool {name} disabled"}:
-        return ToolNotFound, "The server has no such tool", _LIST_AGAIN
+        return _UNKNOWN
     rejected = text.startswith(("Input validation error: ", f"Invalid arguments for tool {name}: "))
     detail = text.removeprefix(f"Error executing tool {name}: ")
-    if rejected or (detail != text and _PYDANTIC.match(detail)):
-        return ToolInvalidArguments, "The server rejected the arguments", _READ_SCHEMA
-    return (
-        ToolProviderFailure,
-        "The tool reported an error",
-        "Correct what the tool reports, then call again.",
-    )
+    return _REJECTED if rejected or (detail != text and _PYDANTIC.match(detail)) else _REPORTED
 
 
-def of_fault(  # noqa: PLR0911 - one return for each fault
-    fault: Reason, wire: WireAttempt, *, idempotent: bool
-) -> RemoteToolError:
+def of_fault(fault: Reason, wire: WireAttempt, *, idempotent: bool) -> RemoteToolError:
     """Return the error of a fault below HTTP."""
-    because = f": {wire.detail}" if wire.detail else ""
-    match fault:
-        case Reason.CREDENTIAL:
-            text = f"There is no valid credential for the server{because}."
-            return ToolUnauthorized(text, reason=fault, suggested_fix=_CREDENTIAL)
-        case Reason.SECOND_SEND if wire.status in REFUSALS:
-            return ToolUnauthorized(
-                "The server demanded a new token; a tool that is not idempotent is not sent twice.",
-                reason=fault,
-                suggested_fix="Call again: a new token has been requested.",
-                code=wire.status,
-            )
-        case Reason.SECOND_SEND:
-            return ToolProviderFailure(
-                "The server redirected the call; a tool that is not idempotent is not sent twice.",
-                reason=fault,
-                suggested_fix="Use the URL that the server redirects to.",
-                code=wire.status,
-            )
-        case Reason.UNREACHABLE:
-            return ToolProviderFailure(
-                f"The server cannot be reached{because}; nothing was sent.",
-                reason=fault,
-                suggested_fix=wire.advice or _CHECK_SERVER,
-                # What has to be changed first fails the same until then.
-                retryable=wire.advice is None,
-            )
-        case Reason.CONNECTION_LOST:
-            return ToolProviderFailure(
-                "The connection was lost before the answer; the call may have run.",
-                reason=fault,
-                suggested_fix=_CHECK_EFFECT,
-                retryable=idempotent,
-                may_have_run=True,
-            )
-        case Reason.TOO_LARGE:
-            return ToolProviderFailure(
-                "The answer is larger than this client accepts.",
-                reason=fault,
-                suggested_fix="Ask for less at once.",
-                may_have_run=True,
-            )
-        case _:
-            return of_garbage()
+    row = _BY_FAULT.get(fault)
+    if row is None:
+        return of_garbage()
+    error = (_RENEWED if fault is Reason.SECOND_SEND and wire.status in REFUSALS else row).error(
+        fault,
+        idempotent=idempotent,
+        code=wire.status if fault is Reason.SECOND_SEND else None,
+        because=f": {wire.detail}" if wire.detail else "",
+    )
+    if fault is Reason.UNREACHABLE and wire.advice is not None:
+        # What has to be changed first fails the same until then.
+        error.suggested_fix, error.retryable = wire.advice, False
+    return error
 
 
 def of_status(status: int, wire: WireAttempt, *, idempotent: bool) -> RemoteToolError:
     """Return the error of an HTTP status."""
-    if status in REFUSALS:
-        return ToolUnauthorized(
-            f"The server refused the credential with HTTP {status}.",
-            reason=Reason.HTTP_STATUS,
-            suggested_fix=_CREDENTIAL,
-            code=status,
-        )
-    if status in _TIMEOUTS:
-        return ToolTimeout(
-            f"The server did not answer in time, with HTTP {status}.",
-            reason=Reason.HTTP_STATUS,
-            suggested_fix=_CHECK_EFFECT,
-            retryable=idempotent,
-            may_have_run=True,
-            code=status,
-        )
-    if status == _TOO_MANY:
-        return ToolProviderFailure(
-            "The server limits the rate of calls.",
-            reason=Reason.HTTP_STATUS,
-            suggested_fix="Wait for retry_after_ms, then call again.",
-            retryable=True,
-            retry_after_ms=wire.retry_after_ms,
-            code=status,
-        )
-    transient = status in _TRANSIENT
-    return ToolProviderFailure(
-        f"The server answered with HTTP {status}.",
-        reason=Reason.HTTP_STATUS,
-        suggested_fix=_CHECK_EFFECT if transient else _CHECK_SERVER,
-        retryable=transient and idempotent,
-        retry_after_ms=wire.retry_after_ms,
-        may_have_run=transient,
-        code=status,
-    )
+    row = _BY_STATUS.get(status, _OTHER_STATUS)
+    delay_ms = wire.retry_after_ms if row.kind is ToolProviderFailure else None
+    return row.error(Reason.HTTP_STATUS, idempotent=idempotent, code=status, retry_after_ms=delay_ms)
 
 
 def remote_id(result: CallToolResult) -> str | None:
@@ -310,12 +277,7 @@ def remote_id(result: CallToolResult) -> str | None:
 
 def of_garbage() -> RemoteToolError:
     """Return the error of an answer that is not MCP."""
-    return ToolProviderFailure(
-        "The server's answer is not valid MCP.",
-        reason=Reason.PROTOCOL,
-        suggested_fix=_REPORT,
-        may_have_run=True,
-    )
+    return _GARBAGE.error(Reason.PROTOCOL)
 
 
 def of_unexpected(error: Exception) -> RemoteToolError:
@@ -334,6 +296,10 @@ def _row_of(envelope: Mapping[str, Any]) -> Failure | None:
     rows = [row for row in Failure if row.value.code == envelope.get("code")]
     same = [row for row in rows if row.value.suggested_fix == envelope.get("suggested_fix")]
     return next(iter(same or rows), None)
+
+
+def _may_repeat(retry: Retry, *, idempotent: bool) -> bool:
+    return retry is Retry.YES or (retry is Retry.IF_IDEMPOTENT and idempotent)
 
 
 def _text(value: object) -> str | None:

@@ -6,7 +6,7 @@ that makes it fail that one request. Must not know tools.
 """
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,9 @@ from typing import Any
 import httpx2
 from mcp.client.auth import OAuthFlowError
 
-from relay.client.proxies import proxy_of
+from relay.client.http import CONNECT_TIMEOUT_S, UNCOMPRESSED, UNSENT, transport_to, why_unreachable
 from relay.client.remote_tools.errors import Reason
-from relay.client.remote_tools.servers import BearerToken, CredentialError, read_secret
-from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
+from relay.client.remote_tools.servers import CredentialError, origin_of
 from schemas.error_roots import PeerError
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
@@ -26,13 +25,11 @@ from schemas.text import printable
 REFUSALS = (401, 403)
 """The HTTP statuses of a server that does not serve this caller."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-CONNECT_TIMEOUT_S = 10.0
 
 _MAX_RETRY_AFTER_MS = 600_000
 _MAX_REFUSAL_BYTES = 4096
 _STAND_IN = 503
 _OK = 200
-_UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
 @dataclass(slots=True)
@@ -64,8 +61,6 @@ class WireAttempt:
     message: httpx2.Request | None = None
 
 
-Origin = tuple[str, bytes, int | None]
-
 ATTEMPT: ContextVar[WireAttempt | None] = ContextVar("ATTEMPT", default=None)
 """The operation of the current task. The SDK runs each request in the context of the task that made it."""
 
@@ -78,24 +73,6 @@ class EncodedError(PeerError):
     """The server compressed an answer, which was not requested: its size could not be limited."""
 
 
-class BearerAuth(httpx2.Auth):
-    """Presents a bearer token to one origin, and to no other."""
-
-    def __init__(self, origin: Origin, credential: BearerToken) -> None:
-        self._origin = origin
-        self._credential = credential
-
-    async def async_auth_flow(
-        self, request: httpx2.Request
-    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """Add the token of this moment if the request goes to the origin."""
-        if origin_of(request.url) == self._origin:
-            request.headers["Authorization"] = f"Bearer {await read_secret(self._credential.token)}"
-        else:
-            request.headers.pop("Authorization", None)
-        yield request
-
-
 class GuardedHttpClient(httpx2.AsyncClient):
     """The client for one server. It reads no credentials from the environment, and no proxy for loopback.
 
@@ -105,14 +82,11 @@ class GuardedHttpClient(httpx2.AsyncClient):
     def __init__(
         self, url: str, auth: httpx2.Auth | None, tls: ssl.SSLContext, root: Path | None = None
     ) -> None:
-        transport = LimitedTransport(
-            httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, proxy=proxy_of(url))
-        )
         super().__init__(
             auth=auth,
-            transport=transport,
+            transport=LimitedTransport(transport_to(url, tls)),
             trust_env=False,
-            headers={"Accept-Encoding": "identity"},
+            headers=dict(UNCOMPRESSED),
             # The deadline of each operation bounds reading: a stream without messages is not broken.
             timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=None),
             event_hooks={"request": [self._mark], "response": [_note]},
@@ -135,11 +109,9 @@ class GuardedHttpClient(httpx2.AsyncClient):
         except EncodedError:
             return _failed(request, attempt, Reason.PROTOCOL)
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
-            if attempt.sends > 0 and not isinstance(error, _UNSENT):
+            if attempt.sends > 0 and not isinstance(error, UNSENT):
                 return _failed(request, attempt, Reason.CONNECTION_LOST)
-            attempt.advice = connection_advice(error, self._root)
-            is_http = not isinstance(error, httpx2.RemoteProtocolError)
-            reason = connection_reason(error) if is_http else no_http_reason(self._url)
+            reason, attempt.advice = why_unreachable(error, self._url, self._root)
             return _failed(request, attempt, Reason.UNREACHABLE, reason)
 
     async def _mark(self, request: httpx2.Request) -> None:
@@ -186,7 +158,6 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._inner.aclose()
 
 
@@ -212,11 +183,6 @@ class _LimitedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-def origin_of(url: httpx2.URL) -> Origin:
-    """Return scheme, host and port of ``url``; httpx2 has them normalised, and no port for the usual one."""
-    return url.scheme, url.raw_host, url.port
 
 
 def is_call(method: str, content: bytes) -> bool:

@@ -1,1 +1,5 @@
-"""MCP on standard input and output, bridged to a relay that runs elsewhere."""
+"""MCP on standard input and output, bridged to a relay that runs elsewhere.
+
+token = RenewableToken.find(token_file, os.environ)
+run_stdio("https://relay.example/mcp", token, client_context(), None, sys.stderr)
+"""

@@ -1,14 +1,21 @@
 """MCP on standard input and output, for clients that speak nothing else: a bridge to a relay that runs.
 
 Each line is sent to the relay as it was read, and each message of the relay is written as a line. This is no
-second server and no second parser of the protocol: the bridge reads of a message only what HTTP needs. Must
-not authorize anything, and must not hold more than a fixed number of lines.
+second server and no second parser of the protocol: the bridge reads of a message only what HTTP needs.
+
+Input and output have a thread each: asyncio's pipes do not accept files, and set the descriptor non-blocking
+for all processes that share it. The threads are daemons, so that a read that blocks does not keep the process
+alive. Must not authorize anything, and must not hold more than a fixed number of lines.
 """
 
 import asyncio
+import concurrent.futures
+import os
+import queue
 import random
 import signal
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -17,8 +24,8 @@ from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.client.stdio_bridge.bearer_token import RenewableToken
-from relay.client.stdio_bridge.delivery import Delivery, PendingMessage
+from relay.client.credentials import RenewableToken
+from relay.client.stdio_bridge.delivery import Conversation, Delivery, PendingMessage
 from relay.client.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
 from relay.client.stdio_bridge.messages import (
     CANCELLED,
@@ -33,8 +40,6 @@ from relay.client.stdio_bridge.messages import (
     invalid_request,
     read,
 )
-from relay.client.stdio_bridge.pipes import Input, Output, claim_output
-from relay.client.stdio_bridge.session import Conversation
 from schemas.process.logs import opened
 
 MAX_IN_FLIGHT = 64
@@ -46,6 +51,7 @@ DRAIN_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 1.0
 """How long they are awaited after a signal: clients kill the program after 2 s."""
 
+_CHUNK_BYTES = 65_536
 _TOO_LONG = "The request is larger than 256 KiB."
 _NO_SUCH_NAME = "The name is longer than any tool's."
 _BUG = "The bridge to the relay failed; the reason is in its log."
@@ -232,3 +238,82 @@ async def _bridge(http: RelayHttp, log: FilteringBoundLogger) -> None:
 
 def _nothing() -> None:
     """Release nothing: no slot was taken."""
+
+
+def claim_output() -> int:
+    """Return a descriptor of standard output for the caller alone.
+
+    Everything else that this process prints goes to standard error from now on.
+    """
+    own = os.dup(1)
+    os.dup2(2, 1)
+    return own
+
+
+class Input:
+    """Reads ``descriptor``, no faster than its chunks are consumed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the bytes as they arrive, until the end of the input."""
+        taken: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop, taken), name="stdin", daemon=True).start()
+        while chunk := await taken.get():
+            yield chunk
+
+    def _read(self, loop: asyncio.AbstractEventLoop, taken: asyncio.Queue[bytes]) -> None:
+        chunk = b"not read yet"
+        while chunk:
+            try:
+                chunk = os.read(self._descriptor, _CHUNK_BYTES)
+            except OSError:
+                chunk = b""  # for example a terminal that was closed
+            putting = taken.put(chunk)
+            try:
+                asyncio.run_coroutine_threadsafe(putting, loop).result()
+            except (RuntimeError, concurrent.futures.CancelledError):
+                putting.close()  # the program has ended meanwhile
+                return
+
+
+class Output:
+    """Writes whole lines to ``descriptor``."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name="stdout", daemon=True).start()
+
+    async def write(self, line: bytes) -> None:
+        """Write ``line`` and a newline, and return when they are written.
+
+        Raises:
+            OSError: the reader has closed its end.
+        """
+        written = asyncio.get_running_loop().create_future()
+        self._waiting.put((line + b"\n", written))
+        await written
+
+    def _write(self) -> None:
+        while True:
+            rest, written = self._waiting.get()
+            failure: OSError | None = None
+            try:
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError as error:
+                failure = error
+            with suppress(RuntimeError):  # the program has ended meanwhile
+                written.get_loop().call_soon_threadsafe(_settle, written, failure)
+
+
+def _settle(written: "asyncio.Future[None]", failure: OSError | None) -> None:
+    if written.done():
+        return  # the writer was cancelled
+    if failure is None:
+        written.set_result(None)
+    else:
+        written.set_exception(failure)

@@ -1,30 +1,39 @@
 """Delivers a message to the relay and its answer to the client; retries while the relay is unreachable.
 
 What was never sent is sent again, until a timeout. What may have arrived is sent again only if the method is
-idempotent; otherwise the client gets an error that says that it may have run. Must not leave a request
-without exactly one answer.
+idempotent; otherwise the client gets an error that says that it may have run. A relay that was restarted has
+lost the sessions of the old era: the client's opening messages are kept, so that a new one can be opened
+without the client. Must not leave a request without exactly one answer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.client.stdio_bridge.http_client import LostError, MisdirectedError, NotSentError, RelayResponse
+from relay.client.stdio_bridge.http_client import (
+    LostError,
+    MisdirectedError,
+    NotSentError,
+    RelayHttp,
+    RelayResponse,
+)
 from relay.client.stdio_bridge.messages import (
     ACKNOWLEDGED,
     INITIALIZE,
+    INITIALIZED,
     Message,
     canonical_error,
     encode,
+    header_value,
     internal_error,
     list_changed,
 )
-from relay.client.stdio_bridge.session import Conversation, RefusedError, SessionGoneError
 from schemas.backoff import Backoff, half_by_chance
+from schemas.error_roots import PeerError
 from schemas.text import printable
 
 RETRY_TIMEOUT_S = 50.0
@@ -39,6 +48,175 @@ _STREAM_END_TIMEOUT_S = 1.0
 _UNREACHABLE = "The relay cannot be reached; nothing was sent. Try again later."
 _LOST = "The connection to the relay was lost; this may have run. Check that before you try again."
 _ERRORS = 400
+_REDIRECTS = 300
+_UNAUTHORIZED = 401
+_NOT_FOUND = 404
+_SERVER_ERRORS = 500
+_UNAVAILABLE = 503
+_MAX_RENEWALS = 3
+
+
+class RefusedError(PeerError):
+    """The relay refused by HTTP status; ``code`` is canonical, and the text printable."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class SessionGoneError(PeerError):
+    """The relay knows no such session; nothing was processed."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpSession:
+    """A session that the relay opened."""
+
+    id: str | None
+    version: str | None
+
+    def headers(self) -> dict[str, str]:
+        headers = {"mcp-session-id": self.id, "mcp-protocol-version": self.version}
+        return {name: value for name, value in headers.items() if value}
+
+
+class Conversation:
+    """The messages of one client to one relay, over ``http``.
+
+    Attributes:
+        session: the one that is open, in the old era.
+        follows: whether the client accepts notifications in it.
+    """
+
+    def __init__(self, http: RelayHttp) -> None:
+        self._http = http
+        self._opening: Message | None = None
+        self._ready: Message | None = None
+        self._renewing = asyncio.Lock()
+        self._version: str | None = None
+        self.session: McpSession | None = None
+        self.follows = asyncio.Event()
+
+    @asynccontextmanager
+    async def sent(self, message: Message) -> AsyncIterator[RelayResponse]:
+        """Send ``message``, and hold the response.
+
+        A session that the relay has lost is opened again first, and a rejected token is read again.
+
+        Raises:
+            NotSentError: it was not processed.
+            LostError: it may have been.
+            RefusedError: the relay refuses it.
+        """
+        for _ in range(_MAX_RENEWALS):
+            used = self.session if message.version is None and message.method != INITIALIZE else None
+            token = self._http.token.text
+            async with self._http.exchange("POST", self._headers(message, used), message.raw) as response:
+                if response.status == _UNAUTHORIZED and self._http.token.is_newer_than(token):
+                    continue
+                if response.status != _NOT_FOUND or used is None or used.id is None:
+                    await self._check(response)
+                    self._note(message)
+                    yield response
+                    return
+            await self.renew(used)
+        raise NotSentError("the relay loses each session at once")
+
+    @asynccontextmanager
+    async def stream(self, session: McpSession) -> AsyncIterator[RelayResponse]:
+        """Hold the stream of the relay's own messages in ``session``.
+
+        Raises:
+            SessionGoneError: there is no such session.
+            NotSentError: the relay is unreachable.
+            LostError: the connection was lost.
+            RefusedError: the relay offers no such stream.
+        """
+        token = self._http.token.text
+        async with self._http.exchange("GET", session.headers()) as response:
+            if response.status == _NOT_FOUND:
+                raise SessionGoneError
+            if response.status == _UNAUTHORIZED and self._http.token.is_newer_than(token):
+                raise NotSentError("the token has changed")
+            await self._check(response)
+            if not response.is_stream:
+                raise RefusedError("INTERNAL_ERROR", "The relay offers no stream of changes.")
+            yield response
+
+    async def renew(self, gone: McpSession) -> None:
+        """Open a session in the place of ``gone`` with the client's own messages, unless that is done.
+
+        Raises:
+            NotSentError: there is still none.
+            RefusedError: the relay will not open one.
+        """
+        async with self._renewing:
+            if self.session is not gone or self._opening is None:
+                return
+            try:
+                session = await self._open(self._opening)
+                if self._ready is not None:
+                    async with self._http.exchange("POST", session.headers(), self._ready.raw) as response:
+                        await self._check(response)
+            except LostError as error:
+                raise NotSentError(str(error)) from None
+            self.session = session
+
+    def take(self, opening: Message, response: RelayResponse, result: Mapping[str, Any]) -> None:
+        """Note that ``opening`` was answered with ``result``, and a session is open."""
+        self._opening = opening
+        self.session = _opened(response, result)
+
+    async def close(self) -> None:
+        """End the session that is open, if the relay is reachable."""
+        if self.session is not None and self.session.id is not None:
+            async with self._http.exchange("DELETE", self.session.headers()):
+                self.session = None
+
+    def _headers(self, message: Message, session: McpSession | None) -> dict[str, str]:
+        if session is not None:
+            return session.headers()
+        if message.version is not None:
+            self._version = message.version
+        elif message.method == INITIALIZE or self._version is None:
+            return {}
+        # A message without a version, such as a notification or malformed JSON, belongs to its client's era.
+        return message.headers() | {"mcp-protocol-version": header_value(self._version)}
+
+    def _note(self, message: Message) -> None:
+        if message.method == INITIALIZED and self.session is not None:
+            self._ready = message
+            self.follows.set()
+
+    async def _open(self, opening: Message) -> McpSession:
+        async with self._http.exchange("POST", {}, opening.raw) as response:
+            await self._check(response)
+            async with aclosing(response.messages()) as messages:
+                async for _, value in messages:
+                    if value.get("id") == opening.id and isinstance(result := value.get("result"), dict):
+                        return _opened(response, result)
+        raise NotSentError("the relay opens no session")
+
+    async def _check(self, response: RelayResponse) -> None:
+        """Return if the client may read ``response``: a refusal by HTTP status alone is an error."""
+        if response.status < _REDIRECTS:
+            return
+        is_message, reason = await response.read_refusal()
+        if response.status == _UNAVAILABLE:
+            raise NotSentError(reason)
+        if is_message:
+            return
+        if response.status >= _SERVER_ERRORS:
+            raise LostError(reason)
+        if response.status == _UNAUTHORIZED:
+            text = f"The relay does not accept the token: {reason} {self._http.token.advice}"
+            raise RefusedError("UNAUTHORIZED", text)
+        raise RefusedError("INTERNAL_ERROR", f"The relay refuses: {reason}")
+
+
+def _opened(response: RelayResponse, result: Mapping[str, Any]) -> McpSession:
+    version = result.get("protocolVersion")
+    return McpSession(response.session_id, version if isinstance(version, str) else None)
 
 
 @dataclass(eq=False, slots=True)
@@ -81,29 +259,19 @@ class RetryDelays:
         return wait_s
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Delivery:
     """Delivers messages; ``put`` writes a line for the client."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        conversation: Conversation,
-        put: Callable[[bytes], Awaitable[None]],
-        log: FilteringBoundLogger,
-        monotonic: Callable[[], float],
-        chance: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._conversation = conversation
-        self._put = put
-        self._log = log
-        self._monotonic = monotonic
-        self._chance = chance
-        self._sleep = sleep
-        self._is_unreachable = False
+    conversation: Conversation
+    put: Callable[[bytes], Awaitable[None]]
+    log: FilteringBoundLogger
+    monotonic: Callable[[], float]
+    chance: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _is_unreachable: bool = False
 
     async def deliver(self, pending: PendingMessage) -> None:
-        """Send a message, and write the messages that answer it, or an error."""
         message = pending.message
         try:
             await self._retry(pending)
@@ -120,8 +288,8 @@ class Delivery:
 
     async def follow(self) -> None:
         """Write the relay's own notifications in a session of the old era, until cancelled."""
-        await self._conversation.follows.wait()
-        delays = RetryDelays(self._monotonic, self._chance)
+        await self.conversation.follows.wait()
+        delays = RetryDelays(self.monotonic, self.chance)
         missed = False
         while True:
             wait_s = None
@@ -130,30 +298,30 @@ class Delivery:
             except (NotSentError, LostError) as error:
                 self._note_unreachable(error)
             except RefusedError as error:
-                self._log.warning("no stream of changes", reason=str(error))
+                self.log.warning("no stream of changes", reason=str(error))
                 wait_s = REFUSED_DELAY_S
             missed = True
-            await self._sleep(delays.next() if wait_s is None else wait_s)
+            await self.sleep(delays.next() if wait_s is None else wait_s)
 
     async def _follow_once(self, *, missed: bool) -> None:
-        session = self._conversation.session
+        session = self.conversation.session
         if session is None:
             return
         try:
-            async with self._conversation.stream(session) as response:
+            async with self.conversation.stream(session) as response:
                 self._note_reachable()
                 if missed:
                     # Changes while there was no stream are not known.
-                    await self._put(list_changed())
+                    await self.put(list_changed())
                 async with aclosing(response.messages()) as messages:
                     async for raw, _ in messages:
-                        await self._put(raw)
+                        await self.put(raw)
         except SessionGoneError:
-            await self._conversation.renew(session)
+            await self.conversation.renew(session)
 
     async def _retry(self, pending: PendingMessage) -> None:
-        until_s = self._monotonic() + RETRY_TIMEOUT_S
-        delays = RetryDelays(self._monotonic, self._chance)
+        until_s = self.monotonic() + RETRY_TIMEOUT_S
+        delays = RetryDelays(self.monotonic, self.chance)
         while True:
             failure: NotSentError | LostError
             try:
@@ -168,14 +336,14 @@ class Delivery:
                 return
             self._note_unreachable(failure)
             # A subscription that stood once is kept up for as long as the client has it.
-            is_over = self._monotonic() >= until_s or isinstance(failure, MisdirectedError)
+            is_over = self.monotonic() >= until_s or isinstance(failure, MisdirectedError)
             if is_over and not pending.acknowledged:
                 raise failure
-            await self._sleep(delays.next())
+            await self.sleep(delays.next())
 
     async def _attempt(self, pending: PendingMessage) -> None:
         pending.sent = True
-        async with self._conversation.sent(pending.message) as response:
+        async with self.conversation.sent(pending.message) as response:
             self._note_reachable()
             pending.arrived.set()
             async with aclosing(response.messages()) as messages:
@@ -196,31 +364,31 @@ class Delivery:
         elif message.id is not None and "method" not in value and value.get("id") in (message.id, None):
             pending.answered = True
             if message.method == INITIALIZE and isinstance(result := value.get("result"), dict):
-                self._conversation.take(message, response, result)
+                self.conversation.take(message, response, result)
             # Over HTTP the connection identifies the answer. On a pipe it needs the request's id.
-            await self._put(raw if value.get("id") is not None else encode(value | {"id": message.id}))
+            await self.put(raw if value.get("id") is not None else encode(value | {"id": message.id}))
         elif value.get("method") == ACKNOWLEDGED and pending.acknowledged:
             if message.follows_tools:
-                await self._put(list_changed(message.id))  # as after any gap
+                await self.put(list_changed(message.id))  # as after any gap
         else:
             pending.acknowledged = pending.acknowledged or value.get("method") == ACKNOWLEDGED
-            await self._put(raw)
+            await self.put(raw)
 
     async def _fail(self, message: Message, answer: bytes, reason: str) -> None:
         if message.is_silent:
-            self._log.warning("not delivered", method=printable(message.method or "answer"), reason=reason)
+            self.log.warning("not delivered", method=printable(message.method or "answer"), reason=reason)
         else:
-            await self._put(answer)
+            await self.put(answer)
 
     def _note_unreachable(self, failure: NotSentError | LostError) -> None:
         if not self._is_unreachable:
             self._is_unreachable = True
-            self._log.warning("the relay is not reached", reason=str(failure))
+            self.log.warning("the relay is not reached", reason=str(failure))
 
     def _note_reachable(self) -> None:
         if self._is_unreachable:
             self._is_unreachable = False
-            self._log.info("the relay is reached again")
+            self.log.info("the relay is reached again")
 
 
 async def _exhaust(messages: AsyncIterator[object]) -> None:

@@ -13,21 +13,18 @@ from typing import Any
 
 import httpx2
 
-from relay.client.proxies import proxy_of
-from relay.client.stdio_bridge.bearer_token import RenewableToken
-from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
+from relay.client.credentials import RenewableToken
+from relay.client.http import CONNECT_TIMEOUT_S, UNCOMPRESSED, UNSENT, transport_to, why_unreachable
 from schemas.error_roots import PeerError
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
-_CONNECT_S = 10.0
 _SILENCE_S = 60.0  # the relay sends something every 15 s on a stream, if only a comment
 _KEEPALIVE_S = 2.0  # the relay closes idle connections after 5 s, and must not do so during a request
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
-_NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class NotSentError(PeerError):
@@ -54,7 +51,6 @@ class RelayResponse:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a stream of messages."""
         return self._type == "text/event-stream"
 
     async def messages(self) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
@@ -161,16 +157,11 @@ class RelayHttp:
         self._url = url
         self._root = root
         self.token = token
-        limits = httpx2.Limits(keepalive_expiry=_KEEPALIVE_S)
-        # The bare transport: no cookie, no redirect, no decompression.
-        self._transport = httpx2.AsyncHTTPTransport(
-            verify=tls, trust_env=False, limits=limits, proxy=proxy_of(url)
-        )
-        times = httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S, pool=None)
+        self._transport = transport_to(url, tls, limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE_S))
+        times = httpx2.Timeout(_SILENCE_S, connect=CONNECT_TIMEOUT_S, pool=None)
         self._extensions = {"timeout": times.as_dict()}
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._transport.aclose()
 
     @asynccontextmanager
@@ -185,7 +176,7 @@ class RelayHttp:
         """
         own = {
             "accept": "application/json, text/event-stream" if content else "text/event-stream",
-            "accept-encoding": "identity",
+            **UNCOMPRESSED,
             "authorization": f"Bearer {self.token.text}",
             "edge-transport": "stdio",
         }
@@ -196,10 +187,10 @@ class RelayHttp:
         )
         try:
             response = await self._transport.handle_async_request(request)
-        except httpx2.RemoteProtocolError:
-            raise LostError(no_http_reason(self._url)) from None
-        except _NEVER_SENT as error:
-            reason, advice = connection_reason(error), connection_advice(error, self._root)
+        except (httpx2.RemoteProtocolError, *UNSENT) as error:
+            reason, advice = why_unreachable(error, self._url, self._root)
+            if isinstance(error, httpx2.RemoteProtocolError):
+                raise LostError(reason) from None
             if advice is not None:
                 raise MisdirectedError(f"{reason}. {advice}") from None
             raise NotSentError(reason) from None

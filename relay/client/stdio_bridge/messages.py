@@ -64,7 +64,6 @@ class Message:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the method is idempotent."""
         method = self.method or ""
         return method in _REPEATABLE or method.startswith(_REPEATABLE_PREFIXES)
 
@@ -170,7 +169,6 @@ class MessageSplitter:
         self._take(rest)
 
     def end(self) -> bytes | None:
-        """End the current line, and return it."""
         line = None if self._too_long else bytes(self._rest)
         self._rest.clear()
         self._too_long = False

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from relay.cli.fleet_reader import FleetReader, FleetReadError
-from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.credentials import RenewableToken
 from relay.client.stdio_bridge.http_client import NotSentError, RelayHttp
 from relay.mcp_api.resources import FleetResources
 from schemas.tls import client_context

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.client.remote_tools.audit import CallAudit, Event, JsonLines, Recorded
-from relay.client.remote_tools.pins import PinsError
+from relay.client.remote_tools.contracts import PinsError
 from relay.remote_tools import (
     AuditFailedError,
     AuditRecord,

@@ -10,9 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from relay.client.remote_tools.check_process import CheckProcess
 from relay.client.remote_tools.http_client import MAX_ANSWER_BYTES
-from relay.client.remote_tools.tool_schemas import MAX_MEMORY_BYTES, compiled
+from relay.client.remote_tools.tool_schemas import MAX_MEMORY_BYTES, CheckProcess, compiled
 from relay.remote_tools import Reason, ToolInvalidArguments, ToolProviderFailure, ToolTimeout
 from tests.fakes.guarded import over_http
 from tests.fakes.mcp_server import FakeMcpServer
@@ -145,7 +144,7 @@ async def test_a_check_that_needs_too_much_memory_is_a_failure_and_the_next_goes
 
 PARENT = """
 import asyncio, psutil
-from relay.client.remote_tools.check_process import CheckProcess
+from relay.client.remote_tools.tool_schemas import CheckProcess
 from relay.client.remote_tools.tool_schemas import compiled
 from tests.relay.client.remote_tools.test_check_process import EMAIL, SLOW, SLOW_TEXT, within
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from relay.client.remote_tools.http_client import BearerAuth, LimitedTransport, origin_of, retry_after_ms
+from relay.client.remote_tools.http_client import LimitedTransport, retry_after_ms
+from relay.client.remote_tools.servers import BearerAuth, origin_of
 from relay.remote_tools import (
     BearerToken,
     HttpServer,

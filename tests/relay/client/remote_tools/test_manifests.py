@@ -301,6 +301,6 @@ async def test_an_empty_list_says_why(
 ) -> None:
     async with over_http(view_with(node), **options | changed) as client:
         assert await client.tools.list_tools() == []
-    (line,) = [each.message for each in caplog.records if each.name == "relay.client.remote_tools.client"]
+    (line,) = [each.message for each in caplog.records if each.name == "relay.remote_tools.client"]
     assert line.startswith("no tool may be called: ")
     assert why in line

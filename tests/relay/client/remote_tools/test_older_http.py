@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.client.remote_tools import older_http as module
+from relay.client.remote_tools import connection as module
 from relay.remote_tools import (
     BearerToken,
     HttpServer,

@@ -1,6 +1,6 @@
 import pytest
 
-from relay.client.remote_tools.permissions import Meter
+from relay.client.remote_tools.admission import Meter
 from relay.remote_tools import Budget, Permissions, Reason, Risk, RiskSource, ToolContract, ToolUnauthorized
 
 

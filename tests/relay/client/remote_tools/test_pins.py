@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.client.remote_tools.pins import Pins, PinsError
+from relay.client.remote_tools.contracts import Pins, PinsError
 from relay.remote_tools import Permissions, Reason, Risk, ToolUnauthorized
 from tests.fakes.guarded import guarded, over_http
 from tests.fakes.mcp_server import FakeMcpServer

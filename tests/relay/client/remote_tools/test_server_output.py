@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
-from relay.client.remote_tools.redaction import Redaction
-from relay.client.remote_tools.server_output import redacted_log
+from relay.client.remote_tools.redaction import Redaction, redacted_log
 from relay.remote_tools import RemoteToolError, StdioServer, ToolRule
 from tests.fakes.guarded import guarded, over_http
 from tests.fakes.mcp_server import FakeMcpServer, HttpAnswer

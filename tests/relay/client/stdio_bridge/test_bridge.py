@@ -14,11 +14,11 @@ from unittest.mock import patch
 import pytest
 import pytest_asyncio
 
-from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.credentials import RenewableToken
 from relay.client.stdio_bridge.bridge import DRAIN_TIMEOUT_S, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, Bridge
+from relay.client.stdio_bridge.delivery import Conversation
 from relay.client.stdio_bridge.http_client import RelayHttp
 from relay.client.stdio_bridge.messages import MAX_LINE_BYTES, header_value
-from relay.client.stdio_bridge.session import Conversation
 from relay.http.connections import AcceptedConnection
 from schemas.addresses import mcp_url
 from schemas.process.logs import make_logger
@@ -498,7 +498,7 @@ async def test_a_bug_is_an_answer_and_a_line_in_the_log(
     def bug(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("relay.client.stdio_bridge.session.Conversation.sent", bug)
+    monkeypatch.setattr("relay.client.stdio_bridge.delivery.Conversation.sent", bug)
     answer = await client.ask("tools/list")
     assert answer["error"]["code"] == -32603
     assert "a bug" not in json.dumps(answer)

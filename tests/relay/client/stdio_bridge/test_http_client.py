@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.credentials import RenewableToken
 from relay.client.stdio_bridge.http_client import (
     MAX_ANSWER_BYTES,
     EventReader,

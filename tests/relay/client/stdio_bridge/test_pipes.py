@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.client.stdio_bridge.pipes import Input, Output
+from relay.client.stdio_bridge.bridge import Input, Output
 
 BOUND_S = 10
 
@@ -94,7 +94,7 @@ async def test_a_closed_reader_is_an_error_of_the_writer(pipe: tuple[FileIO, Fil
 def test_a_stray_print_goes_elsewhere_once_the_output_is_claimed() -> None:
     program = (
         "import os, sys\n"
-        "from relay.client.stdio_bridge.pipes import claim_output\n"
+        "from relay.client.stdio_bridge.bridge import claim_output\n"
         "own = claim_output()\n"
         "print('a stray print', flush=True)\n"
         "os.write(own, b'{}\\n')\n"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.credentials import RenewableToken
+from relay.client.stdio_bridge.delivery import Conversation, RefusedError, SessionGoneError
 from relay.client.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
 from relay.client.stdio_bridge.messages import Message, read
-from relay.client.stdio_bridge.session import Conversation, RefusedError, SessionGoneError
 from schemas.addresses import mcp_url
 from schemas.tls import client_context
 from tests.fakes.bridged import ME, META, NEW, OLD

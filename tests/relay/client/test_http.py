@@ -2,8 +2,8 @@
 
 import pytest
 
-from relay.client.proxies import ProxyError, proxy_of
-from relay.client.stdio_bridge.bearer_token import RenewableToken
+from relay.client.credentials import RenewableToken
+from relay.client.http import ProxyError, proxy_of
 from relay.client.stdio_bridge.http_client import RelayHttp
 from schemas.tls import client_context
 from tests.fakes.http_proxy import HttpProxy

@@ -1,0 +1,75 @@
+"""What the HTTP clients of the agent's side have in common: how they connect, and why they have not.
+
+A server on this machine is never reached by a proxy: the proxy would get the token, and its loopback is
+another. Must not put a proxy's address into an error: it can hold a password.
+"""
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx2
+
+from schemas.addresses import is_loopback
+from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
+from schemas.error_roots import OperatorError
+from schemas.tls import client_context, read_root
+
+CONNECT_TIMEOUT_S = 10.0
+UNCOMPRESSED: Mapping[str, str] = {"accept-encoding": "identity"}
+"""Requests answers whose size can be limited as they are read."""
+UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+"""The errors after which nothing of a request was sent."""
+
+
+class ProxyError(OperatorError):
+    """The environment names a proxy that cannot be used."""
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the URL of the proxy that the environment names for ``url``; None: connections are direct.
+
+    Raises:
+        ProxyError: it is not an HTTP proxy.
+    """
+    target = urlsplit(url)
+    host = target.hostname or ""
+    if is_loopback(host) or proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(target.scheme) or proxies.get("all")
+    if proxy is None:
+        return None
+    if urlsplit(proxy).scheme not in {"http", "https"}:
+        raise ProxyError(f"{target.scheme}_proxy or all_proxy does not name an HTTP proxy: http://HOST:PORT")
+    return proxy
+
+
+def tls_by(root: Path | None, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    """Return the TLS that verifies a server by the root in a file, else by this machine's roots.
+
+    Raises:
+        TlsFilesError, OSError: a file cannot be used.
+    """
+    return client_context(read_root(root) if root is not None else None, certificate)
+
+
+def transport_to(url: str, tls: ssl.SSLContext, **options: Any) -> httpx2.AsyncHTTPTransport:
+    """Return the connections to ``url``: no cookie, no redirect, and no credential of the environment.
+
+    Raises:
+        ProxyError: as ``proxy_of``.
+    """
+    return httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, proxy=proxy_of(url), **options)
+
+
+def why_unreachable(error: Exception, url: str, root: Path | None) -> tuple[str, str | None]:
+    """Return why ``url`` was not reached, printable, and what to change about it, if that is known.
+
+    ``root``: the file of the root that the server's certificate was verified by, if one was named.
+    """
+    is_http = not isinstance(error, httpx2.RemoteProtocolError)
+    return connection_reason(error) if is_http else no_http_reason(url), connection_advice(error, root)
