@@ -30,9 +30,8 @@ from relay.limits.rate_limits import KeyedLimiters, Limiter
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.process.spans import SpanSink, no_spans
-from schemas.projection import parse
+from schemas.projection import META_PROGRESS_TOKEN, parse
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
 from schemas.violations import ViolationError

@@ -14,7 +14,7 @@ from relay.cli.options import AsJson, answer
 from relay.client.connect.profile import Profile
 from relay.client.connect.token_files import check_token_file
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_USAGE
+from schemas.process.command_errors import EXIT_USAGE
 
 app = group("Keep the server that is called.")
 

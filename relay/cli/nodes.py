@@ -20,7 +20,7 @@ from relay.state.label_forms import typed_form, with_typed_form
 from relay.state.name_rules import NameRuleError
 from relay.state.names import LabelTakenError
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 
 app = group("Labels and tags of nodes, and which nodes there are.")
 

@@ -24,8 +24,8 @@ from relay.client.connect.token_files import check_token_file, keep_token
 from schemas.addresses import MCP_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
-from schemas.process.home_directory import home_directory, needed_home_directory
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.state_owner import home_directory, needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable
 from schemas.tls import client_context, read_root

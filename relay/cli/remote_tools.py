@@ -21,7 +21,7 @@ from relay.cli.call_progress import CallProgress
 from relay.cli.exits import fail
 from relay.cli.options import AsJson, milliseconds, show_table
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
 from schemas.unknown_names import nearest
 

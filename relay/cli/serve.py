@@ -15,9 +15,9 @@ from relay.http.listener import bind
 from relay.server.serving import run_relay
 from relay.server.settings_reload import ReloadSource
 from relay.settings.config import RelayConfig
-from schemas.contract import read_contract
-from schemas.process.prestarted_pool import prestarted_pool
-from schemas.process.signals import ends_with_its_terminal
+from schemas.process.settings_reload import ends_with_its_terminal
+from schemas.registry import read_contract
+from schemas.threads import prestarted_pool
 
 HELPERS = 10
 """Threads for files, the CA's ledger and certificates: enrolments and renewals have four each at most."""

@@ -11,7 +11,7 @@ from relay.cluster.frame_queues import NodeAt
 from relay.routing.port import NodeRef
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 
 _RETRY_MS = 60_000
 

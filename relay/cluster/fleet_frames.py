@@ -23,7 +23,7 @@ from relay.cluster.shared_leases import SharedLeases
 from relay.routing.peers import Peers
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY, OneWayType, Role
+from schemas.frames import ONE_WAY, OneWayType, Role
 from schemas.handlers import Followers, Handlers
 from schemas.payloads import SessionEnd
 from schemas.registry import SchemaRegistry

@@ -17,8 +17,7 @@ from relay.cluster.peer_messages import FRAME, CountMessage
 from relay.routing.peers import NoResponderError, Peers
 from relay.routing.port import NodeRef
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
-from schemas.frames import MAX_FRAME_BYTES
+from schemas.frames import MAX_FRAME_BYTES, OneWayType
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
 """How much waits for one node on its way to one relay; the frame that exceeds it is the last."""

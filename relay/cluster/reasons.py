@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from nats.js.errors import ServiceUnavailableError
 
-from schemas.connection_faults import connection_fault, connection_reason
 from schemas.error_roots import EdgeError
+from schemas.faults import connection_fault, connection_reason
 from schemas.text import printable
 
 if TYPE_CHECKING:

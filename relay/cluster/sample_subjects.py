@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.cluster.peer_messages import FRAME, CountMessage, PeerMessages
 from relay.routing.cluster_messages import ClusterMessageError
 from relay.routing.port import NodeRef
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.ulids import UlidSource
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from relay.routing.port import NodeFrames
 from schemas.errors import ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import TelemetryLease
 
 NodeCapability = tuple[str, str]

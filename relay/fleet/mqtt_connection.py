@@ -21,7 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from schemas.addresses import BrokerAddress
 from schemas.backoff import Backoff
-from schemas.connection_faults import connection_reason
+from schemas.faults import connection_reason
 from schemas.health import Loop
 from schemas.threads import NoThreadError, started
 

@@ -22,7 +22,7 @@ from schemas.certificates import LEAF_RULES
 from schemas.files import check_private_directory, make_private_directory, open_state
 from schemas.health import Loop
 from schemas.text import printable
-from schemas.verdicts import Mark
+from schemas.trust import Mark
 
 _FLUSH_INTERVAL_S = 1.0
 _ROUND_S = 120.0

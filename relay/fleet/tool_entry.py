@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.ascii_json import encoded
-from schemas.document_store import SCHEME
 from schemas.kinds import Verb
-from schemas.meta_names import META_CANONICAL_NAME, META_CAPABILITY_ETAG, META_SAFETY_CLASS, META_SCHEMA_REF
+from schemas.projection import META_CANONICAL_NAME, META_CAPABILITY_ETAG, META_SAFETY_CLASS, META_SCHEMA_REF
+from schemas.registry import SCHEME
 
 
 def hints(safety_class: str, *, idempotent: bool) -> dict[str, Any]:

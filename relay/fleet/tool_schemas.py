@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.listed_schemas import listed_schema
-from schemas.registry import SchemaRegistry, Validator
+from schemas.registry import SchemaRegistry, Validator, listed_schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from relay.limits.allowance import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.delivery import DEFAULT_HANDLER_MS
 from schemas.kinds import Kind, KindRegistry, Verb
-from schemas.listed_schemas import listed_schema
 from schemas.projection import ToolName, alias_of
-from schemas.registry import SchemaRegistry, Validator
+from schemas.registry import SchemaRegistry, Validator, listed_schema
 
 TOOLS_PER_TURN = 64
 """How many tools of one node are listed before as many of every other node."""

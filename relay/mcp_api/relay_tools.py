@@ -13,9 +13,8 @@ from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.fleet.tool_entry import hints
 from relay.fleet.tools import Offer, Position
 from relay.settings.config import View
-from schemas.document_store import SCHEME
-from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
-from schemas.projection import alias_of
+from schemas.projection import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, alias_of
+from schemas.registry import SCHEME
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from relay.routing.answer import CommandAnswer
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import CmdAck
 
 

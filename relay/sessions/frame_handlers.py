@@ -17,8 +17,7 @@ from relay.sessions.heartbeat_interval import heartbeat_interval_ms
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY
-from schemas.frames import SUBPROTOCOL_1_1, Frame
+from schemas.frames import ONE_WAY, SUBPROTOCOL_1_1, Frame
 from schemas.manifest import etag_of
 from schemas.payloads import (
     AnnounceAck,
@@ -31,7 +30,7 @@ from schemas.payloads import (
     RetireAck,
 )
 from schemas.session import CloseCode, ProtocolError
-from schemas.verdicts import Outcome, Verdict
+from schemas.trust import Outcome, Verdict
 
 _MAX_REJECTED_IN_A_ROW = 3
 _RETRY_AFTER_MS = 60_000

@@ -33,8 +33,7 @@ from relay.sessions.peer_faults import PeerFaults
 from relay.sessions.session import NodeSession
 from relay.settings.clock import SessionClock
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import Role
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, agreed
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, Role, agreed
 from schemas.identity import Identity
 from schemas.payloads import CmdCancel, Welcome
 from schemas.session import CancelReason, CloseCode, PeerProtocolError, ProtocolError, SessionMachine

@@ -18,8 +18,7 @@ from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler,
 from relay.sessions.connection import NodeConnection
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY, OneWayType
-from schemas.frames import MAX_FRAME_BYTES, Frame
+from schemas.frames import MAX_FRAME_BYTES, ONE_WAY, Frame, OneWayType
 from schemas.handlers import Followers, Handlers
 from schemas.session import OverRateError, ProtocolError
 

@@ -16,7 +16,7 @@ from typing import Any
 from mcp_types import Tool
 
 from schemas.error_roots import OperatorError
-from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
+from schemas.projection import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.text import printable
 
 DEFAULT_DEADLINE_S = 30.0

@@ -18,8 +18,8 @@ from mcp.client.auth import OAuthFlowError
 from relay.client.proxies import proxy_of
 from relay.client.remote_tools.errors import Reason
 from relay.client.remote_tools.servers import BearerToken, CredentialError, read_secret
-from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
+from schemas.faults import connection_advice, connection_reason, no_http_reason
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 

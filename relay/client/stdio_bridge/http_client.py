@@ -15,8 +15,8 @@ import httpx2
 
 from relay.client.proxies import proxy_of
 from relay.client.stdio_bridge.bearer_token import RenewableToken
-from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
+from schemas.faults import connection_advice, connection_reason, no_http_reason
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from relay.fleet.tool_schemas import ToolSchemas
 from schemas.kinds import Verb
-from schemas.listed_schemas import listed_schema
-from schemas.registry import SchemaRegistry
+from schemas.registry import SchemaRegistry, listed_schema
 from schemas.times import moments_of
 
 NODES = "nodes"

@@ -18,7 +18,7 @@ from relay.calls.relay_tools import ParentCall, RelayToolCall
 from relay.mcp_api.views.answer_query import AnswerQuery
 from relay.mcp_api.views.node_choice import Member, Members
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN
+from schemas.projection import META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN
 
 SIDE_BY_SIDE = 16
 MAX_ANSWER_BYTES = 320 * 1024

@@ -11,7 +11,7 @@ from relay.calls.spans import span_of
 from relay.limits.allowance import Allowance
 from relay.limits.rate_limits import Limiter
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_CORRELATION_ID, META_TRACEPARENT
+from schemas.projection import META_CORRELATION_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 

@@ -16,8 +16,8 @@ from relay.routing.port import Command, LocalRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_TRACEPARENT
 from schemas.payloads import CmdAck
+from schemas.projection import META_TRACEPARENT
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed

@@ -8,7 +8,7 @@ import pytest
 
 from relay.cluster.peer_messages import PeerMessages
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET, NatsServer

@@ -10,7 +10,7 @@ from relay.cluster.frame_queues import MAX_QUEUED_BYTES, FrameQueues, NodeAt, Qu
 from relay.routing.peers import NoResponderError, PeerHandler
 from relay.routing.port import NodeRef
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until

@@ -15,7 +15,7 @@ from relay.fleet.tool_index import ToolIndex
 from relay.fleet.tools import Projector, Tool
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import TrustedManifest
+from schemas.trust import TrustedManifest
 from tests.fakes.signer import DAY_MS, ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa
 
 TENANTS = (TENANT, "globex")

@@ -3,7 +3,7 @@
 import pytest
 
 from relay.fleet.node_record import NO_TOOLS, NodeRecord
-from schemas.verdicts import TrustedManifest
+from schemas.trust import TrustedManifest
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, TENANT, SimulatedCa, key_named
 
 CA = SimulatedCa()

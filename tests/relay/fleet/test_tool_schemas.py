@@ -1,8 +1,7 @@
 import pytest
 
 from relay.fleet.tool_schemas import ToolSchemas
-from schemas.listed_schemas import listed_schema
-from schemas.registry import SchemaRegistry
+from schemas.registry import SchemaRegistry, listed_schema
 
 INPUT, OUTPUT = "system.echo.invoke.input@1.0.0", "system.echo.invoke.output@1.0.0"
 

@@ -6,8 +6,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
 from relay.sessions.connection import NodeConnection
-from schemas.frame_types import Role
-from schemas.frames import Frame, FrameReader
+from schemas.frames import Frame, FrameReader, Role
 from schemas.payloads import Welcome
 from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
