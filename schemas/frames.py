@@ -1,9 +1,9 @@
 """The frames of the session between relay and node: one JSON object each, closed schemas.
 
-A new type that no other frame answers is one row of ``ONE_WAY``, its document ``session.<type>@1.0.0`` and its
-payload in ``payloads``. Each has a size limit and a rate of its own, which apply at both ends before a payload is
-validated: frames over them are dropped and counted, and all others pass. Must not know in which state a session
-is: that is ``session``.
+A new type that no other frame answers is one row of ``ONE_WAY``, its document ``session.<type>@1.0.0`` and
+its payload in ``payloads``. Each has a size limit and a rate of its own, which apply at both ends before a
+payload is validated: frames over them are dropped and counted, and all others pass. Must not know in which
+state a session is: that is ``session``.
 """
 
 import json

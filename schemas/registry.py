@@ -1,10 +1,10 @@
 """The schema registry: every document by its reference, and the compiled validators.
 
-A reference is the part after ``mcp://schemas/``: ``{kind}@{semver}``. Look-ups are dictionary
-look-ups, never paths. A document is read when the process starts and parsed when it is first
-asked for, since a process needs a third of them: an update of the package does not change one below a running
-process. What a model reads of one has the same rules, with descriptions that were written for models. A contract
-is the documents and kinds that one process works by. Must not hand out anything that a caller could change for
+A reference is the part after ``mcp://schemas/``: ``{kind}@{semver}``. Look-ups are dictionary look-ups,
+never paths. A document is read when the process starts and parsed when it is first asked for, since a
+process needs a third of them: an update of the package does not change one below a running process. What a
+model reads of one has the same rules, with descriptions that were written for models. A contract is the
+documents and kinds that one process works by. Must not hand out anything that a caller could change for
 others, and must not read a package by itself: a process without named kinds does without what that needs.
 """
 

@@ -1,7 +1,7 @@
 """Times: as people and models read them, durations as people write them, and the earliest that is credible.
 
-Times are ISO 8601 in UTC beside the milliseconds that programs compare; durations are ``15m`` or ``1h30m``, the
-one form of options and settings. Must not read a clock, nor know what a duration is for.
+Times are ISO 8601 in UTC beside the milliseconds that programs compare; durations are ``15m`` or ``1h30m``,
+the one form of options and settings. Must not read a clock, nor know what a duration is for.
 """
 
 import re

@@ -4,9 +4,9 @@ The same rules for both ways that a manifest comes in, the broker and the sessio
 the time and what it knows, and acts on the verdict.
 
 Most nodes of a fleet announce the same capabilities, and every heartbeat signs them again with other times.
-Once the capabilities were judged, the rest is read by one expression without a JSON parser; what that does not
-admit is left to the parser. Must not do I/O, and must not let anything that a
-verdict rejected be used for more than counting.
+Once the capabilities were judged, the rest is read by one expression without a JSON parser; what that does
+not admit is left to the parser. Must not do I/O, and must not let anything that a verdict rejected be used
+for more than counting.
 """
 
 import re

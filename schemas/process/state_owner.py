@@ -2,7 +2,8 @@
 
 The service could not read what root made there, and its user could put a link where root writes. As the
 owner, root can do no more in that directory than the owner can. What the operator has named on the command
-line is still the operator's to read and write: ``as_operator``. Its user may have no home directory. Must not read a file.
+line is still the operator's to read and write: ``as_operator``. Its user may have no home directory. Must
+not read a file.
 """
 
 import os
