@@ -10,8 +10,8 @@ from typing import Any
 from bench.results import Figure
 from relay.calls.envelope import Call, EnvelopeCheck
 from relay.settings.config import EnvelopeMode
-from schemas.meta_names import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from schemas.process.logs import make_logger
+from schemas.projection import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from schemas.registry import SchemaRegistry
 
 _NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"

@@ -18,8 +18,7 @@ from kubelet.announce.signer import ManifestSigner
 from kubelet.daemon.composition import make_handlers
 from kubelet.session.handshake import answer_to
 from schemas.addresses import connect_url
-from schemas.frame_types import Role
-from schemas.frames import SUBPROTOCOL, FrameReader
+from schemas.frames import SUBPROTOCOL, FrameReader, Role
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.process.logs import make_logger

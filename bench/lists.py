@@ -35,8 +35,7 @@ from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import Outcome
+from schemas.trust import Outcome, TrustRules
 
 _NOW_MS = 1_790_000_000_000
 _TENANT = "bench"

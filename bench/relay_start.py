@@ -25,7 +25,7 @@ from relay.state.names import NameLedger
 from schemas.certificates import verify_leaf
 from schemas.identity_files import IdentityFiles
 from schemas.process.logs import make_logger
-from schemas.verdicts import Mark
+from schemas.trust import Mark
 
 _NODES = int(os.environ.get("BENCH_NODES", "10000"))
 _STARTS = 3

@@ -16,8 +16,7 @@ from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, Outcome
+from schemas.trust import Known, Outcome, TrustRules
 
 _NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 _NOW_MS = 1_790_000_000_000

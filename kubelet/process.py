@@ -27,7 +27,7 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     import asyncio  # noqa: PLC0415
 
     from schemas.faults import first_of  # noqa: PLC0415 - as above
-    from schemas.process.signals import call_at  # noqa: PLC0415 - as above
+    from schemas.process.settings_reload import call_at  # noqa: PLC0415 - as above
 
     with asyncio.Runner() as runner:
         loop = runner.get_loop()

@@ -20,11 +20,10 @@ from kubelet.config import (
     stored_file,
 )
 from schemas.addresses import PLAIN_OPTION, AddressError, collector_url, normal_url, parse_broker
-from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError
 from schemas.kinds import kind_name
 from schemas.log_level import LogLevel
-from schemas.process.home_directory import NoStateDirError
+from schemas.process.state_owner import NoStateDirError
 from schemas.settings import (
     Form,
     Given,
@@ -38,6 +37,7 @@ from schemas.settings import (
     whole_number,
 )
 from schemas.settings_sources import Program, Sources
+from schemas.times import duration_between, duration_text
 from schemas.told_settings import Alternatives, ToldSettings, read_told
 
 STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")

@@ -20,7 +20,6 @@ from typing import Any
 
 import jsonschema_rs
 
-from schemas.document_store import SCHEME
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.files import check_unchangeable, read_named
 from schemas.kinds import (
@@ -37,7 +36,7 @@ from schemas.kinds import (
     shipped_names,
 )
 from schemas.projection import NODE_ID_PATTERN
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 from schemas.violations import ViolationError

@@ -1,8 +1,8 @@
 """The name of a tool: from capability and verb to a name, and back (RFC-0001 section 3).
 
 ``{kind_short}.{node_id}.{cap_id}.{verb}`` is the canonical name. Some clients refuse dots, so the same name
-with ``-`` for ``.`` is an alias; no token holds either character, so nothing is lost. Must not read which
-nodes and tools there are: the relay does that.
+with ``-`` for ``.`` is an alias; no token holds either character, so nothing is lost. The names under
+``_meta`` of MCP messages are here too. Must not read which nodes and tools there are: the relay does that.
 """
 
 import re
@@ -59,3 +59,26 @@ def parse(name: str) -> ToolName | None:
 def is_node_id(text: str) -> bool:
     """Return whether ``text`` is a node id: a ULID in lower case."""
     return _NODE_ID.fullmatch(text) is not None
+
+
+# Of a call.
+META_CORRELATION_ID = "edge-kubelet/correlation-id"
+META_IDEMPOTENCY_KEY = "edge-kubelet/idempotency-key"
+META_TASK_ID = "edge-kubelet/task-id"
+META_STEP_ID = "edge-kubelet/step-id"
+META_TRACEPARENT = "traceparent"
+META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
+META_PROGRESS_TOKEN = "progressToken"  # noqa: S105 - a name of MCP
+META_FOLLOW_S = "edge-kubelet/follow-s"
+"""For how many seconds a call that streams stays open, where its caller follows it."""
+
+# Of a listed tool.
+META_SAFETY_CLASS = "edge-kubelet/safety-class"
+META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"
+META_CANONICAL_NAME = "edge-kubelet/canonical-name"
+META_SCHEMA_REF = "edge-kubelet/schema-ref"
+
+# Of an answer, and of progress.
+META_ERROR = "edge-kubelet/error"
+META_HOP = "edge-kubelet/hop"
+META_LOST = "edge-kubelet/lost"

@@ -1,11 +1,15 @@
 """The schema registry: every document by its reference, and the compiled validators.
 
-A reference is the part after ``mcp://schemas/``: ``{kind}@{semver}``. Look-ups are dictionary
-look-ups, never paths. Must not hand out anything that a caller could change for others.
+A reference is the part after ``mcp://schemas/``: ``{kind}@{semver}``. Look-ups are dictionary look-ups,
+never paths. A document is read when the process starts and parsed when it is first asked for, since a
+process needs a third of them: an update of the package does not change one below a running process. What a
+model reads of one has the same rules, with descriptions that were written for models. A contract is the
+documents and kinds that one process works by. Must not hand out anything that a caller could change for
+others, and must not read a package by itself: a process without named kinds does without what that needs.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -14,8 +18,17 @@ from typing import Any
 import jsonschema_rs
 
 from schemas.canonical import jcs
-from schemas.document_store import SCHEME, DocumentStore, referred
-from schemas.kinds import DOCUMENTS, MANIFEST_REF, RFC_0001, SHIPPED, KindRegistry, NamedKind, Notes, amended
+from schemas.kinds import (
+    DOCUMENTS,
+    MANIFEST_REF,
+    RFC_0001,
+    SHIPPED,
+    KindRegistry,
+    NamedKind,
+    Notes,
+    amended,
+    rfc_kinds,
+)
 from schemas.projection import parse
 from schemas.text import printable
 from schemas.violations import ViolationError, violation_of
@@ -204,3 +217,149 @@ def _at(document: Any, pointer: str) -> Any:
         key = part.replace("~1", "/").replace("~0", "~")
         place = place[int(key) if isinstance(place, list) else key]
     return place
+
+
+SCHEME = "mcp://schemas/"
+
+# What makes a document depend on another; a value of one of them that is no text is a property of that name.
+_REFERENCES = ("$ref", "$dynamicRef")
+
+
+class DocumentStore(Mapping[str, bytes]):
+    """The canonical bytes of the documents in ``directories``, and of those ``brought``, by reference.
+
+    Kept as bytes: parsed, all of them take a mebibyte of every board.
+
+    Raises:
+        ValueError: on taking one that is not JSON, has no ``$id`` of its name, or refers to what is none of
+            these documents.
+    """
+
+    def __init__(self, directories: Iterable[Path], brought: Mapping[str, Mapping[str, Any]]) -> None:
+        self._bytes = {file.name.removesuffix(".json"): file.read_bytes() for file in _files(directories)}
+        self._bytes |= {ref: jcs(document) for ref, document in brought.items()}
+        self._checked: set[str] = set()
+
+    def __getitem__(self, ref: str) -> bytes:
+        # Two threads that ask at once get equal bytes: canonical bytes stay as they are.
+        if ref not in self._checked:
+            self._bytes[ref] = jcs(_parsed(ref, self._bytes[ref], self._bytes))
+            self._checked.add(ref)
+        return self._bytes[ref]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bytes)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+
+def referred(ref: str, document: object) -> set[str]:
+    """Return the documents that the ``document`` of ``ref`` refers to, itself if by a fragment alone."""
+    return {text.removeprefix(SCHEME).partition("#")[0] or ref for text in _references(document)}
+
+
+def _files(directories: Iterable[Path]) -> list[Path]:
+    files = (entry for directory in directories for entry in directory.iterdir() if entry.suffix == ".json")
+    return sorted(files, key=lambda file: file.name)
+
+
+def _parsed(ref: str, text: bytes, documents: Container[str]) -> dict[str, Any]:
+    document = json.loads(text)
+    # A file's name is unique in its directory, so an id that must equal it is unique too.
+    if not isinstance(document, dict) or document.get("$id") != SCHEME + ref:
+        raise ValueError(f"{ref}.json: its $id must be {SCHEME}{ref}")
+    for target in _references(document):
+        other, _, _ = target.removeprefix(SCHEME).partition("#")
+        # A relative reference would have to be resolved as a URL to know what it refers to.
+        if other and (not target.startswith(SCHEME) or other not in documents):
+            named = printable(target)
+            raise ValueError(f"{ref}.json: refers to {named}, which is no document here by its $id")
+    return document
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+    elif isinstance(schema, dict):
+        for name, item in schema.items():
+            if name in _REFERENCES and isinstance(item, str):
+                yield item
+            else:
+                yield from _references(item)
+
+
+_ANNOTATIONS = frozenset({"$comment", "title", "description", "examples"})
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas"})
+_SCHEMAS = frozenset(
+    {"items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"}
+)
+_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+
+
+def listed_schema(registry: SchemaRegistry, ref: str) -> dict[str, Any]:
+    """Return the document ``ref`` as an entry of ``tools/list`` shows it.
+
+    Without ``$id`` and ``$schema``: clients compile all tools' schemas into one validator, which refuses an
+    id that it has seen, and some do not know the dialect's URI. ``_meta`` names the schema instead.
+
+    Raises:
+        KeyError: there is no such document.
+    """
+    document = {key: value for key, value in registry.document(ref).items() if key not in {"$id", "$schema"}}
+    notes = registry.notes(ref)
+    return document if notes is None else with_notes(document, notes)
+
+
+def with_notes(document: Any, notes: Notes, path: str = "") -> Any:
+    """Return ``document`` with ``notes`` as its only descriptions. ``default`` stays."""
+    if not isinstance(document, dict):
+        return document
+    shown: dict[str, Any] = {}
+    for key, value in document.items():
+        if key in _BY_NAME:
+            shown[key] = {name: with_notes(each, notes, f"{path}/{name}") for name, each in value.items()}
+        elif key in _SCHEMAS:
+            shown[key] = with_notes(value, notes, f"{path}/*")
+        elif key in _LISTS:
+            shown[key] = [with_notes(each, notes, path) for each in value]
+        elif key not in _ANNOTATIONS:
+            shown[key] = value
+    if path in notes:
+        shown["description"] = notes[path]
+    return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Documents and kinds that belong together.
+
+    Attributes:
+        named: the kinds besides RFC-0001's, in the order in which the operator named them.
+    """
+
+    registry: SchemaRegistry
+    kinds: KindRegistry
+    named: tuple[NamedKind, ...] = ()
+
+
+def read_contract(names: tuple[str, ...], directory: Path | None = None) -> Contract:
+    """Return the contract with the kinds ``names``, shipped or of installed packages, beside RFC-0001's.
+
+    ``directory`` has packages that are installed for their kinds alone.
+
+    Raises:
+        ConfigError: one of them is not installed, is damaged, or cannot be told from another kind.
+    """
+    if not names:
+        return contract_of(())
+    from schemas.kind_packages import read_named_kinds  # noqa: PLC0415 - as in the module's docstring
+
+    return contract_of(read_named_kinds(names, directory))
+
+
+def contract_of(named: Sequence[NamedKind]) -> Contract:
+    """Return the contract with the kinds ``named`` beside RFC-0001's."""
+    kinds = KindRegistry([*rfc_kinds(), *(each.kind for each in named)])
+    return Contract(SchemaRegistry(kinds=kinds, named=named), kinds, tuple(named))

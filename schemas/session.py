@@ -18,14 +18,17 @@ from types import MappingProxyType
 from typing import Any
 
 from schemas.error_roots import EdgeError, PeerError
-from schemas.frame_types import ONE_WAY, FrameBudgets, OneWayType, Role
 from schemas.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_BYTES_BEFORE_WELCOME,
+    ONE_WAY,
     Frame,
+    FrameBudgets,
     FrameError,
     FrameReader,
     FrameReason,
+    OneWayType,
+    Role,
     encoded,
     known_announce,
     size_of,

@@ -1,11 +1,15 @@
-"""Times as people and models read them: ISO 8601 in UTC, beside the milliseconds that programs compare.
+"""Times: as people and models read them, durations as people write them, and the earliest that is credible.
 
-Must not read a clock.
+Times are ISO 8601 in UTC beside the milliseconds that programs compare; durations are ``15m`` or ``1h30m``,
+the one form of options and settings. Must not read a clock, nor know what a duration is for.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+from schemas.error_roots import OperatorError
 
 _MS = "_ms"
 _A_MOMENT = 1_000_000_000_000
@@ -62,3 +66,70 @@ def dated(value: Any) -> Any:
         if isinstance(member, int | float) and _A_MOMENT <= member < _END_MS
     }
     return {name: dated(member) for name, member in with_iso(value, moments).items()}
+
+
+FIRST_CREDIBLE_MS = 1_700_000_000_000
+"""2023-11-14: a clock that reads less has not been set, and nothing is published or accepted by it."""
+
+
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_FORM = re.compile("".join(rf"(?:([0-9]{{1,9}}){unit})?" for unit in _UNITS_MS))
+
+
+class DurationError(OperatorError):
+    """It is not a duration, or not one that is allowed; the text says what to write."""
+
+
+def parse_duration_ms(text: str) -> int:
+    """Return the milliseconds of ``text``: numbers with the units d, h, m, s and ms, in that order.
+
+    >>> parse_duration_ms("1h30m")
+    5400000
+
+    Raises:
+        DurationError: it is not of that form, or no time at all.
+    """
+    match = _FORM.fullmatch(text)
+    counts = match.groups(default="0") if match is not None else ()
+    total = sum(int(count) * ms for count, ms in zip(counts, _UNITS_MS.values(), strict=False))
+    if total == 0:
+        raise DurationError(f"{text!r} is not a duration: write 90s, 15m, 1h30m or 30d")
+    return total
+
+
+def duration_between(least: str, most: str) -> Callable[[str], int]:
+    """Return what parses the milliseconds of a duration from ``least`` to ``most``."""
+    least_ms, most_ms = parse_duration_ms(least), parse_duration_ms(most)
+
+    def parse(text: str) -> int:
+        ms = parse_duration_ms(text)
+        if not least_ms <= ms <= most_ms:
+            raise DurationError(f"{text} is not from {least} to {most}")
+        return ms
+
+    return parse
+
+
+def parse_duration_s(text: str) -> int:
+    """Return the whole seconds of ``text``.
+
+    Raises:
+        DurationError: as ``parse_duration_ms``, or it has a fraction of a second.
+    """
+    seconds, rest = divmod(parse_duration_ms(text), 1000)
+    if rest:
+        raise DurationError(f"{text!r} is not of whole seconds: write 90s, 15m, 1h30m or 30d")
+    return seconds
+
+
+def duration_text(ms: int) -> str:
+    """Return ``ms`` as ``parse_duration_ms`` reads it.
+
+    >>> duration_text(5_400_000)
+    '1h30m'
+    """
+    text = ""
+    for unit, unit_ms in _UNITS_MS.items():
+        count, ms = divmod(ms, unit_ms)
+        text += f"{count}{unit}" if count else ""
+    return text

@@ -1,24 +1,211 @@
 """From bytes to a verdict: the one place where a manifest becomes trusted.
 
 The same rules for both ways that a manifest comes in, the broker and the session. Pure: the caller passes
-the time and what it knows, and acts on the verdict. Must not do I/O, and must not let anything that a
-verdict rejected be used for more than counting.
+the time and what it knows, and acts on the verdict.
+
+Most nodes of a fleet announce the same capabilities, and every heartbeat signs them again with other times.
+Once the capabilities were judged, the rest is read by one expression without a JSON parser; what that does
+not admit is left to the parser. Must not do I/O, and must not let anything that a verdict rejected be used
+for more than counting.
 """
 
+import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from schemas.canonical import is_canonical
+from schemas.errors import Failure
 from schemas.identity import Identity
 from schemas.kinds import MANIFEST_REF, KindRegistry
-from schemas.manifest import MAX_FUTURE_MS, MAX_MANIFEST_BYTES, MAX_TTL_MS, etag_of, signature_holds
-from schemas.manifest_tail import BEHIND_CAPABILITIES, read_tail
+from schemas.manifest import (
+    MANIFEST_VERSION,
+    MAX_FUTURE_MS,
+    MAX_MANIFEST_BYTES,
+    MAX_TTL_MS,
+    etag_of,
+    signature_holds,
+)
 from schemas.payloads import Attestation, Capability, Manifest
 from schemas.registry import SchemaRegistry
-from schemas.strict_json import StrictJsonError, loads
-from schemas.verdicts import Known, ManifestReason, Outcome, TrustedManifest, Verdict
+from schemas.strict_json import MAX_SAFE_INTEGER, StrictJsonError, loads
+from schemas.times import FIRST_CREDIBLE_MS
+
+
+class Outcome(StrEnum):
+    """What is to be done with a manifest."""
+
+    ACCEPTED = "accepted"
+    UNCHANGED = "unchanged"
+    STALE = "stale"
+    PENDING = "parked"  # the label of a metric that operators query: the value stays
+    REJECTED = "rejected"
+
+
+class ManifestReason(StrEnum):
+    """Why a manifest was rejected; the value is fit for a counter's label."""
+
+    NOT_JSON = "not_json"
+    NOT_CANONICAL = "not_canonical"
+    SCHEMA = "schema"
+    KIND_UNSUPPORTED = "kind_unsupported"
+    CAPABILITY_TWICE = "capability_twice"
+    SCHEMA_REF = "schema_ref"
+    ID_MISMATCH = "id_mismatch"
+    LIFETIME = "lifetime"
+    REVOKED = "revoked"
+    CERTIFICATE_EXPIRED = "certificate_expired"
+    SIGNATURE = "signature"
+    EXPIRED = "expired"
+    FUTURE = "future"
+    ROLLBACK = "rollback"
+    CONFLICT = "conflict"
+
+    @property
+    def failure(self) -> Failure:
+        """The row of the error table for the node, and for calls to it."""
+        match self:
+            case ManifestReason.KIND_UNSUPPORTED:
+                return Failure.KIND_UNSUPPORTED
+            case (
+                ManifestReason.ID_MISMATCH
+                | ManifestReason.REVOKED
+                | ManifestReason.CERTIFICATE_EXPIRED
+                | ManifestReason.SIGNATURE
+            ):
+                return Failure.ATTESTATION_FAILED
+            case _:
+                return Failure.MANIFEST_INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The newest manifest of a node that was ever accepted. Outlives restarts.
+
+    One that a clock which was ahead has set moves back, to what the node itself sends by its session.
+    """
+
+    issued_at_ms: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedManifest:
+    """A manifest that passed every rule.
+
+    Attributes:
+        capabilities_bytes: the capabilities as they were signed, the first member of the canonical form. Most
+            nodes of a fleet have the same, and share one copy.
+        rest: the other members.
+    """
+
+    identity: Identity
+    etag: str
+    issued_at_ms: int
+    expires_at_ms: int
+    capabilities_bytes: bytes
+    rest: bytes
+
+    @property
+    def wire(self) -> bytes:
+        """What the node signed, byte for byte."""
+        return self.capabilities_bytes + self.rest
+
+    @property
+    def good_until_ms(self) -> int:
+        """When it ends: by itself, or with the leaf that signed it."""
+        return min(self.expires_at_ms, self.identity.not_after_ms)
+
+    @property
+    def mark(self) -> Mark:
+        """The mark that accepting this manifest sets."""
+        return Mark(self.issued_at_ms, self.etag)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the caller knows of the node that a manifest claims to be from.
+
+    Attributes:
+        identities: the node's verified leaves, by kid.
+        mark: the newest manifest ever accepted.
+        current_etag: the ETag of the manifest that is in force now.
+        session_alive: whether the node is connected, so that an older manifest is a broker's old copy.
+        is_live: whether this manifest comes by that session, and so is no replay.
+        revoked: every revoked kid.
+    """
+
+    identities: Mapping[str, Identity]
+    mark: Mark | None = None
+    current_etag: str | None = None
+    session_alive: bool = False
+    is_live: bool = False
+    revoked: Container[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one manifest.
+
+    Attributes:
+        manifest: what was accepted, if it was.
+        capabilities: those of ``manifest``. Not to be kept: of thousands of nodes, the bytes are kept alone.
+        reason: why it was rejected, if it was.
+        kid: the leaf that is not known yet, if the manifest is pending until it is.
+        mark: what was known before, as far as it counts: the next manifest must be newer.
+    """
+
+    outcome: Outcome
+    manifest: TrustedManifest | None = None
+    capabilities: Sequence[Capability] = ()
+    reason: ManifestReason | None = None
+    kid: str | None = None
+    mark: Mark | None = None
+
+
+BEHIND_CAPABILITIES = b',"expires_at_ms":'
+"""What follows the capabilities in a canonical form. No string contains it: a quote within one is escaped."""
+
+_TIME = r"([1-9][0-9]{12,15})"
+_SOURCE = '"(?:cpu_serial|soc_uid|machine_id|tpm_ek_pub|mac_primary)"'
+_TAIL = re.compile(
+    (
+        rf',"expires_at_ms":{_TIME}'
+        rf',"hw_fingerprint":\{{"algo":"blake3-256","sources":\[({_SOURCE}(?:,{_SOURCE})*)\],'
+        r'"value":"[0-9a-f]{64}"\}'
+        rf',"issued_at_ms":{_TIME}'
+        rf',"manifest_version":"{re.escape(MANIFEST_VERSION)}"'
+        r',"node_attestation":\{"alg":"Ed25519","kid":"([0-9a-f]{64})","payload_hash":"([0-9a-f]{64})",'
+        r'"sig":"([A-Za-z0-9_-]{86})"\}'
+        r',"node_id":"([0-9a-hjkmnp-tv-z]{26})"\}'
+    ).encode("ascii")
+)
+
+
+class ManifestTail(NamedTuple):
+    """What the members state."""
+
+    node_id: str
+    attestation: Attestation
+    issued_at_ms: int
+    expires_at_ms: int
+
+
+def read_tail(tail: bytes) -> ManifestTail | None:
+    """Return what ``tail``, from ``BEHIND_CAPABILITIES`` to the end, states; None if it is to be parsed."""
+    found = _TAIL.fullmatch(tail)
+    if found is None:
+        return None
+    sources = found[2].split(b",")
+    times = expires_at_ms, issued_at_ms = int(found[1]), int(found[3])
+    if len(set(sources)) < len(sources) or min(times) < FIRST_CREDIBLE_MS or max(times) > MAX_SAFE_INTEGER:
+        return None
+    kid, payload_hash, sig, node_id = (part.decode("ascii") for part in found.group(4, 5, 6, 7))
+    attestation: Attestation = {"alg": "Ed25519", "kid": kid, "payload_hash": payload_hash, "sig": sig}
+    return ManifestTail(node_id, attestation, issued_at_ms, expires_at_ms)
+
 
 _MAX_JUDGED = 256
 _MAX_JUDGED_BYTES = 8 * 1024

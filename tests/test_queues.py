@@ -94,7 +94,7 @@ UNBOUNDED = {
     "relay/cluster/client.py": Counter({"subscribe": 1}),
     "relay/cluster/presence_bucket.py": Counter({"watchall": 1}),
     "relay/client/stdio_bridge/bridge.py": Counter({"SimpleQueue": 1}),
-    "schemas/process/broker_probe.py": Counter({"Queue": 4}),
+    "schemas/process/common_checks.py": Counter({"Queue": 4}),
 }
 UNCOUNTED = {
     "kubelet/local_agent/mailbox.py",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.config import SERVICE_SOCKET
-from schemas.process.exit_codes import EXIT_CONFIG, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CONFIG, EXIT_USAGE
 
 ROOT = Path(__file__).parents[1]
 UNITS = {file.name: file for program in ("kubelet", "relay") for file in (ROOT / program / "units").iterdir()}

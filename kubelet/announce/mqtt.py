@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.backoff import NodeBackoff
 from schemas.addresses import BrokerAddress
-from schemas.connection_faults import connection_reason
+from schemas.faults import connection_reason
 from schemas.health import Health, Loop
 from schemas.process.mqtt_client import WatchedClient
 from schemas.text import printable

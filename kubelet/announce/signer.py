@@ -13,13 +13,13 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.last_issued import LastIssued
-from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.error_roots import StateError
 from schemas.identity_files import NodeIdentity
 from schemas.kinds import MANIFEST_REF
 from schemas.manifest import MAX_FUTURE_MS, MAX_TTL_MS, etag_of, sign_manifest
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
+from schemas.times import FIRST_CREDIBLE_MS
 
 _SHORTEST_MS = 1_000
 

@@ -22,7 +22,7 @@ from kubelet.caller_tools.sessions import Session, SessionRefusedError, Sessions
 from kubelet.caller_tools.socket_file import bound
 from schemas.caller_tools import NODE_MARGIN_S
 from schemas.faults import OncePerPlace
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import CallerToolResult, SessionEnd, SessionOpen, SessionText
 
 _LOG_INTERVAL_S = 1.0

@@ -8,7 +8,7 @@ from kubelet.caller_tools.requests import CallerRequests, Send
 from kubelet.caller_tools.sessions import Session, Sessions
 from schemas.caller_tools import MAX_VALUE_BYTES, size_of
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 
 _SEVERAL = "More than one session is live, and this connection is attached to none."
 _ATTACH = "Attach the connection to one of them: session_attach, or edge-kubelet mcp --session ID."

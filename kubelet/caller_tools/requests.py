@@ -20,7 +20,7 @@ from schemas.caller_tools import (
     size_of,
 )
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import CallerToolCancel, CallerToolRequest, CallerToolResult
 
 MAX_QUEUED = 256

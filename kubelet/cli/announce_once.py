@@ -18,10 +18,10 @@ from kubelet.config import kinds_directory
 from kubelet.daemon.composition import last_issued_file, make_handlers
 from schemas import topics
 from schemas.addresses import BrokerAddress
-from schemas.contract import read_contract
 from schemas.identity_files import NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.process.logs import make_logger
+from schemas.registry import read_contract
 
 _CONNECT_TIMEOUT_S = 10.0
 

@@ -19,12 +19,11 @@ from schemas.identity import first_certificate_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process import common_checks
-from schemas.process.asked_process import AskedProcess
-from schemas.process.broker_probe import Publication, probing
 from schemas.process.command_errors import MEMBERS_READ
-from schemas.process.common_checks import HealthAnswer, UnreachedError, ask_health
+from schemas.process.common_checks import HealthAnswer, Publication, UnreachedError, ask_health, probing
 from schemas.process.doctor import Check, Finding, NotCheckedError, Severity
 from schemas.process.state_owner import sees_as_member
+from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings
 
 _RENEW = "the daemon renews it while it is connected; its log says why it did not. Else enrol again"

@@ -50,10 +50,9 @@ from kubelet.settings import (
 from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import Manual, example, program
-from schemas.process.cli_settings import takes_settings
-from schemas.process.command_errors import errors_in_one_line
-from schemas.process.exit_codes import EXIT_CONFIG, EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CONFIG, EXIT_NO, EXIT_USAGE, errors_in_one_line
 from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
 

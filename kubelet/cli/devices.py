@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from schemas.error_roots import CommandLineError
-from schemas.process.service_steps import UNITS, Remove, Run, Step, Write
+from schemas.process.service_host import UNITS, Remove, Run, Step, Write
 from schemas.unknown_names import unknown
 
 _CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(

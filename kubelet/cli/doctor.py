@@ -14,12 +14,11 @@ from kubelet.cli.options import AsJson, usual_state_dir
 from kubelet.clock import now_ms
 from kubelet.settings import KUBELET, load_settings
 from schemas.identity_files import IdentityFiles
-from schemas.process.asked_process import AskedProcess
+from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
-from schemas.process.cli_settings import takes_settings
-from schemas.process.doctor import Check
-from schemas.process.doctor_command import run_doctor
+from schemas.process.doctor import Check, run_doctor
 from schemas.process.state_owner import act_as_owner_of
+from schemas.process.status_view import AskedProcess
 from schemas.settings_sources import Sources
 
 app = group("What keeps calls from reaching this node.")

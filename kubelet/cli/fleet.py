@@ -19,11 +19,11 @@ import structlog
 from kubelet.cli.mock_nodes import Counts, MockFleet, read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.composition import node_environment
-from schemas.durations import duration_text
 from schemas.error_roots import OperatorError
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.process.logs import opened
 from schemas.process.resources import raise_open_files_limit
+from schemas.times import duration_text
 
 _RESERVED = 64
 """Descriptors of a process that are not connections of its nodes."""

@@ -11,7 +11,7 @@ from kubelet.cli.output import print_facts, say
 from kubelet.clock import now_ms
 from kubelet.process import fail
 from schemas.identity_files import IdentityFiles
-from schemas.process.exit_codes import EXIT_USAGE
+from schemas.process.command_errors import EXIT_USAGE
 
 
 def init(

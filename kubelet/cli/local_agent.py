@@ -12,7 +12,7 @@ import typer
 
 from kubelet.cli.options import Socket, StateDir, agent_socket, contract_of_settings, directory_of
 from kubelet.process import fail
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.text import printable
 
 _SHOWN = 64

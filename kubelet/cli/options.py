@@ -28,14 +28,13 @@ from schemas.enrolment import JOIN_TOKEN_VARIABLE, JoinToken, JoinTokenError
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 from schemas.identity import CertificateFormatError, certificates_in
-from schemas.process.exit_codes import EXIT_USAGE
-from schemas.process.home_directory import NoStateDirError, home_directory
-from schemas.process.state_owner import act_as_owner_of, usual_directory
+from schemas.process.command_errors import EXIT_USAGE
+from schemas.process.state_owner import NoStateDirError, act_as_owner_of, home_directory, usual_directory
 from schemas.settings import Settings
 from schemas.settings_sources import from_flags, read_sources
 
 if TYPE_CHECKING:
-    from schemas.contract import Contract
+    from schemas.registry import Contract
 
 
 StateDir = Annotated[
@@ -142,7 +141,7 @@ def contract_of_settings(directory: Path) -> "Contract":
     Raises:
         ConfigError: one of them cannot be used, or the settings cannot.
     """
-    from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for commands that need it
+    from schemas.registry import read_contract  # noqa: PLC0415 - the validator, for commands that need it
 
     names = read_sources(KUBELET, {}, None, os.environ).value(KINDS) or ()
     return read_contract(names, kinds_directory(directory))

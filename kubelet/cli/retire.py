@@ -20,8 +20,8 @@ from kubelet.session.channel import NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
 from kubelet.session.relay_addresses import RelayAddress
 from schemas import topics
-from schemas.connection_faults import connection_reason
 from schemas.error_roots import PeerError
+from schemas.faults import connection_reason
 from schemas.frames import Frame
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.payloads import RetireAck

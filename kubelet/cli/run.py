@@ -12,7 +12,7 @@ from kubelet.config import DaemonPlan
 from kubelet.lock import held_alone
 from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, load_settings
 from schemas.identity_files import IdentityFiles
-from schemas.process.cli_settings import takes_settings
+from schemas.process.cli_config import takes_settings
 from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
 

@@ -10,7 +10,7 @@ from kubelet.config import SERVICE_KINDS, SERVICE_SOCKET, SERVICE_STATE_DIR
 from kubelet.settings import KUBELET
 from schemas.process.cli_manual import group
 from schemas.process.cli_service import add_commands
-from schemas.process.service_steps import Service
+from schemas.process.service_host import Service
 
 _NEXT = """next, once: edge-kubelet enroll URL --token-file FILE
 then: systemctl start edge-kubelet"""

@@ -35,19 +35,19 @@ from kubelet.loopback.server import LoopbackServer
 from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
 from schemas.addresses import BrokerAddress
-from schemas.contract import Contract, read_contract
 from schemas.frames import FrameReader
 from schemas.health import endless, stalled
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.log_level import LogThreshold
 from schemas.manifest import fingerprint
 from schemas.process.logs import fatal_errors_logged, opened
-from schemas.process.prestarted_pool import prestarted_pool
 from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager
 from schemas.process.settings_reload import SettingsReload
 from schemas.process.spans import SpanSink, exported
 from schemas.process.status_socket import served
+from schemas.registry import Contract, read_contract
+from schemas.threads import prestarted_pool
 
 HELPERS = 4
 """Threads for name resolution, for files, and for joining threads at the end."""

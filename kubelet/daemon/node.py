@@ -28,8 +28,7 @@ from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal, installer
 from kubelet.telemetry import TelemetrySampler
 from schemas import topics
-from schemas.frame_types import OneWayType
-from schemas.frames import FrameReader
+from schemas.frames import FrameReader, OneWayType
 from schemas.health import endless
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry

@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from schemas.addresses import is_loopback
-from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
+from schemas.faults import connection_advice, connection_reason, no_http_reason
 
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 64 * 1024

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from kubelet.identity.provisioning import roots_in
 from schemas.certificates import IdentityError, verify_leaf
-from schemas.contract import Contract, read_contract
 from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.registry import Contract, read_contract
 from schemas.strict_json import StrictJsonError, loads
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, Outcome, TrustedManifest
+from schemas.trust import Known, Outcome, TrustedManifest, TrustRules
 
 
 @dataclass(frozen=True, slots=True)

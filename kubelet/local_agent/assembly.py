@@ -21,11 +21,11 @@ from kubelet.local_agent.daemon_client import DaemonClient
 from kubelet.local_agent.mcp_server import McpServer
 from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
-from schemas.contract import Contract
 from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
 from schemas.process.logs import fatal_errors_logged, opened
 from schemas.projection import is_node_id
+from schemas.registry import Contract
 from schemas.ulids import UlidSource
 
 _FIRST_WAIT_S = 0.2

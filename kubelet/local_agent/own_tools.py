@@ -16,10 +16,9 @@ from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.images import ImageMember, Images, NoImageError, apart
 from schemas.kinds import KindRegistry
-from schemas.listed_schemas import listed_schema
 from schemas.payloads import CmdAck
 from schemas.projection import ToolName, parse
-from schemas.registry import SchemaRegistry
+from schemas.registry import SchemaRegistry, listed_schema
 from schemas.text import printable_values
 from schemas.ulids import UlidSource
 

@@ -19,8 +19,7 @@ from websockets.uri import parse_uri
 from kubelet.session.metered_connection import MeteredConnection
 from kubelet.session.relay_addresses import RelayAddress, names_proxies
 from schemas.addresses import connect_url, host_of, is_loopback, port_of
-from schemas.frame_types import OneWayType, Role
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOLS, Frame, FrameReader, includes
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOLS, Frame, FrameReader, OneWayType, Role, includes
 from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
 from schemas.ulids import UlidSource
 

@@ -18,8 +18,8 @@ from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.backoff import Backoff
-from schemas.connection_faults import connection_reason
 from schemas.delivery import TransitGauge
+from schemas.faults import connection_reason
 from schemas.frames import SUBPROTOCOL_1_1, Frame
 from schemas.health import Loop
 from schemas.payloads import AnnounceAck, Bye, Cmd, CmdAck, Heartbeat, HeartbeatAck, RenewAck, Welcome

@@ -13,8 +13,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.session.channel import Channel
-from schemas.frame_types import ONE_WAY, OneWayType
-from schemas.frames import MAX_FRAME_BYTES, Frame
+from schemas.frames import MAX_FRAME_BYTES, ONE_WAY, Frame, OneWayType
 from schemas.handlers import Followers, Handlers
 from schemas.session import DropReason, OverRateError, ProtocolError
 

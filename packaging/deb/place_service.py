@@ -1,6 +1,6 @@
 """Places what ``service install`` writes in the tree of a Debian package, where a package has it.
 
-Must not decide what a service consists of: that is ``schemas.process.service_steps``.
+Must not decide what a service consists of: that is ``schemas.process.service_host``.
 """
 
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import kubelet.cli.service
 import relay.cli.service
-from schemas.process.service_steps import PACKAGED_UNITS, UNITS, Service, Write, install_steps
+from schemas.process.service_host import PACKAGED_UNITS, UNITS, Service, Write, install_steps
 from schemas.settings_sources import CONFIG_DIRECTORY
 
 _SERVICES: dict[str, Service] = {

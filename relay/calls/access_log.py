@@ -19,8 +19,8 @@ from relay.auth.agent_tokens import AgentName
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import TOOL_IO_REF
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_STEP_ID, META_TASK_ID
 from schemas.process.spans import Span
+from schemas.projection import META_STEP_ID, META_TASK_ID
 from schemas.text import printable
 
 _OK = 200

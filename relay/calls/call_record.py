@@ -21,7 +21,7 @@ from relay.limits.rate_limits import Limiter
 from relay.routing.port import Idempotency
 from schemas.errors import Failure, ToolError
 from schemas.images import Images
-from schemas.meta_names import META_PROGRESS_TOKEN
+from schemas.projection import META_PROGRESS_TOKEN
 from schemas.text import printable
 
 

@@ -16,15 +16,16 @@ from structlog.typing import FilteringBoundLogger
 from relay.fleet.tools import Tool
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import (
+from schemas.projection import (
     META_CORRELATION_ID,
     META_FOLLOW_S,
     META_IDEMPOTENCY_KEY,
     META_LOG_LEVEL,
     META_PROGRESS_TOKEN,
     META_TRACEPARENT,
+    ToolName,
+    parse,
 )
-from schemas.projection import ToolName, parse
 from schemas.registry import TOOL_PREFIX, SchemaRegistry, Validator
 from schemas.ulids import GIVEN_ID
 from schemas.violations import ViolationError

@@ -28,8 +28,8 @@ from relay.limits.rate_limits import Allowance, KeyedLimiters, Limiter
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.process.spans import SpanSink, no_spans
+from schemas.projection import META_PROGRESS_TOKEN
 from schemas.registry import Validator
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource

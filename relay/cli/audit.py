@@ -31,7 +31,7 @@ from relay.cli.remote_server import own_records
 from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
 from schemas.ulids import GIVEN_ID
 

@@ -23,7 +23,7 @@ from relay.cli.options import show_table
 from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
 from schemas.error_roots import StateError
-from schemas.process.exit_codes import EXIT_NO
+from schemas.process.command_errors import EXIT_NO
 from schemas.text import printable
 
 _HEAD_DIGITS = 12

@@ -39,7 +39,7 @@ from relay.state.key_files import load_or_create_key
 from schemas.certificates import end_of
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 from schemas.process.state_owner import as_operator
 
 app = group("The certificate authority that nodes are enrolled with.")

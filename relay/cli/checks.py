@@ -21,10 +21,9 @@ from schemas.addresses import host_of, is_loopback
 from schemas.files import read_named
 from schemas.identity import MAX_PEM_BYTES, CertificateFormatError, first_certificate_in, validity_of
 from schemas.process import common_checks
-from schemas.process.asked_process import AskedProcess
-from schemas.process.broker_probe import Publication, probing
-from schemas.process.common_checks import ask_health
+from schemas.process.common_checks import Publication, ask_health, probing
 from schemas.process.doctor import Check, Finding, NotCheckedError, Severity
+from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings
 from schemas.tls import client_context, load_chain
 

@@ -35,8 +35,8 @@ from relay.settings.config import View
 from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH, check_private_url, parse_mcp_url
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_USAGE
-from schemas.process.home_directory import needed_home_directory
+from schemas.process.command_errors import EXIT_USAGE
+from schemas.process.state_owner import needed_home_directory
 from schemas.text import printable
 
 _PROGRAM = "relay"

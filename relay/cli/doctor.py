@@ -15,12 +15,11 @@ from relay.cli.options import AsJson, usual_state_dir
 from relay.pki.authority import CertificateAuthority
 from relay.settings.clock import now_ms
 from relay.settings.table import RELAY, load_settings
-from schemas.process.asked_process import AskedProcess
+from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
-from schemas.process.cli_settings import takes_settings
-from schemas.process.doctor import Check
-from schemas.process.doctor_command import run_doctor
+from schemas.process.doctor import Check, run_doctor
 from schemas.process.state_owner import act_as_owner_of
+from schemas.process.status_view import AskedProcess
 from schemas.settings_sources import Sources
 from schemas.ulids import UlidSource
 

@@ -8,8 +8,7 @@ import sys
 from io import TextIOWrapper
 
 from relay.cli.exits import fail
-from schemas.process.command_errors import errors_in_one_line
-from schemas.process.exit_codes import EXIT_CANNOT_RUN
+from schemas.process.command_errors import EXIT_CANNOT_RUN, errors_in_one_line
 
 _OUR_PACKAGES = frozenset({"relay", "schemas"})
 

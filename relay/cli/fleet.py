@@ -32,7 +32,7 @@ from relay.state.labels import with_typed_form
 from schemas.addresses import check_private_url, mcp_url, parse_mcp_url
 from schemas.error_roots import PeerError
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.state_owner import as_operator
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context, read_root

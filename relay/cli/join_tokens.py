@@ -38,7 +38,7 @@ from relay.state.names import LabelTakenError
 from schemas.addresses import PLAIN_OPTION, is_private_url
 from schemas.enrolment import JOIN_TOKEN_VARIABLE
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 
 app = group("The tokens that nodes enrol with.")
 

@@ -19,7 +19,7 @@ from relay.state.certificates import KID_DIGITS
 from relay.state.labels import NameRuleError, typed_form, with_typed_form
 from relay.state.names import LabelTakenError
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 
 app = group("Labels and tags of nodes, and which nodes there are.")
 

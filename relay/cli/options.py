@@ -26,10 +26,9 @@ from relay.settings.config import (
 from relay.settings.kept import read_kept, write_kept
 from relay.state.labels import columns_of, legible
 from schemas.addresses import normal_url
-from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
-from schemas.process.exit_codes import EXIT_USAGE
-from schemas.process.home_directory import NoStateDirError, home_directory
-from schemas.process.state_owner import act_as_owner_of, usual_directory
+from schemas.process.command_errors import EXIT_USAGE
+from schemas.process.state_owner import NoStateDirError, act_as_owner_of, home_directory, usual_directory
+from schemas.times import DurationError, parse_duration_ms, parse_duration_s
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIRECTORY", help="The relay's state directory.")

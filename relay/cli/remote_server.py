@@ -26,8 +26,8 @@ from relay.client.credentials import TOKEN_VARIABLE, Profile, check_token_file, 
 from schemas.addresses import KINDS_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
-from schemas.process.home_directory import home_directory, needed_home_directory
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.state_owner import home_directory, needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable
 

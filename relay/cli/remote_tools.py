@@ -23,7 +23,7 @@ from relay.cli.exits import fail
 from relay.cli.options import AsJson, answer, milliseconds, show_table
 from relay.client.credentials import Profile, check_token_file
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
 from schemas.unknown_names import nearest
 

@@ -9,8 +9,8 @@ from relay.broker.ports import first_free
 from relay.cli.options import usual_state_dir
 from relay.settings.kept import write_kept
 from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
+from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
-from schemas.process.cli_settings import takes_settings
 from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources, read_sources
 

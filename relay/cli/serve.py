@@ -14,9 +14,9 @@ from relay.cli.event_loop import run_until_stopped
 from relay.http.listener import bind
 from relay.server.serving import ReloadSource, run_relay
 from relay.settings.config import RelayConfig, kinds_directory
-from schemas.contract import read_contract
-from schemas.process.prestarted_pool import prestarted_pool
-from schemas.process.signals import ends_with_its_terminal
+from schemas.process.settings_reload import ends_with_its_terminal
+from schemas.registry import read_contract
+from schemas.threads import prestarted_pool
 
 HELPERS = 10
 """Threads for files, the CA's ledger and certificates: enrolments and renewals have four each at most."""

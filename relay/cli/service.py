@@ -10,7 +10,7 @@ from relay.settings.config import SERVICE_KINDS, SERVICE_STATE_DIR
 from relay.settings.table import RELAY
 from schemas.process.cli_manual import group
 from schemas.process.cli_service import add_commands
-from schemas.process.service_steps import Service
+from schemas.process.service_host import Service
 
 _NEXT = """next, once: relay ca init
             and its settings in /etc/edge-kubelet/relay.toml

@@ -14,7 +14,7 @@ from relay.cli.options import AsJson, StateDir, show_table, state_files
 from relay.state.kinds import KINDS
 from relay.state.ledger import Entry, Ledger
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_USAGE
+from schemas.process.command_errors import EXIT_USAGE
 from schemas.text import printable
 from schemas.unknown_names import unknown
 

@@ -11,7 +11,7 @@ import typer
 
 from relay.cli.options import AsJson, StateDir, state_files
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO
+from schemas.process.command_errors import EXIT_NO
 from schemas.process.status_socket import read_status
 from schemas.process.status_view import (
     StatusLines,

@@ -25,7 +25,7 @@ from schemas.addresses import (
     parse_mcp_url,
 )
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 
 
 class NameForm(StrEnum):

@@ -32,7 +32,7 @@ from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens, is_jti
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 from schemas.text import printable
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from schemas.addresses import is_loopback
-from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import OperatorError
+from schemas.faults import connection_advice, connection_reason, no_http_reason
 from schemas.tls import client_context, read_root
 
 CONNECT_TIMEOUT_S = 10.0

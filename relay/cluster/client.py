@@ -29,8 +29,8 @@ from relay.cluster.credentials import Credentials
 from relay.cluster.messages import MAX_PEER_BYTES
 from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterServer
-from schemas.connection_faults import connection_fault, connection_reason
 from schemas.error_roots import EdgeError, PeerError
+from schemas.faults import connection_fault, connection_reason
 from schemas.text import printable
 
 if TYPE_CHECKING:

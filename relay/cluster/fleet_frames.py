@@ -23,7 +23,7 @@ from relay.cluster.presence import NodeEntry
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef, Peers
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY, OneWayType, Role
+from schemas.frames import ONE_WAY, OneWayType, Role
 from schemas.handlers import Followers, Handlers
 from schemas.payloads import SessionEnd, TelemetryLease
 from schemas.registry import SchemaRegistry

@@ -23,8 +23,7 @@ from relay.ascii_json import encoded
 from relay.cluster.messages import FRAME, ClusterMessageError, CountMessage, PeerMessages
 from relay.routing.port import NodeRef, NoResponderError, Peers
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
-from schemas.frames import MAX_FRAME_BYTES
+from schemas.frames import MAX_FRAME_BYTES, OneWayType
 from schemas.ulids import UlidSource
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_record import Standing
-from schemas.verdicts import ManifestReason, Verdict
+from schemas.trust import ManifestReason, Verdict
 
 FEWEST_AHEAD = 3
 """Of fewer nodes, all clocks may be wrong."""

@@ -31,7 +31,7 @@ from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, to_pem
 from schemas.projection import parse
-from schemas.verdicts import Mark, Outcome, TrustedManifest, Verdict
+from schemas.trust import Mark, Outcome, TrustedManifest, Verdict
 
 GRACE_MS = 30_000
 """How long tools stay listed without a connection, and after the relay's start: nodes need to reconnect."""

@@ -30,8 +30,8 @@ from relay.observability.metrics import Metrics
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.backoff import Backoff
-from schemas.connection_faults import connection_reason
 from schemas.errors import ToolError
+from schemas.faults import connection_reason
 from schemas.health import Loop
 from schemas.identity import MAX_PEM_BYTES
 from schemas.manifest import MAX_MANIFEST_BYTES

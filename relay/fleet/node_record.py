@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from relay.fleet.tools import Tool
 from schemas.identity import Identity
-from schemas.verdicts import Known, Mark, TrustedManifest
+from schemas.trust import Known, Mark, TrustedManifest
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 _MAX_IDENTITIES = 2

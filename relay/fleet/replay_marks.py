@@ -23,7 +23,7 @@ from schemas.files import check_private_directory, make_private_directory, open_
 from schemas.health import Loop
 from schemas.identity import Identity
 from schemas.text import printable
-from schemas.verdicts import Mark
+from schemas.trust import Mark
 
 _FLUSH_INTERVAL_S = 1.0
 _ROUND_S = 120.0

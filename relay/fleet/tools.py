@@ -16,12 +16,16 @@ from relay.ascii_json import encoded
 from relay.limits.rate_limits import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.delivery import DEFAULT_HANDLER_MS
-from schemas.document_store import SCHEME
 from schemas.kinds import Kind, KindRegistry, Verb
-from schemas.listed_schemas import listed_schema
-from schemas.meta_names import META_CANONICAL_NAME, META_CAPABILITY_ETAG, META_SAFETY_CLASS, META_SCHEMA_REF
-from schemas.projection import ToolName, alias_of
-from schemas.registry import SchemaRegistry, Validator
+from schemas.projection import (
+    META_CANONICAL_NAME,
+    META_CAPABILITY_ETAG,
+    META_SAFETY_CLASS,
+    META_SCHEMA_REF,
+    ToolName,
+    alias_of,
+)
+from schemas.registry import SCHEME, SchemaRegistry, Validator, listed_schema
 
 
 def hints(safety_class: str, *, idempotent: bool) -> dict[str, Any]:

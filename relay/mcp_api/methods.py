@@ -28,7 +28,7 @@ from relay.settings.config import View
 from relay.streams.telemetry.reading import TelemetryQueryError
 from schemas.error_roots import EdgeError
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
+from schemas.projection import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.text import printable
 from schemas.times import dated
 from schemas.tokens import TokenError

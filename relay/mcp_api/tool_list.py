@@ -20,11 +20,10 @@ from relay.fleet.selection import Selection
 from relay.fleet.tools import BEFORE_ALL, Position, Tool, hints
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.settings.config import View
-from schemas.document_store import SCHEME
 from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url
-from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
-from schemas.projection import alias_of
+from schemas.projection import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, alias_of
+from schemas.registry import SCHEME
 
 PAGE_SIZE = 1000
 MAX_PAGE_BYTES = 768 * 1024

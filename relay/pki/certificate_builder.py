@@ -17,12 +17,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
 
 from schemas.addresses import is_host
-from schemas.certificates import UNENROLLED_TENANT, IdentityError, IdentityReason
-from schemas.identity import TENANT_PATTERN, san_uri
-from schemas.keys import is_sound_public_key
-from schemas.projection import is_node_id
-from schemas.x509_forms import (
+from schemas.certificates import (
     CLOCK_SKEW,
+    UNENROLLED_TENANT,
+    IdentityError,
+    IdentityReason,
     builder_for,
     client_builder,
     key_usage,
@@ -31,6 +30,9 @@ from schemas.x509_forms import (
     pem_of,
     private,
 )
+from schemas.identity import TENANT_PATTERN, san_uri
+from schemas.keys import is_sound_public_key
+from schemas.projection import is_node_id
 
 _SERVERS_ONLY = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 _MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name

@@ -29,10 +29,10 @@ from relay.pki.errors import (
 )
 from relay.state.certificates import IssuedLeaf, IssuedServer
 from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
-from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.identity import first_certificate_in, kid_of
 from schemas.projection import is_node_id
 from schemas.text import printable
+from schemas.times import FIRST_CREDIBLE_MS
 
 _ROOT_DAYS = 3650
 _LEAF_DAYS = 90

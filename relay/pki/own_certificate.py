@@ -24,8 +24,8 @@ from relay.pki.server_keys import load_or_create_server_key
 from relay.settings.config import TlsFiles
 from relay.state.key_files import load_or_create_key
 from schemas.addresses import host_of
+from schemas.certificates import moment
 from schemas.files import read_state, write_atomic
-from schemas.x509_forms import moment
 
 RELAY_NAME = "edge-relay"
 """The common name by which a broker knows the relay. It is no node id."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from schemas.error_roots import PeerError
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import CmdAck
 
 OnAnswer = Callable[["CommandAnswer"], object]

@@ -16,8 +16,7 @@ from relay.pki.renewals import Renewals
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeConnection, NodeSession
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY
-from schemas.frames import SUBPROTOCOL_1_1, Frame
+from schemas.frames import ONE_WAY, SUBPROTOCOL_1_1, Frame
 from schemas.manifest import etag_of
 from schemas.payloads import (
     AnnounceAck,
@@ -30,7 +29,7 @@ from schemas.payloads import (
     RetireAck,
 )
 from schemas.session import CloseCode, ProtocolError
-from schemas.verdicts import Outcome, Verdict
+from schemas.trust import Outcome, Verdict
 
 SHORTEST_MS = 60_000
 """The shortest heartbeat interval, and ``LONGEST_MS`` the longest."""

@@ -31,8 +31,7 @@ from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeConnection, NodeSession
 from relay.settings.clock import SessionClock
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import Role
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, agreed
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, Role, agreed
 from schemas.identity import Identity
 from schemas.payloads import Cmd, CmdCancel, Welcome
 from schemas.session import CancelReason, CloseCode, PeerProtocolError, ProtocolError, SessionMachine

@@ -18,8 +18,7 @@ from relay.observability.metrics import Metrics
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeRef
 from relay.sessions.session import NodeConnection, NodeSession
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY, OneWayType
-from schemas.frames import MAX_FRAME_BYTES, Frame
+from schemas.frames import MAX_FRAME_BYTES, ONE_WAY, Frame, OneWayType
 from schemas.handlers import Followers, Handlers
 from schemas.session import OverRateError, ProtocolError
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from schemas.credible_time import FIRST_CREDIBLE_MS
+from schemas.times import FIRST_CREDIBLE_MS
 
 if TYPE_CHECKING:
     # For its type alone the commands would load the library of the log.

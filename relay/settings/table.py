@@ -40,11 +40,10 @@ from relay.settings.config import (
 )
 from relay.settings.kept import KeptSettings, read_kept
 from schemas.addresses import PLAIN_OPTION, HostPort, collector_url, normal_url, parse_host_port
-from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.kinds import kind_name
 from schemas.log_level import LogLevel
-from schemas.process.home_directory import NoStateDirError
+from schemas.process.state_owner import NoStateDirError
 from schemas.settings import (
     Form,
     Given,
@@ -58,6 +57,7 @@ from schemas.settings import (
     whole_number,
 )
 from schemas.settings_sources import Program, Sources
+from schemas.times import duration_between, duration_text
 from schemas.told_settings import Alternatives, ToldSettings, read_told
 
 _MOST = 1_000_000

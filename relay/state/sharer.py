@@ -20,8 +20,8 @@ from structlog.typing import FilteringBoundLogger
 from relay.state.ledger import Entry
 from relay.state.merging import AT_ONCE, SharedLedger
 from schemas.backoff import Backoff, half_by_chance
-from schemas.connection_faults import connection_reason
 from schemas.error_roots import EdgeError, PeerError, StateError
+from schemas.faults import connection_reason
 from schemas.text import printable
 
 MAX_KEYS = 1_000_000

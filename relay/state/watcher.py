@@ -26,8 +26,8 @@ from structlog.typing import FilteringBoundLogger
 from relay.state.sharer import Sharing
 from schemas.error_roots import StateError
 from schemas.health import Health, Loop, endless
-from schemas.process.prestarted_pool import prestarted_pool
 from schemas.text import printable
+from schemas.threads import prestarted_pool
 
 LOOK_S = 0.25
 """How often the ledgers are looked at."""

@@ -1,19 +1,23 @@
-"""``config check`` and ``config show`` of both programs. Must not change anything."""
+"""The options of a command that takes settings, and ``config check`` and ``config show`` of both programs.
+
+Must not know a setting, and must not change anything.
+"""
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Container, Iterator
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from schemas.error_roots import ConfigError
 from schemas.process.cli_manual import example
-from schemas.process.cli_settings import takes_settings
-from schemas.process.exit_codes import EXIT_CONFIG
-from schemas.settings import Settings
-from schemas.settings_report import as_document, as_toml, given_in
-from schemas.settings_sources import Program, Sources
+from schemas.process.command_errors import EXIT_CONFIG
+from schemas.settings import Form, Setting, Settings
+from schemas.settings_sources import Program, Sources, read_sources, text_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -84,7 +88,7 @@ def _checked(load: Callable[[], Loaded]) -> tuple[Loaded | None, tuple[str, ...]
 
     Kinds are read too where it is not enrolled yet.
     """
-    from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for this command alone
+    from schemas.registry import read_contract  # noqa: PLC0415 - the validator, for this command alone
 
     problems: tuple[str, ...] = ()
     try:
@@ -97,3 +101,107 @@ def _checked(load: Callable[[], Loaded]) -> tuple[Loaded | None, tuple[str, ...]
         except ConfigError as error:
             problems += error.problems
     return loaded, problems
+
+
+_CONFIG = "config"
+_NO = "--no-"
+
+
+def takes_settings(
+    program: Program, *only: Setting[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each setting of ``program``, or for ``only`` these, and ``--config``.
+
+    The command is called with the sources first, and then with its own options.
+    """
+    taken = only or program.table
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_sources(**options: Any) -> None:
+            values = {setting.name: options.pop(setting.name) for setting in taken}
+            flags = {name: text_of(value) for name, value in values.items() if value not in (None, [])}
+            command(read_sources(program, flags, options.pop(_CONFIG), os.environ), **options)
+
+        # As the parser wants it: by name alone, which also allows a command's own options to have no default.
+        own = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in signature(command).parameters.values()][
+            1:
+        ]
+        options = [*map(_option, taken), _config_option(program)]
+        with_sources.__signature__ = signature(command).replace(parameters=[*options, *own])  # type: ignore[attr-defined]
+        with_sources.__annotations__ = {each.name: each.annotation for each in (*options, *own)}
+        return with_sources
+
+    return decorate
+
+
+def _option(setting: Setting[Any]) -> Parameter:
+    is_flag = setting.form is Form.FLAG
+    # Nothing turns off what is itself a no: the thing is named instead.
+    has_negation = is_flag and not setting.flag.startswith(_NO)
+    flag = f"{setting.flag}/{_NO}{setting.flag.removeprefix('--')}" if has_negation else setting.flag
+    default = f" Default: {setting.default}." if setting.default is not None and not is_flag else ""
+    option = typer.Option(flag, metavar=None if is_flag else setting.metavar, help=setting.doc + default)
+    kind: Any = bool if is_flag else list[str] if setting.form is Form.LIST else str
+    return Parameter(
+        setting.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _config_option(program: Program) -> Parameter:
+    text = f"The file of the settings, TOML. Default: {program.usual_file}, if it is there."
+    option = typer.Option("--config", metavar="FILE", help=text)
+    return Parameter(_CONFIG, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, option])
+
+
+def as_toml(settings: Settings, names: Container[str] | None = None) -> Iterator[str]:
+    """Return a line for each setting, which is one of the file, with where its value comes from.
+
+    ``names``: only for those.
+    """
+    lines = [
+        (_toml_line(setting, settings), settings.source(setting))
+        for setting in settings.table
+        if names is None or setting.name in names
+    ]
+    width = max((len(line) for line, _ in lines), default=0)
+    for line, source in lines:
+        yield f"{line:<{width}}  # {source}"
+
+
+def given_in(settings: Settings) -> dict[str, str]:
+    """Return where each value comes from that is not the default."""
+    return {name: given.source for name, given in settings.given.items() if given.source != "default"}
+
+
+def as_document(settings: Settings) -> dict[str, Any]:
+    """Return each setting's value as it is in a file, where it comes from, and whether SIGHUP reloads it."""
+    return {
+        setting.name: {
+            "value": _file_value(setting, settings),
+            "source": settings.source(setting),
+            "reloads": setting.reloads,
+        }
+        for setting in settings.table
+    }
+
+
+def _toml_line(setting: Setting[Any], settings: Settings) -> str:
+    value = _file_value(setting, settings)
+    # JSON spells these values as TOML does.
+    return f"# {setting.name} =" if value is None else f"{setting.name} = {json.dumps(value)}"
+
+
+def _file_value(setting: Setting[Any], settings: Settings) -> str | bool | int | list[str] | None:
+    given = settings.given.get(setting.name)
+    if given is None:
+        return None
+    match setting.form:
+        case Form.TEXT:
+            return given.text
+        case Form.LIST:
+            return [str(each) for each in settings[setting]]
+        case Form.FLAG:
+            return bool(settings[setting])
+        case Form.NUMBER:
+            return int(settings[setting])

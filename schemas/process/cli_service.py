@@ -13,15 +13,18 @@ from typing import Annotated
 import typer
 
 from schemas.process.cli_manual import example
-from schemas.process.service_host import Host, ServiceError, check_reachable, scripts_of
-from schemas.process.service_steps import (
+from schemas.process.service_host import (
+    Host,
     Run,
     Service,
+    ServiceError,
     Step,
     as_document,
     as_lines,
+    check_reachable,
     install_steps,
     move_steps,
+    scripts_of,
     uninstall_steps,
 )
 

@@ -1,5 +1,6 @@
 """How a command ends that fails: an expected error is one line and its exit code, a fault has a traceback.
 
+The exit codes keep their meaning: scripts and units of systemd rely on them.
 Must not import the command line's library, nor what only the relay has: the node's daemon does without the
 first, and a node's installation, which has the script of the relay too, without the second.
 """
@@ -12,7 +13,6 @@ from typing import NoReturn
 
 from schemas.error_roots import CommandLineError, ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
 from schemas.process.state_owner import sees_as_member
 
 MEMBERS_READ = "its group sees what is no secret, and changes nothing: run this as root, with sudo"
@@ -45,3 +45,11 @@ def errors_in_one_line(fail: Callable[[str, int], NoReturn]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - so that no fault has the exit code of an answer
         # Not printed by Python: the message may hold bytes from outside, or a secret.
         fail(f"fault\nTraceback, innermost call first:\n{traceback_text(error)}", EXIT_FAULT)
+
+
+EXIT_NO = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_RUN = 3
+EXIT_FAULT = 70
+EXIT_CONFIG = 78
+"""EX_CONFIG of sysexits.h: a restart does not help."""

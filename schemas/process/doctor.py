@@ -7,14 +7,15 @@ and must not know what is checked.
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TextIO
 
-from schemas.error_roots import EdgeError
+from schemas.error_roots import CommandLineError, EdgeError
 from schemas.process.command_errors import is_kept_from_member, os_error_text
 from schemas.text import printable
+from schemas.unknown_names import none_of
 
 
 class Severity(IntEnum):
@@ -110,3 +111,27 @@ def _coloured(word: str, severity: Severity, stream: TextIO) -> str:
     if not stream.isatty():
         return word
     return f"\x1b[{_COLOURS[severity]}m{word}\x1b[0m"
+
+
+def run_doctor(
+    explained: Mapping[str, str],
+    checks: Callable[[], Sequence[Check]],
+    explain: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Explain one check, or make all; return the exit code.
+
+    ``explained`` has the explanations by the names of the checks; ``checks`` reads the settings, which an
+    explanation does without.
+
+    Raises:
+        CommandLineError: there is no check to explain of that name.
+        ConfigError: the settings cannot be used.
+    """
+    if explain is None:
+        return examine(checks(), sys.stdout, as_json=as_json)
+    if explain not in explained:
+        raise CommandLineError(f"--explain: {none_of(explain, explained)}")
+    sys.stdout.write(f"{explained[explain]}\n")
+    return 0

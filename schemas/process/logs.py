@@ -11,9 +11,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Protocol, TextIO
 
 import structlog
@@ -22,7 +23,6 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 from schemas.faults import FailedError, OncePerPlace, place_of, summary, traceback_text, without_secrets
 from schemas.lines import LineWriter
 from schemas.log_level import LogThreshold
-from schemas.process.journal import is_journal, with_priority
 from schemas.text import printable
 
 _PLACE = "place_of_fault"
@@ -264,3 +264,20 @@ def _forwarding(log: FilteringBoundLogger) -> Iterator[None]:
         after.callback(logging.captureWarnings, False)  # noqa: FBT003 - the standard library's own
         logging.captureWarnings(capture=True)
         yield
+
+
+_PRIORITIES = MappingProxyType({"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2})
+
+
+def is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Return whether ``stream`` is the one that systemd has connected to the journal (systemd.exec(5))."""
+    try:
+        facts = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # closed, or no file
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{facts.st_dev}:{facts.st_ino}"
+
+
+def with_priority(level: str, line: str) -> str:
+    """Return ``line``, of ``level``, as the journal reads its priority."""
+    return f"<{_PRIORITIES.get(level, _PRIORITIES['info'])}>{line}"

@@ -7,6 +7,7 @@ program does that when it is asked to, and most daemons never are.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from structlog.typing import FilteringBoundLogger
 
 from schemas.error_roots import ConfigError, OperatorError, StateError
 from schemas.process.service_manager import ServiceManager
-from schemas.process.signals import call_at, ends_with_its_terminal
 from schemas.text import printable
 
 if TYPE_CHECKING:
@@ -72,3 +72,18 @@ class SettingsReload:
         for name in need_restart:
             self._log.warning("setting needs a restart", setting=name)
         self._log.info("settings read again", changed=len(applied) + len(need_restart))
+
+
+def call_at(number: signal.Signals, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Call ``callback`` in ``loop`` at each signal ``number``, which is ignored once the loop is closed."""
+
+    def received(*_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(callback)
+
+    signal.signal(number, received)
+
+
+def ends_with_its_terminal() -> bool:
+    """Return whether SIGHUP says that the program's terminal is closed: not under nohup, nor as a service."""
+    return signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and any(map(os.isatty, range(3)))

@@ -2,7 +2,8 @@
 
 The service could not read what root made there, and its user could put a link where root writes. As the
 owner, root can do no more in that directory than the owner can. What the operator has named on the command
-line is still the operator's to read and write: ``as_operator``. Must not read a file.
+line is still the operator's to read and write: ``as_operator``. Its user may have no home directory. Must
+not read a file.
 """
 
 import os
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from schemas.error_roots import ConfigError, OperatorError
 from schemas.files import is_shown_to_group
 
 _ROOT = 0
@@ -84,3 +86,30 @@ def _groups_of(user: int, group: int) -> list[int]:
         return os.getgrouplist(pwd.getpwuid(user).pw_name, group)
     except KeyError:
         return [group]
+
+
+def home_directory() -> Path | None:
+    """Return it; None if HOME is not set and this system has no entry for the user."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def needed_home_directory() -> Path:
+    """Return it.
+
+    Raises:
+        OperatorError: there is none.
+    """
+    home = home_directory()
+    if home is None:
+        raise OperatorError("set HOME: this user has no home directory")
+    return home
+
+
+class NoStateDirError(ConfigError):
+    """No state directory is named, and there is no home directory for the usual one."""
+
+    def __init__(self) -> None:
+        super().__init__(["name the state directory with --state-dir: this user has no home directory"])

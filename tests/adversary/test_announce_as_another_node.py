@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from relay.fleet.inventory import PENDING_FOR_MS
-from schemas.verdicts import ManifestReason, Mark, Outcome
+from schemas.trust import ManifestReason, Mark, Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay

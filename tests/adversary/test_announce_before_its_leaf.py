@@ -8,7 +8,7 @@ was in force stays in force meanwhile; what is dropped is said in the audit.
 import pytest
 
 from relay.fleet.inventory import PENDING_FOR_MS
-from schemas.verdicts import Outcome
+from schemas.trust import Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedNode, key_named

@@ -7,7 +7,7 @@ before, and so is a renewal, however often it is tried.
 import pytest
 
 from schemas.identity import to_pem
-from schemas.verdicts import Outcome
+from schemas.trust import Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.invalid_leaf import invalid_leaf
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from schemas.verdicts import Outcome
+from schemas.trust import Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode

@@ -6,13 +6,13 @@ reason of ``strict_json``; a stranger's is a ``node_refused`` line in the audit.
 
 import pytest
 
-from schemas.frame_types import Role
 from schemas.frames import (
     FRAME_TYPES,
     MAX_FRAME_BYTES,
     MAX_FRAME_BYTES_BEFORE_WELCOME,
     FrameError,
     FrameReader,
+    Role,
 )
 from schemas.session import CloseCode, ProtocolError, SessionMachine, SessionState
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil

@@ -7,7 +7,7 @@ audit, nothing raised, and what was in force still in force.
 import pytest
 
 from schemas.manifest import MAX_MANIFEST_BYTES
-from schemas.verdicts import ManifestReason
+from schemas.trust import ManifestReason
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal

@@ -19,7 +19,7 @@ from relay.limits.rate_limits import Allowance
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import Outcome, Verdict
+from schemas.trust import Outcome, Verdict
 from tests.fakes.broker import publish
 from tests.fakes.documents import HOSTILE
 from tests.fakes.hub import Hub

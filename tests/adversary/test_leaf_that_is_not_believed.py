@@ -16,7 +16,7 @@ from relay.pki.certificate_builder import issue_leaf
 from relay.pki.errors import AuthorityError
 from schemas.certificates import IdentityError, make_csr, read_csr
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import ManifestReason, Outcome
+from schemas.trust import ManifestReason, Outcome
 from tests.fakes.clock import FakeClock
 from tests.fakes.hub import Hub
 from tests.fakes.invalid_leaf import invalid_leaf

@@ -28,7 +28,7 @@ from relay.state.key_files import load_or_create_key
 from schemas.addresses import BrokerAddress, mcp_url
 from schemas.frames import FrameReader
 from schemas.lines import MAX_WAITING_BYTES
-from schemas.meta_names import META_STEP_ID, META_TASK_ID
+from schemas.projection import META_STEP_ID, META_TASK_ID
 from schemas.registry import SchemaRegistry
 from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay

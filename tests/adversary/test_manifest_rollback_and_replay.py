@@ -14,7 +14,7 @@ import pytest
 
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import ManifestReason, Mark, Outcome, Verdict
+from schemas.trust import ManifestReason, Mark, Outcome, Verdict
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay

@@ -12,7 +12,7 @@ from relay.streams.caller_tools.limits import NODE_BYTES
 from relay.streams.caller_tools.outbox import MAX_WAITING
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
 from tests.fakes.hub import Hub
 

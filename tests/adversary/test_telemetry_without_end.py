@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.followed import CAP_ID, FOLLOWED, SUBSCRIBE, URI, sample_of
 from tests.fakes.frames import frame_text
 from tests.fakes.node_end import NodeEnd

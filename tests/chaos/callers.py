@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from schemas.meta_names import META_IDEMPOTENCY_KEY
+from schemas.projection import META_IDEMPOTENCY_KEY
 from tests.chaos import once_kind
 from tests.chaos.agents import NOT_REACHED, PATIENCE_S, Agent, ToolCall, code_of, messages
 from tests.chaos.history import Answer, Call, Lag

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 
 from relay.calls.envelope import MAX_FOLLOW_S
-from schemas.meta_names import META_FOLLOW_S
+from schemas.projection import META_FOLLOW_S
 from tests.chaos.agents import NOT_REACHED, Agent, ToolCall, code_of, messages
 from tests.chaos.callers import new_id
 from tests.chaos.history import Following, Sample

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from relay.cli.demo.local_system import kubelet_command, list_tools, relay_command
-from schemas.meta_names import META_IDEMPOTENCY_KEY
+from schemas.projection import META_IDEMPOTENCY_KEY
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo, error_of, local_system, running_demo
 from tests.fakes.kind_package import (

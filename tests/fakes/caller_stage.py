@@ -11,8 +11,7 @@ from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit
 from relay.http.websocket_protocol import FrameMeter
-from schemas.frame_types import OneWayType
-from schemas.frames import Frame
+from schemas.frames import Frame, OneWayType
 from tests.fakes.callers import principal_of
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter

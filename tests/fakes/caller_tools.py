@@ -11,7 +11,7 @@ from typing import Any
 
 from kubelet.caller_tools.assembly import CallerTools, LocalTimeouts
 from kubelet.caller_tools.caller_names import CallerNames
-from schemas.frame_types import ONE_WAY, OneWayType
+from schemas.frames import ONE_WAY, OneWayType
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.lines import LogLines

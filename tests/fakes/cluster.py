@@ -27,7 +27,7 @@ from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
 from relay.state.merging import SharedLedger
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.cluster_server import FLEET

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.routing.port import NodeFrames, NodeRef
-from schemas.frame_types import OneWayType, Role
+from schemas.frames import OneWayType, Role
 from tests.fakes.polling import until
 
 

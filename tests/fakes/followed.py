@@ -23,8 +23,8 @@ from relay.routing.port import (
 from relay.streams.telemetry.hub import TelemetryHub
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
-from schemas.meta_names import META_FOLLOW_S
+from schemas.frames import OneWayType
+from schemas.projection import META_FOLLOW_S
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.routers import answered

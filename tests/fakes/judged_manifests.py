@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, ManifestReason, Mark, Outcome, Verdict
+from schemas.trust import Known, ManifestReason, Mark, Outcome, TrustRules, Verdict
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa
 
 CA = SimulatedCa()

@@ -15,8 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from schemas.addresses import CONNECT_PATH, HostPort
-from schemas.frame_types import Role
-from schemas.frames import SUBPROTOCOL, Frame, FrameReader
+from schemas.frames import SUBPROTOCOL, Frame, FrameReader, Role
 from schemas.session import SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.signer import NOW_MS, SimulatedNode

@@ -12,8 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from schemas.frame_types import Role
-from schemas.frames import SUBPROTOCOL, Frame, FrameReader
+from schemas.frames import SUBPROTOCOL, Frame, FrameReader, Role
 from schemas.session import SessionMachine
 from tests.fakes.frames import PAYLOADS, message_id
 from tests.fakes.signer import NOW_MS

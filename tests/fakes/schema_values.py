@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from schemas.document_store import SCHEME
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, SchemaRegistry
 
 Strategy = st.SearchStrategy[Any]
 _Make = Callable[[Mapping[str, Any]], Strategy]

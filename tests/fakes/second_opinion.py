@@ -7,8 +7,7 @@ import jsonschema
 import referencing
 from referencing.jsonschema import DRAFT202012
 
-from schemas.document_store import SCHEME
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, SchemaRegistry
 
 
 @cache

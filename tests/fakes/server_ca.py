@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
 
 from relay.pki.certificate_builder import issue_server, make_server_root
-from schemas.x509_forms import builder_for, pem_of, private
+from schemas.certificates import builder_for, pem_of, private
 from tests.fakes.signer import DAY_MS, NOW_MS
 
 _BOTH = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

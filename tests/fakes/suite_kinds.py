@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kubelet.handlers.base import Handler
-from schemas.document_store import SCHEME
 from schemas.kinds import MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.projection import NODE_ID_PATTERN, ToolName
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, SchemaRegistry
 from tests.fakes.documents import write_contract
 from tests.fakes.shipped_kinds import KINDS
 

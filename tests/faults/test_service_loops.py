@@ -15,7 +15,7 @@ from kubelet.announce.mqtt import MqttPublisher
 from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.composition import run_daemon
 from kubelet.handlers.disks import Disks
-from kubelet.handlers.sampler import CpuSampler
+from kubelet.handlers.system_metrics import CpuSampler
 from kubelet.loopback.server import LoopbackServer
 from relay.audit.refusal_counts import RefusalCounter
 from relay.calls.canaries import Canaries

@@ -7,17 +7,14 @@ from pydantic_core import from_json
 
 from schemas.canonical import is_canonical, jcs
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import Role
-from schemas.frames import MAX_FRAME_BYTES, FrameError, FrameReader, known_announce
+from schemas.frames import MAX_FRAME_BYTES, FrameError, FrameReader, Role, known_announce
 from schemas.kinds import MANIFEST_REF, KindRegistry
 from schemas.manifest import MAX_MANIFEST_BYTES
-from schemas.manifest_tail import BEHIND_CAPABILITIES, read_tail
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError, SessionMachine, SessionState
 from schemas.strict_json import JsonReason, StrictJsonError, loads
 from schemas.text import inert, printable_values
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, Outcome
+from schemas.trust import BEHIND_CAPABILITIES, Known, Outcome, TrustRules, read_tail
 from tests.fakes.hostile_texts import is_clean, strings_in
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS

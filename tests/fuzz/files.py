@@ -29,9 +29,9 @@ from relay.state.names import NameLedger
 from relay.state.tokens import RevokedTokens
 from schemas.error_roots import ConfigError
 from schemas.kind_packages import KindPackageError, read_kind
+from schemas.process.cli_config import as_document
 from schemas.process.logs import make_logger
 from schemas.settings import Settings
-from schemas.settings_report import as_document
 from schemas.settings_sources import Program, read_sources
 from schemas.told_settings import ToldSettingsError, read_told
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF

@@ -25,7 +25,7 @@ from kubelet.local_agent.daemon_client import DaemonClient
 from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
 from relay.cli import status as relay_status
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.process.status_socket import NAME, StalledError, read_status

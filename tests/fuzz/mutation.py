@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from schemas.frame_types import ONE_WAY
+from schemas.frames import ONE_WAY
 
 _MAX_STEPS = 6
 _MAX_BYTES = 1 << 16

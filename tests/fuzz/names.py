@@ -37,11 +37,11 @@ from schemas.addresses import (
     parse_host_port,
     parse_mcp_url,
 )
-from schemas.durations import DurationError, duration_text, parse_duration_ms, parse_duration_s
 from schemas.keys import base64url
 from schemas.kinds import KindRegistry
-from schemas.meta_names import META_TRACEPARENT
+from schemas.projection import META_TRACEPARENT
 from schemas.registry import SchemaRegistry
+from schemas.times import DurationError, duration_text, parse_duration_ms, parse_duration_s
 from tests.fakes.hostile_texts import is_clean
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, TENANT

@@ -20,7 +20,7 @@ from relay.pki.own_certificate import RELAY_NAME, WantedCertificate, reason_to_r
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import private_key_to_pem
 from schemas.process.logs import make_logger
-from schemas.verdicts import Mark
+from schemas.trust import Mark
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT
 from tests.fuzz import samples

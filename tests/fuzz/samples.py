@@ -10,8 +10,7 @@ from schemas.certificates import make_csr
 from schemas.endorsement import endorse
 from schemas.enrolment import NODE as SPEAKER
 from schemas.enrolment import JoinToken, proven
-from schemas.frame_types import Role
-from schemas.frames import FRAME_TYPES, SUBPROTOCOL
+from schemas.frames import FRAME_TYPES, SUBPROTOCOL, Role
 from schemas.identity import certificates_in, first_certificate_in, to_pem
 from schemas.keys import base64url, private_key_to_pem
 from schemas.manifest import etag_of

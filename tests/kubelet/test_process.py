@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from kubelet.process import fail, run_until_signal
-from schemas.process.exit_codes import EXIT_NO
+from schemas.process.command_errors import EXIT_NO
 
 
 def test_failing_says_one_line_and_ends_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from schemas.delivery import AnswerCache, CommandStatus, TransitGauge
-from schemas.frame_types import Role
-from schemas.frames import Frame, FrameReader
+from schemas.frames import Frame, FrameReader, Role
 from schemas.payloads import CmdAck
 from tests.fakes.frames import ERROR, PAYLOADS
 from tests.model.history import History

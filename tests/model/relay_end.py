@@ -16,8 +16,7 @@ from relay.sessions.session import NodeSession
 from relay.settings.clock import SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import Role
-from schemas.frames import FrameReader
+from schemas.frames import FrameReader, Role
 from schemas.payloads import Cmd
 from tests.fakes.frames import COMMAND, PAYLOADS
 from tests.fakes.signer import NODE_ID

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.frame_types import Role
-from schemas.frames import Frame, FrameReader
+from schemas.frames import Frame, FrameReader, Role
 from schemas.session import SENDS, PeerProtocolError, SessionMachine, SessionState
 from tests.model.history import ViolationError
 

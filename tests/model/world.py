@@ -15,8 +15,7 @@ from itertools import count
 from relay.routing.port import CommandAnswer
 from relay.sessions.session import NodeSession
 from schemas.delivery import ANSWER_BYTES, AnswerCache, PendingCommands, TransitGauge
-from schemas.frame_types import Role
-from schemas.frames import FrameReader
+from schemas.frames import FrameReader, Role
 from tests.fakes.frames import message_id
 from tests.fakes.signer import NOW_MS
 from tests.model.choices import Action, Choice

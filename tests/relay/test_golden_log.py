@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from schemas.errors import Failure, to_jsonrpc_error
-from schemas.meta_names import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
+from schemas.projection import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, McpWire
 from tests.fakes.served_relay import ServedRelay

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from schemas.meta_names import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
+from schemas.projection import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire
 from tests.fakes.node_end import NodeEnd

@@ -6,9 +6,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from schemas.certificates import moment, name_of
 from schemas.endorsement import endorse, is_endorsed
 from schemas.identity import first_certificate_in
-from schemas.x509_forms import moment, name_of
 from tests.fakes.signer import DAY_MS, NOW_MS, SimulatedCa
 
 OLD, NEW, OTHER = SimulatedCa("old"), SimulatedCa("new"), SimulatedCa("other")

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 import schemas
-from schemas.contract import Contract, read_contract
 from schemas.error_roots import ConfigError
 from schemas.kind_packages import read_named_kinds
 from schemas.kinds import MANIFEST_REF, Fault
-from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, ManifestReason, Outcome
+from schemas.registry import Contract, SchemaRegistry, read_contract
+from schemas.trust import Known, ManifestReason, Outcome, TrustRules
 from schemas.violations import ViolationError
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, imported
 from tests.fakes.owners import give_away

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from schemas.contract import Contract, contract_of, read_contract
-from schemas.document_store import SCHEME
 from schemas.kind_packages import KindPackageError, read_kind, read_shipped
 from schemas.kinds import (
     DOCUMENTS,
@@ -24,7 +22,7 @@ from schemas.kinds import (
     rfc_kinds,
     shipped_names,
 )
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, Contract, SchemaRegistry, contract_of, read_contract
 from tests.fakes.shipped_kinds import KINDS, SYSTEM_ECHO, SYSTEM_METRICS, announced, examples
 from tests.fakes.signer import ECHO, NODE_ID
 

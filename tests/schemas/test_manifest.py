@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.canonical import blake3_hex, jcs
-from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.keys import base64url, from_base64url, verifies
 from schemas.manifest import (
     HardwareIdError,
@@ -16,6 +15,7 @@ from schemas.manifest import (
     signature_holds,
 )
 from schemas.registry import SchemaRegistry
+from schemas.times import FIRST_CREDIBLE_MS
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, key_named
 
 NODE = SimulatedCa().issue()

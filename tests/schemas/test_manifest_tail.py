@@ -7,11 +7,9 @@ import pytest
 
 from schemas.kinds import KindRegistry
 from schemas.manifest import etag_of
-from schemas.manifest_tail import read_tail
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, ManifestReason, Mark, Outcome, Verdict
+from schemas.trust import Known, ManifestReason, Mark, Outcome, TrustRules, Verdict, read_tail
 from tests.fakes.signer import (
     ABSENT,
     DAY_MS,

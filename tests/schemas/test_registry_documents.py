@@ -7,10 +7,9 @@ import jsonschema
 import jsonschema_rs
 import pytest
 
-from schemas.document_store import SCHEME
 from schemas.errors import Failure
 from schemas.kinds import KindRegistry
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, SchemaRegistry
 from schemas.violations import ViolationError
 from tests.fakes.document_examples import EXAMPLES, MANIFEST, SAMPLE
 from tests.fakes.documents import document_file

@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.frame_types import OneWayType, Role
-from schemas.frames import FRAME_TYPES, MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
+from schemas.frames import (
+    FRAME_TYPES,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_BYTES_BEFORE_WELCOME,
+    FrameReader,
+    OneWayType,
+    Role,
+)
 from schemas.registry import SchemaRegistry
 from schemas.session import (
     ANSWERED_BY,

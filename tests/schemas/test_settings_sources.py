@@ -6,8 +6,8 @@ import pytest
 import schemas.settings_sources
 from schemas.error_roots import ConfigError
 from schemas.kinds import kind_name
+from schemas.process.cli_config import as_toml
 from schemas.settings import Form, Setting, list_of, parse_flag, whole_number
-from schemas.settings_report import as_toml
 from schemas.settings_sources import Program, Sources, read_sources
 
 LISTEN = Setting("listen", str, "Where to serve.", "HOST:PORT")

@@ -10,8 +10,7 @@ from schemas.canonical import jcs
 from schemas.kinds import KindRegistry
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, ManifestReason, Mark, Outcome, Verdict
+from schemas.trust import Known, ManifestReason, Mark, Outcome, TrustRules, Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.judged_manifests import (
     CA,

@@ -10,8 +10,7 @@ import pytest
 from schemas.errors import Failure
 from schemas.kinds import Kind, KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import ManifestReason, Mark, Outcome
+from schemas.trust import ManifestReason, Mark, Outcome, TrustRules
 from tests.fakes.judged_manifests import (
     FIVE_MINUTES_MS,
     KNOWN,

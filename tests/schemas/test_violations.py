@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.document_store import SCHEME
 from schemas.errors import MAX_TEXT, ToolError
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, SchemaRegistry
 from schemas.violations import ViolationError, violation_of
 
 SUBSCRIBE = "system.metrics.subscribe.input@1.0.0"

@@ -28,7 +28,7 @@ from relay.cli.state import authority
 from relay.settings.clock import now_ms
 from relay.settings.kept import read_kept
 from schemas.files import read_named_private, read_named_secret
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.state_owner import as_operator
 
 _MIN_PASSPHRASE = 12

@@ -9,7 +9,7 @@ from relay.cli.exits import fail
 from schemas.error_roots import OperatorError
 from schemas.kinds import kind_name
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO
+from schemas.process.command_errors import EXIT_NO
 from schemas.settings import list_of
 
 _MOCK_NODES = 2
@@ -40,7 +40,7 @@ def demo(
     """Start everything on this machine, call each tool of up to 32 nodes, and serve until Ctrl-C."""
     from relay.cli.demo.run import run_demo  # noqa: PLC0415 - MCP's client, for this command alone
     from relay.cli.event_loop import run_until_stopped  # noqa: PLC0415 - with the import below
-    from schemas.contract import read_contract  # noqa: PLC0415 - the validator, as above
+    from schemas.registry import read_contract  # noqa: PLC0415 - the validator, as above
 
     named = list_of(kind_name)(kinds)
     read_contract(named)

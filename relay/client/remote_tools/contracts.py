@@ -20,7 +20,7 @@ from mcp_types import Tool
 
 from schemas.error_roots import OperatorError, StateError
 from schemas.files import PRIVATE, read_state, write_atomic
-from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
+from schemas.projection import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.text import printable
 
 DEFAULT_DEADLINE_S = 30.0

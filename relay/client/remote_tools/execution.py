@@ -24,7 +24,7 @@ from relay.client.remote_tools.errors import Reason, RemoteToolError, ToolProvid
 from relay.client.remote_tools.failures import FailureTable, of_fault, of_garbage, of_unexpected, remote_id
 from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
 from relay.client.remote_tools.tool_schemas import CheckProcess
-from schemas.meta_names import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
+from schemas.projection import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
 
 HEADER_CORRELATION_ID = "X-Correlation-Id"
 HEADER_TRACEPARENT = "traceparent"

@@ -28,7 +28,7 @@ from relay.client.remote_tools.redaction import Redaction
 from schemas.error_codes import Canonical, Retry
 from schemas.error_roots import OperatorError
 from schemas.errors import MAX_TEXT, Failure
-from schemas.meta_names import META_CORRELATION_ID, META_ERROR
+from schemas.projection import META_CORRELATION_ID, META_ERROR
 from schemas.text import printable
 from schemas.tls import TlsFilesError
 from schemas.ulids import GIVEN_ID

@@ -20,15 +20,13 @@ from mcp_types import TextResourceContents, Tool
 
 from relay.client.remote_tools.contracts import Verified
 from schemas.certificates import IdentityError, verify_leaf
-from schemas.contract import read_contract
 from schemas.error_roots import PeerError
 from schemas.identity import Identity
 from schemas.kinds import Kind, Verb
-from schemas.listed_schemas import listed_schema
 from schemas.payloads import Capability
 from schemas.projection import ToolName, is_node_id, parse
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, Mark, Outcome, Verdict
+from schemas.registry import listed_schema, read_contract
+from schemas.trust import Known, Mark, Outcome, TrustRules, Verdict
 
 _AT_ONCE = 8
 _FIND_NODES = "find_nodes"

@@ -22,8 +22,7 @@ from relay.mcp_api.views.node_choice import NodeChoice
 from relay.settings.config import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import Kind, Verb
-from schemas.listed_schemas import listed_schema
-from schemas.registry import SchemaRegistry
+from schemas.registry import SchemaRegistry, listed_schema
 from schemas.times import moments_of, with_iso
 from schemas.violations import ViolationError
 

@@ -23,7 +23,7 @@ from relay.streams.caller_tools.session import CallerSession, SessionFacts
 from relay.streams.caller_tools.shared_budget import Holder, SharedBudget
 from schemas.caller_tools import CallerToolError
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import SessionText
 
 

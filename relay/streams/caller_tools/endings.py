@@ -15,7 +15,7 @@ from relay.streams.caller_tools.requests import PendingRequest
 from relay.streams.caller_tools.session import CallerSession
 from relay.streams.caller_tools.shared_budget import SharedBudget
 from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError, size_of
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import CallerToolResult, SessionEnd
 
 

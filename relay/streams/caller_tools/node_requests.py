@@ -18,7 +18,7 @@ from relay.streams.caller_tools.registry import SessionRegistry
 from relay.streams.caller_tools.requests import PendingRequest
 from relay.streams.caller_tools.session import CallerSession
 from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, CallerToolError, size_of
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import CallerToolCancel, CallerToolRequest, SessionEnd, SessionText
 from schemas.ulids import UlidSource
 

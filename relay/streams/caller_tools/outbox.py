@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.routing.port import NodeFrames
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 
 _RETRY_MS = 1000
 MAX_WAITING = 1024

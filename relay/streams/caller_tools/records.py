@@ -14,7 +14,7 @@ from relay.auth.agent_tokens import Principal
 from relay.observability.metrics import Metrics
 from relay.streams.caller_tools.requests import PendingRequest
 from relay.streams.caller_tools.session import CallerSession
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.text import printable
 
 _MAX_SHOWN_ID = 640  # 64 characters, each as an escape

@@ -27,7 +27,7 @@ from relay.streams.telemetry.sample_queue import SampleQueue
 from relay.streams.telemetry.stream import Stream
 from relay.streams.telemetry.subscription import Subscription, lease_s
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.health import Loop
 from schemas.payloads import Telemetry
 from schemas.tokens import TokenError

@@ -10,7 +10,7 @@ from relay.routing.port import NodeFrames
 from relay.streams.telemetry.stream import Stream, Terms
 from relay.streams.telemetry.subscription import lease_s
 from schemas.errors import ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import TelemetryLease
 
 _RENEWALS_IN_A_LEASE = 3

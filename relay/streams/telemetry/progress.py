@@ -6,7 +6,7 @@ from typing import Any
 from relay.calls.call_record import Following
 from relay.streams.telemetry.history import Sample
 from relay.streams.telemetry.sample_queue import SampleQueue
-from schemas.meta_names import META_LOST
+from schemas.projection import META_LOST
 
 """How many samples were lost before the one of this notification."""
 

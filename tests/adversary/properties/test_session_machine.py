@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schemas.frame_types import Role
-from schemas.frames import FRAME_TYPES, FrameReader
+from schemas.frames import FRAME_TYPES, FrameReader, Role
 from schemas.registry import SchemaRegistry
 from schemas.session import ANSWERED_BY, SENDS, ProtocolError, SessionMachine, SessionState
 from tests.fakes.examples import examples

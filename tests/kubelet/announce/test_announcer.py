@@ -11,8 +11,7 @@ from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_TTL_MS
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, Outcome
+from schemas.trust import Known, Outcome, TrustRules
 from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock, hurried_ticks
 from tests.fakes.lines import LogLines

@@ -7,13 +7,12 @@ import pytest
 
 from kubelet.announce.last_issued import RESERVED_MS
 from kubelet.announce.signer import ClockNotSetError, ManifestSigner
-from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_FUTURE_MS, etag_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, Outcome
+from schemas.times import FIRST_CREDIBLE_MS
+from schemas.trust import Known, Outcome, TrustRules
 from schemas.violations import ViolationError
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines

@@ -11,7 +11,7 @@ from kubelet.caller_tools.requests import CallerFailedError, CallerRequests
 from kubelet.caller_tools.sessions import Session
 from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.caller_tools import ANT, BEE, OWNER
 from tests.fakes.polling import until
 

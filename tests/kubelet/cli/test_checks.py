@@ -18,9 +18,9 @@ from schemas.addresses import BrokerAddress
 from schemas.frames import SUBPROTOCOL, SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
-from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding, Severity
 from schemas.process.doctor import made as made_of
+from schemas.process.status_view import AskedProcess
 from schemas.settings import Given, Settings
 from tests.fakes.broker import Broker
 from tests.fakes.daemon import NO_BROKER, NO_RELAY, Daemon, daemon

@@ -18,8 +18,7 @@ from schemas.identity_files import IdentityFilesError
 from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import Known, Outcome
+from schemas.trust import Known, Outcome, TrustRules
 from tests.fakes.chance import FixedChance, short_waits
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines

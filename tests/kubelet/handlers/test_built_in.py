@@ -7,10 +7,10 @@ import pytest
 
 from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.base import commands_per_s
-from schemas.contract import read_contract
 from schemas.delivery import MOST_COMMANDS_PER_S
 from schemas.kinds import RFC_0001, shipped_names
 from schemas.process.logs import make_logger
+from schemas.registry import read_contract
 from tests.fakes.shipped_kinds import announced, examples
 from tests.fakes.signer import NODE_ID
 

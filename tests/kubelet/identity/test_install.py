@@ -9,7 +9,7 @@ import pytest
 from kubelet.clock import now_ms
 from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles
-from schemas.process.exit_codes import EXIT_CANNOT_RUN
+from schemas.process.command_errors import EXIT_CANNOT_RUN
 from tests.fakes.node import write_identity
 from tests.fakes.signer import DAY_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
 

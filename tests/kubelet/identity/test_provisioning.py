@@ -8,12 +8,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from kubelet.identity.provisioning import Issued, create_identity, install_certificate, install_renewed
 from relay.pki.authority import CertificateAuthority
-from schemas.certificates import IdentityError, read_csr, verify_leaf
+from schemas.certificates import IdentityError, client_builder, pem_of, read_csr, verify_leaf
 from schemas.endorsement import endorse, endorse_servers
 from schemas.identity import san_uri
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.projection import is_node_id
-from schemas.x509_forms import client_builder, pem_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.server_ca import SimulatedServerCa
 from tests.fakes.signer import (

@@ -12,8 +12,7 @@ from kubelet.session.channel import Channel
 from kubelet.session.channel import opened as connection
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.addresses import connect_url
-from schemas.frame_types import Role
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameReader
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameReader, Role
 from schemas.session import CloseCode, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock

@@ -9,8 +9,7 @@ import pytest
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_frames import LinkEvent
 from schemas.canonical import jcs
-from schemas.frame_types import OneWayType
-from schemas.frames import MAX_FRAME_BYTES
+from schemas.frames import MAX_FRAME_BYTES, OneWayType
 from schemas.session import CloseCode, DropReason
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, frame_text

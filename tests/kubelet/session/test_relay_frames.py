@@ -6,8 +6,7 @@ import pytest
 
 from kubelet.session.channel import Channel
 from kubelet.session.relay_frames import MAX_QUEUED_BYTES, LinkEvent, RelayFrames
-from schemas.frame_types import OneWayType
-from schemas.frames import Frame
+from schemas.frames import Frame, OneWayType
 from schemas.process.logs import make_logger
 from schemas.session import DropReason, OverRateError, ProtocolError
 from tests.fakes.frames import PAYLOADS, message_id

@@ -17,10 +17,9 @@ from relay.fleet.node_record import Where
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
 from relay.streams.telemetry.reading import TelemetryResource
-from schemas.document_store import SCHEME
 from schemas.errors import Failure, ToolError
 from schemas.kinds import MANIFEST_REF, Kind, KindRegistry, Verb
-from schemas.registry import SchemaRegistry
+from schemas.registry import SCHEME, SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter

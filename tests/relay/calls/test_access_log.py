@@ -14,7 +14,7 @@ from relay.limits.rate_limits import Allowance
 from schemas.error_codes import Canonical
 from schemas.errors import Failure, ToolError
 from schemas.lines import LineWriter
-from schemas.meta_names import META_CORRELATION_ID, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
+from schemas.projection import META_CORRELATION_ID, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.callers import call_of, principal_of
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines

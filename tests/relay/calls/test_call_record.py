@@ -10,7 +10,7 @@ from relay.calls.call_record import CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
 from relay.limits.rate_limits import Allowance, Limiter
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_CORRELATION_ID, META_TRACEPARENT
+from schemas.projection import META_CORRELATION_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 

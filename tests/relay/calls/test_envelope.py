@@ -9,14 +9,14 @@ from relay.calls.envelope import Call, EnvelopeCheck
 from relay.calls.gateway import CallGateway
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import (
+from schemas.process.logs import make_logger
+from schemas.projection import (
     META_CORRELATION_ID,
     META_IDEMPOTENCY_KEY,
     META_STEP_ID,
     META_TASK_ID,
     META_TRACEPARENT,
 )
-from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of
 from tests.fakes.hub import Hub

@@ -14,7 +14,7 @@ from relay.routing.port import Command, LocalRouter
 from relay.sessions.node_sessions import CapabilityLimits
 from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_TRACEPARENT
+from schemas.projection import META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.seconds import Seconds

@@ -21,10 +21,10 @@ from relay.settings.config import ClusterConfig, ClusterServer, RelayConfig, Tls
 from relay.settings.table import RELAY
 from schemas.addresses import BrokerAddress
 from schemas.identity import first_certificate_in, validity_of
-from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding, Severity
 from schemas.process.doctor import made as made_of
 from schemas.process.status_socket import served
+from schemas.process.status_view import AskedProcess
 from schemas.settings import Given, Settings
 from tests.fakes.broker import Broker
 from tests.fakes.environment import config

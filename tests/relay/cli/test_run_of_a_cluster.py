@@ -5,7 +5,7 @@ import pytest
 
 from relay.cli.demo.cluster_server import new_credentials
 from schemas.files import PRIVATE, PUBLIC, write_atomic
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_CONFIG
 from tests.fakes.relay_command import FREE_PORT
 from tests.fakes.relay_command import RelayCommand as Relay
 

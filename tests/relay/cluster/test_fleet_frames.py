@@ -9,7 +9,7 @@ import pytest
 from relay.cluster.fleet_frames import SharedLeases
 from relay.cluster.messages import PeerMessages
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.payloads import TelemetryLease
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource

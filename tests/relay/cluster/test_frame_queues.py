@@ -23,7 +23,7 @@ from relay.cluster.frame_queues import (
 from relay.cluster.messages import PeerMessages
 from relay.routing.port import NodeRef, NoResponderError, PeerHandler
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource

@@ -14,7 +14,7 @@ from relay.fleet.node_record import Where
 from schemas.errors import Failure
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import ManifestReason, Mark, Outcome
+from schemas.trust import ManifestReason, Mark, Outcome
 from tests.fakes.calls_counted import Calls
 from tests.fakes.fleet_tools import ECHO_NAME, METRICS_NAME, OTHER_TENANT, READ_ONLY, failure, listed
 from tests.fakes.hub import Hub

@@ -17,8 +17,7 @@ from schemas.identity import first_certificate_in, kid_of, to_pem
 from schemas.kinds import KindRegistry
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustRules
-from schemas.verdicts import ManifestReason, Mark, Outcome
+from schemas.trust import ManifestReason, Mark, Outcome, TrustRules
 from tests.fakes.calls_counted import Calls
 from tests.fakes.fleet_tools import ECHO_NAME, METRICS_NAME, OTHER_TENANT, READ_ONLY, failure, listed
 from tests.fakes.hub import Hub

@@ -27,7 +27,7 @@ from schemas.health import Loop
 from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import Verdict
+from schemas.trust import Verdict
 from tests.fakes.broker import Broker, publish
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub

@@ -28,7 +28,7 @@ from relay.fleet.usability import Decision
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
-from schemas.verdicts import TrustedManifest
+from schemas.trust import TrustedManifest
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (
     DAY_MS,

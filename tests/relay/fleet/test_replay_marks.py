@@ -13,7 +13,7 @@ from relay.fleet.replay_marks import KeptLeaf, MarkStore
 from schemas.certificates import LEAF_RULES
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
 from schemas.process.logs import make_logger
-from schemas.verdicts import Mark
+from schemas.trust import Mark
 from tests.fakes.disk import full_disk
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID

@@ -32,7 +32,7 @@ from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.mcp_api.sdk import OVER_IN_SCOPE
 from relay.routing.port import LocalRouter
 from schemas.addresses import HostPort
-from schemas.meta_names import META_IDEMPOTENCY_KEY, META_TRACEPARENT
+from schemas.projection import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from schemas.registry import SchemaRegistry
 from tests.fakes.examples import examples
 from tests.fakes.held_connections import HeldConnections

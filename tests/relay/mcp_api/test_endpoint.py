@@ -11,7 +11,7 @@ from relay.limits.rate_limits import Allowance
 from relay.mcp_api.methods import LIST_TTL_MS
 from relay.mcp_api.tool_list import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.state.names import NodeName
-from schemas.meta_names import META_CANONICAL_NAME, META_ERROR, META_SAFETY_CLASS
+from schemas.projection import META_CANONICAL_NAME, META_ERROR, META_SAFETY_CLASS
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, NEW, OLD, OTHER, PING, Era, Stage
 from tests.fakes.refusals import audited_refusals, refusal

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from relay.cli.audit import app
 from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteTools, Risk
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
+from schemas.projection import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, NEW, PING, Era, Stage

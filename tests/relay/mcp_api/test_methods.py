@@ -14,7 +14,7 @@ from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.errors import ToolError
-from schemas.meta_names import META_ERROR
+from schemas.projection import META_ERROR
 from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter

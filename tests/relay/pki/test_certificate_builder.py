@@ -25,11 +25,10 @@ from relay.pki.certificate_builder import (
     make_server_root,
 )
 from relay.pki.server_keys import server_key_to_pem
-from schemas.certificates import UNENROLLED_TENANT, IdentityError, verify_leaf
+from schemas.certificates import UNENROLLED_TENANT, IdentityError, client_builder, pem_of, verify_leaf
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity import san_uri
 from schemas.keys import private_key_to_pem
-from schemas.x509_forms import client_builder, pem_of
 from tests.fakes.server_ca import server_key_named
 from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, OTHER_NODE_ID, key_named
 

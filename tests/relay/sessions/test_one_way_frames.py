@@ -13,8 +13,7 @@ from relay.sessions.one_way_frames import MAX_QUEUED_BYTES, OneWayFrames
 from schemas.addresses import CONNECT_PATH
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
-from schemas.frames import FrameReader
+from schemas.frames import FrameReader, OneWayType
 from schemas.websocket_frames import FrameHead
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.hub import Hub

@@ -14,8 +14,7 @@ from relay.sessions.node_sessions import cmd_payload
 from relay.sessions.session import NodeConnection, NodeSession
 from relay.settings.clock import SessionClock
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import Role
-from schemas.frames import Frame, FrameReader
+from schemas.frames import Frame, FrameReader, Role
 from schemas.payloads import CmdAck, Welcome
 from schemas.registry import SchemaRegistry
 from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine

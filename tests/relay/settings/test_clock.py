@@ -1,9 +1,9 @@
 import pytest
 
 from relay.settings.clock import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
-from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
+from schemas.times import FIRST_CREDIBLE_MS
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS

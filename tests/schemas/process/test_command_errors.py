@@ -9,8 +9,13 @@ from schemas.error_roots import CommandLineError, ConfigError, OperatorError, Pe
 from schemas.faults import FailedError
 from schemas.files import ExposedFileError
 from schemas.identity_files import IdentityFilesError
-from schemas.process.command_errors import errors_in_one_line
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
+from schemas.process.command_errors import (
+    EXIT_CANNOT_RUN,
+    EXIT_CONFIG,
+    EXIT_FAULT,
+    EXIT_USAGE,
+    errors_in_one_line,
+)
 from schemas.session import ProtocolError
 from schemas.violations import ViolationError
 

@@ -4,8 +4,7 @@ import json
 import pytest
 
 from schemas.error_roots import CommandLineError, OperatorError
-from schemas.process.doctor import Check, Finding, NotCheckedError, Severity, examine
-from schemas.process.doctor_command import run_doctor
+from schemas.process.doctor import Check, Finding, NotCheckedError, Severity, examine, run_doctor
 
 GOOD = Finding.good("it is there")
 WARNING = Finding.warning("it ends soon", "renew it")

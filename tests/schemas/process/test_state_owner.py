@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.process.state_owner import usual_directory
+from schemas.error_roots import OperatorError
+from schemas.process.state_owner import home_directory, needed_home_directory, usual_directory
+from tests.fakes.homeless import without_home
 
 SERVICE = 54_321
 BOUND_S = 60
@@ -109,3 +111,17 @@ def test_who_is_not_root_has_a_directory_of_its_own_unless_it_may_use_the_servic
     assert usual_directory(service, tmp_path / "unmade") == service
     assert usual_directory(absent, tmp_path / "unmade") == tmp_path / "unmade"
     assert usual_directory(absent, None) is None
+
+
+def test_the_home_directory_is_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert home_directory() == needed_home_directory() == tmp_path
+
+
+def test_a_user_without_one_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_home(monkeypatch)
+    assert home_directory() is None
+    with pytest.raises(OperatorError, match="set HOME: this user has no home directory"):
+        needed_home_directory()

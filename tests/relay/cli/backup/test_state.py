@@ -21,7 +21,7 @@ from relay.state.tokens import RevokedTokens
 from schemas.certificates import make_csr
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
 from schemas.process.logs import make_logger
-from schemas.verdicts import Mark
+from schemas.trust import Mark
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
 from tests.fakes.lines import LogLines

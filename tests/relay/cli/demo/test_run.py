@@ -8,7 +8,7 @@ import pytest
 from relay.cli.demo.run import DemoError, run_demo
 from relay.cli.entry import main
 from relay.streams.telemetry.hub import PER_AGENT
-from schemas.process.exit_codes import EXIT_NO
+from schemas.process.command_errors import EXIT_NO
 
 
 async def test_a_ready_file_that_cannot_be_written_is_refused_before_anything_starts(

@@ -20,7 +20,7 @@ from relay.remote_tools import (
     ToolTimeout,
     ToolUnauthorized,
 )
-from schemas.meta_names import META_CORRELATION_ID
+from schemas.projection import META_CORRELATION_ID
 from tests.fakes.guarded import over_http
 from tests.fakes.mcp_server import FAULTS, FakeMcpServer, HttpAnswer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.streams.caller_tools.limits import GRACE_S
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.cluster_server import NatsServer

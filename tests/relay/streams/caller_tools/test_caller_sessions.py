@@ -9,7 +9,7 @@ from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
 from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES
 from relay.streams.caller_tools.shared_budget import Holder
 from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.signer import OTHER_NODE_ID
 

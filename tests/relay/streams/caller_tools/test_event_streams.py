@@ -7,7 +7,7 @@ import pytest
 from relay.streams.caller_tools.event_streams import EventStreams
 from relay.streams.caller_tools.limits import GRACE_S
 from relay.streams.caller_tools.session import CallerSession
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.polling import until
 

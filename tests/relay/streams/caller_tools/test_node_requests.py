@@ -3,7 +3,7 @@ import pytest
 from relay.audit.log import AuditUnavailableError
 from relay.routing.port import NodeRef
 from schemas.caller_tools import MAX_PENDING
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
 
 KIB = 1024

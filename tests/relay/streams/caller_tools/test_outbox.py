@@ -7,7 +7,7 @@ from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler
 from relay.streams.caller_tools import outbox as module
 from relay.streams.caller_tools.outbox import Outbox
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.hub import Hub
 
 NODE = "node"

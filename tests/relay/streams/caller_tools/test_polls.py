@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from relay.streams.caller_tools.limits import GRACE_S, MAX_POLLS
-from schemas.frame_types import OneWayType
-from schemas.meta_names import META_IDEMPOTENCY_KEY
+from schemas.frames import OneWayType
+from schemas.projection import META_IDEMPOTENCY_KEY
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.polling import until
 

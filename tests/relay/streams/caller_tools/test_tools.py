@@ -1,6 +1,6 @@
 import re
 
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.hub import READ_ONLY
 

@@ -19,7 +19,7 @@ from relay.streams.telemetry.fleet_listening import FleetListening
 from relay.streams.telemetry.fleet_reading import FleetReading
 from relay.streams.telemetry.hub import Notify
 from relay.streams.telemetry.reading import TelemetryResource
-from schemas.frame_types import OneWayType
+from schemas.frames import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import CallerStage
 from tests.fakes.cluster_server import NatsServer

@@ -9,7 +9,7 @@ from relay.streams.telemetry.history import Sample
 from relay.streams.telemetry.progress import send_samples
 from relay.streams.telemetry.sample_queue import SampleQueue
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_LOST
+from schemas.projection import META_LOST
 
 
 @pytest.mark.parametrize("token", ["token-1", 7])

@@ -1,8 +1,8 @@
 import tomllib
 from pathlib import Path
 
+from schemas.process.cli_config import as_document, as_toml
 from schemas.settings import Form, Given, Setting, Settings, parse_flag, parse_path, whole_number
-from schemas.settings_report import as_document, as_toml
 
 FILE = Setting("file", parse_path, "A file.", "FILE")
 COUNT = Setting("count", whole_number(0, 9), "How many.", "N", "3", Form.NUMBER, reloads=True)

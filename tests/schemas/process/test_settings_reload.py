@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.process.signals import call_at
+from schemas.process.settings_reload import call_at
 
 BOUND_S = 20
 
