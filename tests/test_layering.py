@@ -98,7 +98,7 @@ def test_the_daemon_does_not_load_the_certificate_library() -> None:
     assert run_python(loaded).returncode == 0
 
 
-LIBRARY = ROOT / "relay" / "remote_tools" / "__init__.py"
+LIBRARY = ROOT / "relay" / "remote_tools.py"
 """The one package that other programs import by its name."""
 
 PACKAGES = sorted(
