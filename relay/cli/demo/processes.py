@@ -49,13 +49,16 @@ class Processes:
     @classmethod
     @asynccontextmanager
     async def running(cls, directory: Path) -> AsyncIterator["Processes"]:
-        """Hold processes; at exit each gets SIGTERM and is awaited, the newest first."""
+        """Hold processes; at exit each gets SIGTERM and is awaited, the newest first.
+
+        A cancellation waits until all have ended: a signal may come while they are stopped.
+        """
         with ClaimedPorts() as ports:
             processes = cls(directory, ports)
             try:
                 yield processes
             finally:
-                await processes._stop_all()
+                await _to_its_end(processes._stop_all())
 
     async def start(
         self, name: str, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
@@ -183,6 +186,18 @@ class Processes:
     def _tail(self, name: str) -> str:
         lines = self.log(name).read_text("utf-8", "replace").splitlines()
         return " | ".join(printable(line, _MAX_LINE) for line in lines[-_TAIL_LINES:])
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``; a cancellation in the meantime takes effect once it is done."""
+    working, cancelled = asyncio.ensure_future(work), None
+    while not working.done():
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _stopped(process: asyncio.subprocess.Process) -> None:

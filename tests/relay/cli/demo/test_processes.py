@@ -68,6 +68,43 @@ async def test_they_are_gone_after_an_error_too(tmp_path: Path) -> None:
     assert not alive(pids[0])
 
 
+async def test_they_are_gone_when_a_signal_comes_while_they_are_stopped(tmp_path: Path) -> None:
+    # Each says that it was asked to stop, and needs the answer to end.
+    slow = (
+        "import os, signal, sys\n"
+        "def stop(*_):\n"
+        "    os.kill(int(sys.argv[1]), signal.SIGUSR1)\n"
+        "    signal.sigwait({signal.SIGUSR2})\n"
+        "    sys.exit()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "open(sys.argv[2], 'w').close()\n"
+        "while True: signal.pause()\n"
+    )
+    stopping: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, stopping.put_nowait, None)
+    pids: list[int] = []
+
+    async def demo() -> None:
+        async with Processes.running(tmp_path) as processes:
+            for name in ("1", "2"):
+                ready = tmp_path / name
+                pids.append(await processes.start(name, python(slow, str(os.getpid()), str(ready))))
+                await until(ready.exists)
+
+    async with asyncio.timeout(BOUND_S):
+        running = asyncio.create_task(demo())
+        for number in (1, 0):
+            await stopping.get()
+            running.cancel()
+            os.kill(pids[number], signal.SIGUSR2)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not any(alive(pid) for pid in pids)
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+
 async def test_the_newest_is_stopped_first(tmp_path: Path) -> None:
     note = (
         "import os, signal, sys\n"
