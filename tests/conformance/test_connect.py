@@ -1,8 +1,8 @@
 """``relay connect`` and the clients themselves: each reads what was written for it.
 
 Claude Code and Codex are run, for calls with a model that is scripted. Claude Desktop and VS Code are desktop
-programs: what is written for them is held against their documentation, in ``tests/relay/client/connect``, and the
-command in their entry is run here.
+programs: what is written for them is held against their documentation, in ``tests/relay/client/connect``, and
+the command in their entry is run here.
 """
 
 import json

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
 from relay.ascii_json import encoded
-from relay.cli.demo.cluster_server import new_credentials, relay_permissions
+from relay.cli.demo.more_relays import new_credentials, relay_permissions
 from relay.cluster.presence_bucket import MAX_BUCKET_BYTES, PresenceBucket
 from schemas.errors import Failure, ToolError
 from schemas.files import PRIVATE, write_atomic

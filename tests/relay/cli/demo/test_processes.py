@@ -1,13 +1,14 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from relay.cli.demo.processes import Processes, StartError
+from relay.cli.demo.processes import ClaimedPorts, Processes, StartError
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 
@@ -214,3 +215,38 @@ async def test_a_command_that_fails_says_why(processes: Processes) -> None:
 async def test_ctrl_c_is_not_for_the_parts(processes: Processes) -> None:
     pid = await processes.start("one", python(WAIT))
     assert os.getsid(pid) == pid
+
+
+def test_the_usual_port_is_taken_where_it_is_free() -> None:
+    wanted = unused_port()
+    with ClaimedPorts() as ports:
+        assert ports.take(wanted) == wanted
+
+
+def test_a_port_in_use_is_left_to_its_owner() -> None:
+    wanted = unused_port()
+    with socket.socket() as taken, ClaimedPorts() as ports:
+        taken.bind(("127.0.0.1", wanted))
+        taken.listen()
+        assert ports.take(wanted) != wanted
+
+
+def test_a_port_that_another_demo_has_chosen_and_not_bound_yet_is_left_to_it() -> None:
+    wanted = unused_port()
+    with ClaimedPorts() as first, ClaimedPorts() as second:
+        chosen = [ports.take(wanted) for ports in (first, second, first, second)]
+    assert chosen[0] == wanted
+    assert len(set(chosen)) == 4
+
+
+def test_the_port_of_a_demo_that_has_ended_is_free() -> None:
+    wanted = unused_port()
+    for _ in range(2):
+        with ClaimedPorts() as ports:
+            assert ports.take(wanted) == wanted
+
+
+def test_one_demo_never_takes_a_port_twice() -> None:
+    wanted = unused_port()
+    with ClaimedPorts() as ports:
+        assert len({ports.take(wanted) for _ in range(50)}) == 50
