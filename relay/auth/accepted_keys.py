@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
-from relay.state.token_keys import AcceptedKey
+from relay.state.tokens import AcceptedKey
 
 
 class AcceptedKeys(Mapping[str, bytes]):

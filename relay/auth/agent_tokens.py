@@ -13,7 +13,7 @@ from nacl.signing import SigningKey
 
 from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.canonical import jcs
 from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS

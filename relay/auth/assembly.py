@@ -14,8 +14,7 @@ from relay.part import Part
 from relay.settings.config import ExternalIssuerConfig
 from relay.settings.environment import RelayEnvironment
 from relay.state.key_files import load_or_create_key
-from relay.state.token_keys import KeyEndorser, TokenKeys
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import KeyEndorser, RevokedTokens, TokenKeys
 from schemas.addresses import mcp_urls
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 

@@ -7,7 +7,7 @@ import asyncio
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.state.token_keys import TokenKeys
+from relay.state.tokens import TokenKeys
 from schemas.error_roots import StateError
 from schemas.text import printable
 

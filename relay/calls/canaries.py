@@ -13,16 +13,15 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import CANARIES_EVENT, AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
-from relay.calls.call_record import CallRecord
+from relay.calls.call_record import CallRecord, Hop
 from relay.calls.envelope import Call
 from relay.calls.executor import CallExecutor
-from relay.calls.hops import Hop
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
@@ -45,27 +44,19 @@ _NOT_A_FAILURE = frozenset({Failure.RATE_LIMITED})
 """As many agents call at once as the capability allows: their calls are the sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    at_s: float
-    succeeded: bool
-
-
+@define(eq=False, repr=False)
 class _Turns:
     """Nodes, in turn, the tenants alternating."""
 
-    def __init__(self) -> None:
-        self._tenants: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+    _tenants: OrderedDict[str, OrderedDict[str, None]] = field(init=False, factory=OrderedDict)
 
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
     def add(self, tenant: str, node_id: str) -> None:
-        """Add a node, whose turn comes last."""
         self._tenants.setdefault(tenant, OrderedDict())[node_id] = None
 
     def discard(self, tenant: str, node_id: str) -> None:
-        """Take a node out, if it is there."""
         nodes = self._tenants.get(tenant, OrderedDict())
         nodes.pop(node_id, None)
         if not nodes:
@@ -80,6 +71,7 @@ class _Turns:
         return tenant, node_id
 
 
+@define(eq=False, repr=False, kw_only=True)
 class Canaries:
     """Sends the canaries of one relay by ``executor``, and judges whether calls flow.
 
@@ -90,45 +82,37 @@ class Canaries:
         silent: the connected nodes that did not answer their last canary, with the hop that failed.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        fleet: Fleet,
-        executor: CallExecutor,
-        audit: AuditLog,
-        ulids: UlidSource,
-        metrics: Metrics,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._fleet = fleet
-        self._executor = executor
-        self._audit = audit
-        self._ulids = ulids
-        self._metrics = metrics
-        self._monotonic = monotonic
-        self._log = log
-        self._sleep = sleep
-        self._welcomed: set[str] = set()
-        self._nodes: dict[str, str] = {}
-        self._answering, self._not_answering = _Turns(), _Turns()
-        self._silent_next = False
-        self._outcomes: deque[_Outcome] = deque()
-        self._relay_failed = False
-        self._allowed_until_s = -math.inf
-        self._ended = self._failed = 0
-        """Those that have ended since the last line, and how many of these have failed."""
-        self._failed_with: str | None = None
-        self._at_once = asyncio.Semaphore(_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.silent: dict[str, Hop] = {}
-        self.loop = Loop(monotonic)
-        metrics.nodes_silent.set_function(lambda: len(self.silent))
+    _fleet: Fleet
+    _executor: CallExecutor
+    _audit: AuditLog
+    _ulids: UlidSource
+    _metrics: Metrics
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _welcomed: set[str] = field(init=False, factory=set)
+    _nodes: dict[str, str] = field(init=False, factory=dict)
+    _answering: _Turns = field(init=False, factory=_Turns)
+    _not_answering: _Turns = field(init=False, factory=_Turns)
+    _silent_next: bool = field(init=False, default=False)
+    _outcomes: deque[tuple[float, bool]] = field(init=False, factory=deque)  # when, and whether it succeeded
+    _relay_failed: bool = field(init=False, default=False)
+    _allowed_until_s: float = field(init=False, default=-math.inf)
+    _ended: int = field(init=False, default=0)
+    """Those that have ended since the last line, and how many of these have failed."""
+    _failed: int = field(init=False, default=0)
+    _failed_with: str | None = field(init=False, default=None)
+    _at_once: asyncio.Semaphore = field(init=False, factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    _tasks: set[asyncio.Task[None]] = field(init=False, factory=set)
+    silent: dict[str, Hop] = field(init=False, factory=dict)
+    loop: Loop = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.loop = Loop(self._monotonic)
+        self._metrics.nodes_silent.set_function(lambda: len(self.silent))
 
     @property
     def connected(self) -> int:
-        """How many nodes are connected."""
         return len(self._nodes)
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
@@ -149,13 +133,11 @@ class Canaries:
             self._not_answering.discard(tenant, node_id)
 
     def announced(self, node: NodeRef) -> None:
-        """Send the echo of a welcome, once the node's manifest was accepted."""
         if node.node_id in self._welcomed:
             self._welcomed.discard(node.node_id)
             self._start(node.tenant, node.node_id)
 
     async def run(self) -> None:
-        """Send the sample's canaries until cancelled."""
         try:
             while True:
                 self.loop.busy(INTERVAL_S + _ROUND_S)
@@ -172,7 +154,7 @@ class Canaries:
     def health(self) -> Health:
         """Return whether calls flow, as far as the canaries of the last minute show."""
         recent = self._recent()
-        succeeded = sum(outcome.succeeded for outcome in recent)
+        succeeded = sum(is_answered for _, is_answered in recent)
         if not self._nodes:
             return Health.of(self.loop, ready=True, state="no node is connected")
         if self._relay_failed:
@@ -180,9 +162,9 @@ class Canaries:
         flows = succeeded > 0 or len(recent) < _FEWEST
         return Health.of(self.loop, ready=flows, state=f"{succeeded} of {len(recent)} canaries answered")
 
-    def _recent(self) -> deque[_Outcome]:
+    def _recent(self) -> deque[tuple[float, bool]]:
         oldest_s = self._monotonic() - WINDOW_S
-        while self._outcomes and self._outcomes[0].at_s < oldest_s:
+        while self._outcomes and self._outcomes[0][0] < oldest_s:
             self._outcomes.popleft()
         return self._outcomes
 
@@ -228,11 +210,7 @@ class Canaries:
         self._judge(node_id, record.hop, failed)
 
     def _record(self) -> None:
-        """Record that canaries are sent for a minute, and what became of those since the last line.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded, so none may be sent.
-        """
+        """Record that canaries are sent for a minute, and what became of those since the last line."""
         self._audit.write(
             event=CANARIES_EVENT,
             sub="relay",
@@ -253,7 +231,7 @@ class Canaries:
         self._relay_failed = failed is not None and hop is Hop.RELAY
         tenant = self._nodes[node_id]
         if failed is None or hop is Hop.RELAY or node_id not in self.silent or not self._answering:
-            self._outcomes.append(_Outcome(self._monotonic(), failed is None))
+            self._outcomes.append((self._monotonic(), failed is None))
         if failed is None or hop is Hop.RELAY:
             if self.silent.pop(node_id, None) is not None:
                 self._not_answering.discard(tenant, node_id)

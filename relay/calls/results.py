@@ -13,7 +13,7 @@ from typing import Any
 from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer
 from relay.fleet.tools import Tool
-from relay.state.label_forms import legible
+from relay.state.labels import legible
 from schemas.errors import Failure, ToolError
 from schemas.images import NoImageError, apart
 from schemas.payloads import CmdAck
@@ -54,11 +54,7 @@ def shown(
     validator: Validator,
     members: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
 ) -> CallAnswer:
-    """Return the answer with ``result``, whose strings are made printable, but for those of ``members``.
-
-    Raises:
-        ToolError: so it does not fit ``validator`` any more.
-    """
+    """Return the answer with ``result``, its strings made printable but for those of ``members``."""
     text = encoded(result)
     if "\\" in text:
         # A character was escaped for JSON, and a client would unescape it: no control character may reach a

@@ -5,16 +5,20 @@ towards that node or agent: many of them may share one address. Must not read da
 """
 
 import asyncio
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from attrs import define, field
 from prometheus_client import Counter
 from starlette.types import Scope
+from structlog.typing import FilteringBoundLogger
 
 from relay.limits.address_groups import address_group
+from schemas.faults import OncePerPlace
 
 CONNECTION_IN_STATE = "edge.connection"
 """The key of the ``AcceptedConnection`` in the ASGI ``state`` of what is served over it."""
@@ -68,29 +72,23 @@ class ConnectionRefusal(StrEnum):
     DESCRIPTORS = "descriptors"
 
 
+@define(eq=False, repr=False)
 class Connections:
     """The open connections, within ``bounds``. Rejected ones are counted in ``refused``.
 
     ``on_refused`` is called with the reason of each.
     """
 
-    def __init__(
-        self,
-        bounds: Bounds,
-        refused: Counter,
-        request_timeout_s: float = REQUEST_TIMEOUT_S,
-        on_refused: Callable[[ConnectionRefusal], None] = lambda _: None,
-    ) -> None:
-        self.request_timeout_s = request_timeout_s
-        self._bounds = bounds
-        self._refused = refused
-        self._on_refused = on_refused
-        self._open: set[AcceptedConnection] = set()
-        self._unauthenticated = 0
-        self._waiting: OrderedDict[AcceptedConnection, None] = OrderedDict()
-        # Keys with a count of zero are removed: there are more addresses than memory for them.
-        self._by_address: defaultdict[Hashable, int] = defaultdict(int)
-        self._by_holder: defaultdict[Hashable, int] = defaultdict(int)
+    _bounds: Bounds
+    _refused: Counter
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    _on_refused: Callable[[ConnectionRefusal], None] = lambda _: None
+    _open: "set[AcceptedConnection]" = field(init=False, factory=set)
+    _unauthenticated: int = field(init=False, default=0)
+    _waiting: "OrderedDict[AcceptedConnection, None]" = field(init=False, factory=OrderedDict)
+    # Keys with a count of zero are removed: there are more addresses than memory for them.
+    _by_address: defaultdict[Hashable, int] = field(init=False, factory=lambda: defaultdict(int))
+    _by_holder: defaultdict[Hashable, int] = field(init=False, factory=lambda: defaultdict(int))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -118,25 +116,20 @@ class Connections:
             self._waiting[connection] = None
 
     def wait_no_more(self, connection: "AcceptedConnection") -> None:
-        """Remove ``connection`` from those that wait."""
         self._waiting.pop(connection, None)
 
     def refuse(self, reason: ConnectionRefusal) -> None:
-        """Count a rejected connection."""
         self._refused.labels(reason).inc()
         self._on_refused(reason)
 
     def abort(self) -> None:
-        """Abort all, without sending what is left."""
         for connection in list(self._open):
             connection.abort()
 
     def has_room(self, holder: Hashable) -> bool:
-        """Return whether another connection may count towards ``holder``."""
         return self._by_holder.get(holder, 0) < self._bounds.per_holder
 
     def take(self, connection: "AcceptedConnection", holder: Hashable) -> bool:
-        """Count ``connection`` towards ``holder``, unless its limit is reached."""
         if not self.has_room(holder):
             self.refuse(ConnectionRefusal.HOLDER)
             return False
@@ -145,7 +138,6 @@ class Connections:
         return True
 
     def end(self, connection: "AcceptedConnection") -> None:
-        """Stop counting ``connection``."""
         if connection in self._open:
             self._open.remove(connection)
             self._uncount(connection)
@@ -206,21 +198,18 @@ class AcceptedConnection:
         self.expect()
 
     def expect(self) -> None:
-        """Start the timer, unless it runs."""
         if self._timer is None:
             loop, timeout_s = asyncio.get_running_loop(), self._connections.request_timeout_s
             self._timer = loop.call_later(timeout_s, self.abort)
             self._connections.wait(self)
 
     def rest(self) -> None:
-        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             self._connections.wait_no_more(self)
 
     def may_admit(self, holder: Hashable) -> bool:
-        """Return whether ``admit`` would return True."""
         return holder == self.holder or self._connections.has_room(holder)
 
     def admit(self, holder: Hashable) -> bool:
@@ -262,3 +251,30 @@ def _add(counts: defaultdict[Hashable, int], key: Hashable, change: int) -> None
     counts[key] += change
     if not counts[key]:
         del counts[key]
+
+
+def refusal_log(
+    log: FilteringBoundLogger,
+    bounds: Bounds,
+    descriptors: int,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Callable[[ConnectionRefusal], None]:
+    """Return what logs refused connections, each reason once a minute: often all that tells of a node.
+
+    ``descriptors`` is how many files the process may open, from which ``bounds`` are; ``monotonic`` is in
+    seconds.
+    """
+    once = OncePerPlace()
+
+    def report(reason: ConnectionRefusal) -> None:
+        suppressed = once.suppressed_before(reason, monotonic())
+        if suppressed is not None:
+            log.warning(
+                "connections refused",
+                reason=reason,
+                connections=bounds.total,
+                open_files=descriptors,
+                kept_back=suppressed,
+            )
+
+    return report

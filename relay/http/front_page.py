@@ -104,14 +104,12 @@ class FrontPage:
         self.page = Page(text.encode(), _HEADERS)
 
     async def show(self, request: Request) -> Response:
-        """Answer a request of ``/``."""
         if accepts_page(request.headers.get("accept", "")):
             return self._as_page(200)
         facts = {"service": "edge-kubelet relay", "mcp": self._mcp_url, "message": "An MCP server."}
         return JSONResponse(facts)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """Answer a request that no route serves."""
         status, headers = (
             (error.status_code, error.headers) if isinstance(error, HTTPException) else (404, None)
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+from attrs import define, field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
@@ -17,8 +18,8 @@ from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
-from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.http.front_page import Page, accepts_page
+from relay.http.http_protocol import PendingAnswer, WholeRequest
 from relay.observability.metrics import Metrics
 from schemas.addresses import CONNECT_PATH, MCP_PATH, MCP_PATHS, HostPort, is_loopback
 from schemas.errors import Failure, ToolError
@@ -110,6 +111,7 @@ class AllowedHosts:
         return cls(loopback | public, public, origins, loopback)
 
 
+@define(eq=False, repr=False, kw_only=True)
 class RequestGuard:
     """An ASGI application that passes requests to ``mcp``, ``node_sessions`` or ``other``.
 
@@ -117,35 +119,22 @@ class RequestGuard:
     server to get one from; None without such a server. ``page`` is what a browser gets where MCP is served.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        allowed: AllowedHosts,
-        authenticator: Authenticator,
-        metadata_of: str | None,
-        metrics: Metrics,
-        refusals: RefusalCounter,
-        mcp: ASGIApp,
-        node_sessions: ASGIApp,
-        other: ASGIApp,
-        mcp_direct: BeginMcp | None = None,
-        page: Page | None = None,
-    ) -> None:
-        self._allowed = allowed
-        self._authenticator = authenticator
-        self._metrics = metrics
-        self._refusals = refusals
-        self._mcp = mcp
-        self._mcp_direct = mcp_direct
-        self._node_sessions = node_sessions
-        self._other = other
-        self._page = page
-        self._challenges = {path: _challenge(path, metadata_of) for path in MCP_PATHS}
-        # A client that is sent to an authorization server that does not exist shows its user that failure.
-        self._how_to_get_one = _FROM_AN_ISSUER if metadata_of else _FROM_THE_OPERATOR
+    _allowed: AllowedHosts
+    _authenticator: Authenticator
+    _metadata_of: str | None
+    _metrics: Metrics
+    _refusals: RefusalCounter
+    _mcp: ASGIApp
+    _node_sessions: ASGIApp
+    _other: ASGIApp
+    _mcp_direct: BeginMcp | None = None
+    _page: Page | None = None
+    _challenges: dict[str, str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._challenges = {path: _challenge(path, self._metadata_of) for path in MCP_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, connection or lifespan."""
         if scope["type"] == "lifespan":
             await self._other(scope, receive, send)
             return
@@ -235,7 +224,7 @@ class RequestGuard:
                 self._metrics.requests_refused.labels(RequestRefusal.NO_TOKEN).inc()
                 await _send(send, 401, self._page.body, *self._page.headers, self._challenge_to(scope))
                 return None
-            denied = ToolError(Failure.TOKEN_REFUSED, _NO_TOKEN, fix=self._how_to_get_one)
+            denied = ToolError(Failure.TOKEN_REFUSED, _NO_TOKEN, fix=self._how_to_get_one())
             envelope = denied.envelope(counted_as)
             await self._challenged(scope, send, RequestRefusal.NO_TOKEN, envelope, "")
             return None
@@ -245,10 +234,14 @@ class RequestGuard:
             self._metrics.tokens_refused.labels(error.reason).inc()
             counted_as = self._refusals.count_with_id(RefusalEvent.TOKEN_REFUSED, address, error.reason)
             text = _REFUSALS.get(error.reason, Failure.TOKEN_REFUSED.value.message)
-            envelope = ToolError(Failure.TOKEN_REFUSED, text, fix=self._how_to_get_one).envelope(counted_as)
+            envelope = ToolError(Failure.TOKEN_REFUSED, text, fix=self._how_to_get_one()).envelope(counted_as)
             error_of_challenge = f'error="invalid_token", error_description="{text}", '
             await self._challenged(scope, send, RequestRefusal.TOKEN, envelope, error_of_challenge)
             return None
+
+    def _how_to_get_one(self) -> str:
+        # A client that is sent to an authorization server that does not exist shows its user that failure.
+        return _FROM_AN_ISSUER if self._metadata_of else _FROM_THE_OPERATOR
 
     async def _challenged(
         self, scope: Scope, send: Send, reason: RequestRefusal, envelope: ErrorEnvelope, error: str

@@ -1,1 +1,8 @@
-"""Rates, shares and the groups of addresses that they are counted by. Nothing here knows what is limited."""
+"""Rates, shares and the groups of addresses that they are counted by. Nothing here knows what is limited.
+
+Use::
+
+    limiters = KeyedLimiters[str](time.monotonic)
+    with limiters.held("agent", Allowance(rate=10, burst=20, concurrency=4)):
+        ...  # or ToolError: RATE_LIMITED, with a retry time
+"""

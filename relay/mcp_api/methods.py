@@ -2,7 +2,7 @@
 
 A method is ``async (Caller, message, emit) -> result``. ``message`` is the JSON-RPC message. ``emit`` sends a
 notification before the result; it is None where the answer cannot be a stream. A member of the result may be
-a ``Fragment``. Must not import the MCP SDK, nor decide anything: the gateway decides who may call what, and
+``ToolEntries``. Must not import the MCP SDK, nor decide anything: the gateway decides who may call what, and
 the fleet what is listed.
 """
 
@@ -10,20 +10,19 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from attrs import define, field
+
 from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
-from relay.calls.call_record import CallAnswer, CallRequest
+from relay.calls.call_record import CallRequest, Hop
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
-from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit
 from relay.fleet.node_names import UnknownNodeError
-from relay.mcp_api.fleet_resources import ResourceQueryError
-from relay.mcp_api.paging import CursorError, ToolEntries, page_of
-from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog
-from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog, ResourceQueryError
+from relay.mcp_api.tool_list import CursorError, ToolEntries, ToolList, page_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.settings.config import View
 from relay.streams.telemetry.reading import TelemetryQueryError
@@ -57,24 +56,19 @@ class MethodError(EdgeError):
         self.data = data
 
 
+@define(eq=False, repr=False)
 class Methods:
-    """The methods of one relay. ``table`` has a ``Method`` for each name."""
+    """The methods of one relay: ``tools/call`` is ``call``, and ``table`` has a ``Method`` for each other."""
 
-    def __init__(
-        self,
-        gateway: CallGateway,
-        tools: ToolList,
-        authenticator: Authenticator,
-        resources: ResourceCatalog,
-        discover: Callable[[Rights, View], dict[str, Any]],
-    ) -> None:
-        self._gateway = gateway
-        self._tools = tools
-        self._authenticator = authenticator
-        self._resources = resources
-        self._discover = discover
-        self.table: dict[str, Method] = {
-            CALL_TOOL: self._call_tool,
+    gateway: CallGateway
+    _tools: ToolList
+    _authenticator: Authenticator
+    _resources: ResourceCatalog
+    _discover: Callable[[Rights, View], dict[str, Any]]
+    table: dict[str, Method] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.table = {
             "tools/list": self._list_tools,
             "resources/list": self._list_resources,
             "resources/templates/list": self._list_templates,
@@ -91,7 +85,7 @@ class Methods:
         """
         try:
             self._authenticator.check(principal)
-            self._gateway.charge(principal, cost)
+            self.gateway.charge(principal, cost)
         except TokenError:
             refused = ToolError(Failure.TOKEN_REFUSED)
             raise MethodError(_INVALID_PARAMS, str(refused), refused.envelope()) from None
@@ -99,30 +93,25 @@ class Methods:
             raise MethodError(_INTERNAL_ERROR, str(error), error.envelope()) from None
 
     def charge_size(self, caller: Caller) -> None:
-        """Charge a body that is larger than a call needs.
+        """Charge a body that is larger than a call needs. Raises ToolError: RATE_LIMITED."""
+        self.gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
 
-        Raises:
-            ToolError: the limit of its agent is exceeded.
-        """
-        self._gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
-
-    def streams(self, message: Mapping[str, Any]) -> bool:
-        """Return whether a call may send notifications before its result: then its answer is a stream."""
-        params = message.get("params")
-        return isinstance(params, dict) and self._gateway.streams(params)
-
-    def waits(self, message: Mapping[str, Any]) -> bool:
-        """Return whether a message is a call that waits for what may not happen."""
-        params = message.get("params")
-        return isinstance(params, dict) and self._gateway.waits(params)
-
-    async def _call_tool(
-        self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
-    ) -> dict[str, Any]:
+    async def call(self, caller: Caller, call: Call, emit: Emit | None) -> dict[str, Any]:
+        """Answer ``tools/call`` as a ``Method`` does, given the call that the message was parsed to."""
         selection = self.options_of(caller).selection
-        call = Call(message, caller.traceparent, caller.correlation_id)
-        answer = await self._gateway.call(CallRequest(caller, call, emit, selection))
-        return _tool_result(answer)
+        answer = await self.gateway.call(CallRequest(caller, call, emit, selection))
+        if answer.error is not None:
+            # Not in structuredContent: clients validate that against the output schema, even in an error.
+            meta = {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value}
+            return {"content": [{"type": "text", "text": answer.text}], "isError": True, "_meta": meta}
+        # The structured content has to fit the schema that the node signed; the text is for a model alone.
+        text = encoded(dated(answer.result)) if _OF_A_MOMENT in answer.text else answer.text
+        return {
+            "content": [{"type": "text", "text": text}, *answer.images],
+            "structuredContent": answer.result,
+            "isError": False,
+            "_meta": {META_CORRELATION_ID: answer.correlation_id},
+        }
 
     async def _list_tools(
         self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
@@ -147,7 +136,7 @@ class Methods:
             MethodError: its query is none; a client must learn that at its first request.
         """
         try:
-            return self._tools.options.of(caller)
+            return self._tools.options.read(caller.query, caller.path)
         except UrlOptionError as error:
             raise MethodError(_INVALID_PARAMS, str(error)) from None
 
@@ -218,21 +207,3 @@ def _resource(resource: Resource) -> dict[str, Any]:
         "description": resource.description,
     }
     return entry if resource.title is None else entry | {"title": resource.title}
-
-
-def _tool_result(answer: CallAnswer) -> dict[str, Any]:
-    if answer.error is not None:
-        # Not in structuredContent: clients validate that against the tool's output schema, even in an error.
-        return {
-            "content": [{"type": "text", "text": answer.text}],
-            "isError": True,
-            "_meta": {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value},
-        }
-    # The structured content has to fit the schema that the node signed; the text is for a model alone.
-    text = encoded(dated(answer.result)) if _OF_A_MOMENT in answer.text else answer.text
-    return {
-        "content": [{"type": "text", "text": text}, *answer.images],
-        "structuredContent": answer.result,
-        "isError": False,
-        "_meta": {META_CORRELATION_ID: answer.correlation_id},
-    }

@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from schemas.addresses import (
     PLAIN_OPTION,
     AddressError,

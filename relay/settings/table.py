@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.settings.broker import (
     BROKER,
     BROKER_ALTERNATIVES,

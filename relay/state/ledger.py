@@ -17,6 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from attrs import define, field
+
 from schemas.error_roots import StateError
 from schemas.files import (
     PRIVATE,
@@ -56,6 +58,25 @@ class LedgerState(Protocol):
 
 
 StateT = TypeVar("StateT", bound=LedgerState)
+ValueT = TypeVar("ValueT")
+
+
+@define(eq=False, repr=False)
+class Keyed(Generic[ValueT]):
+    """Entries of which each says one thing, by key: of two with one key the first counts.
+
+    ``read`` returns key and value of an entry; it raises as ``LedgerState.apply``.
+    """
+
+    _read: Callable[[Entry], tuple[str, ValueT]]
+    by_key: dict[str, ValueT] = field(factory=dict)
+
+    def copy(self) -> "Keyed[ValueT]":
+        return Keyed(self._read, self.by_key.copy())
+
+    def apply(self, entry: Entry) -> None:
+        key, value = self._read(entry)
+        self.by_key.setdefault(key, value)
 
 
 class _KeptFile:

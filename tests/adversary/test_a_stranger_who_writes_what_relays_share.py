@@ -18,7 +18,7 @@ from relay.auth.agent_tokens import Authenticator, TokenIssuer
 from relay.pki.authority import CertificateAuthority
 from relay.pki.counted_uses import CountedUses
 from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusedError
-from relay.state.token_keys import TokenKeys, key_of
+from relay.state.tokens import TokenKeys, key_of
 from schemas.addresses import mcp_url
 from schemas.certificates import make_csr
 from schemas.enrolment import NODE, JoinToken, proven

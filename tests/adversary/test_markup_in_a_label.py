@@ -17,9 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.fleet.tools import Projector
-from relay.state.label_forms import kept_form, shown_form, typed_form
+from relay.state.labels import (
+    MAX_LABEL,
+    NameRuleError,
+    id_prefix_of,
+    kept_form,
+    label_of,
+    shown_form,
+    typed_form,
+)
 from relay.state.ledger import LedgerError
-from relay.state.name_rules import MAX_LABEL, NameRuleError, id_prefix_of, label_of
 from relay.state.names import NameLedger
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry

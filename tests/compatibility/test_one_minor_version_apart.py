@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.demo.processes import Processes
-from relay.state.label_forms import kept_form
+from relay.state.labels import kept_form
 from schemas.addresses import BrokerAddress
 from tests.compatibility.site import Programs, Site
 

@@ -41,11 +41,11 @@ DEVICES_HANDLER = handler_doing("""
 """)
 OUTSIDE = """
 import asyncio, json, sys
-from kubelet.handlers.metrics import MetricsHandler
+from kubelet.handlers.system_metrics import MetricsHandler
 from schemas.process.logs import make_logger
 
 async def snapshot():
-    handler = MetricsHandler("01" + "A" * 24, lambda: 0, log=make_logger("kubelet", sys.stderr))
+    handler = MetricsHandler({}, "01" + "A" * 24, lambda: 0, make_logger("kubelet", sys.stderr))
     running = asyncio.create_task(handler.run())
     sample = await handler.invoke("snapshot", {})
     running.cancel()

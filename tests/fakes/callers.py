@@ -7,7 +7,7 @@ from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.keys import from_base64url
 from tests.fakes.signer import key_named
 

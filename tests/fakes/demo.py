@@ -18,15 +18,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from kubelet.daemon.composition import make_handlers
-from kubelet.handlers.echo import CAPABILITY as ECHO
-from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.cli.demo.local_system import LocalSystem, Plan, start_system
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.addresses import KINDS_PATH, mcp_url
-from schemas.kinds import KINDS
 from schemas.process.logs import make_logger
 from tests.fakes.ports import unused_port
+from tests.fakes.shipped_kinds import ECHO, KINDS, METRICS
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30

@@ -4,10 +4,11 @@ from typing import Any
 
 from relay.fleet.tool_schemas import ToolSchemas
 from relay.fleet.tools import Projector
-from relay.mcp_api.views.kind_schemas import kind_schemas
-from schemas.kinds import SYSTEM_ECHO, KindRegistry
+from relay.mcp_api.views.kind_tools import kind_schemas
+from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import NOW_MS, SimulatedNode
 
 REGISTRY = SchemaRegistry()

@@ -24,8 +24,7 @@ from relay.settings.kept import KeptSettings, read_kept, write_kept
 from relay.state.join_tokens import JoinTokens
 from relay.state.key_files import load_or_create_key, read_key
 from relay.state.names import NameLedger
-from relay.state.token_keys import TokenKeys
-from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens
+from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens, TokenKeys
 from schemas.addresses import BrokerAddress
 from schemas.error_roots import EdgeError
 from schemas.identity_files import IdentityFiles

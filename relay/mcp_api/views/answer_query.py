@@ -66,11 +66,9 @@ class AnswerQuery:
 
     @property
     def most_asked(self) -> int:
-        """How many nodes are asked."""
         return MOST_RANKED if self.ranks else self.top
 
     def values(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that ``result`` has."""
         found = {path: _at(result, path) for path in self.fields}
         return {path: value for path, value in found.items() if value is not None}
 
@@ -93,7 +91,8 @@ class AnswerQueries:
     """Reads the queries of one tool, whose results have the schema ``output``."""
 
     def __init__(self, output: Mapping[str, Any]) -> None:
-        self._paths, self._numbers = list(_paths(output)), list(_numbers(output))
+        self._paths = [path for path, _ in _paths(output)]
+        self._numbers = [path for path, is_number in _paths(output) if is_number]
 
     def read(self, arguments: Mapping[str, Any]) -> AnswerQuery:
         """Return the query of ``arguments``, which fit the tool's input document.
@@ -136,17 +135,11 @@ def _malformed(member: str, example: str) -> ToolError:
     return ToolError(Failure.ARGUMENTS_INVALID, text, fix=f"Send {member} as in `{example}`.")
 
 
-def _paths(schema: Mapping[str, Any], before: str = "") -> Iterator[str]:
+def _paths(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield each path of a schema, and whether a number is there."""
     for name, rules in schema.get("properties", {}).items():
-        yield before + name
+        yield before + name, rules.get("type") in {"number", "integer"}
         yield from _paths(rules, f"{before}{name}.")
-
-
-def _numbers(schema: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    for name, rules in schema.get("properties", {}).items():
-        if rules.get("type") in {"number", "integer"}:
-            yield before + name
-        yield from _numbers(rules, f"{before}{name}.")
 
 
 def _at(result: Any, path: str) -> Any:

@@ -1,5 +1,5 @@
 from relay.auth.accepted_keys import AcceptedKeys
-from relay.state.token_keys import AcceptedKey
+from relay.state.tokens import AcceptedKey
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NOW_MS
 

@@ -10,7 +10,7 @@ from nacl.signing import SigningKey
 
 from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, TokenOptionError
-from relay.state.token_keys import AcceptedKey, key_id
+from relay.state.tokens import AcceptedKey, key_id
 from schemas.addresses import mcp_urls
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry

@@ -13,7 +13,7 @@ import pytest_asyncio
 from relay.cli.fleet import FleetReader, FleetReadError
 from relay.client.stdio_bridge.bearer_token import RenewableToken
 from relay.client.stdio_bridge.http_client import NotSentError, RelayHttp
-from relay.mcp_api.fleet_resources import FleetResources
+from relay.mcp_api.resources import FleetResources
 from relay.state.names import NodeName
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.keys import private_key_to_pem
@@ -197,8 +197,8 @@ async def read(bare: ServedRelay, what: str, token: str | None = None) -> list[s
 async def test_nodes_and_tools_are_read_over_all_pages(
     bare: ServedRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.NODES_PER_PAGE", 2)
-    monkeypatch.setattr("relay.mcp_api.paging.PAGE_SIZE", 3)
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
+    monkeypatch.setattr("relay.mcp_api.tool_list.PAGE_SIZE", 3)
     ids = [f"01hzx9k3m4p7q8r9s0t1v2{number:04}" for number in range(5)]
     for node_id in ids:
         bare.hub.connect(bare.hub.ca.issue(node_id))
@@ -221,7 +221,7 @@ async def test_for_the_tools_no_more_of_the_nodes_is_read_than_which_relay_has_t
 
     read_document = FleetResources.read
     monkeypatch.setattr(FleetResources, "read", counted)
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.NODES_PER_PAGE", 2)
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
     if relays > 1:
         hub.peers = OtherRelay()
     async with ServedRelay.open(hub, server) as bare:
@@ -254,6 +254,6 @@ async def test_a_relay_that_is_not_there_is_an_error() -> None:
 async def test_a_malformed_list_of_nodes_is_an_error(
     bare: ServedRelay, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.FleetResources.read", lambda *_: text)
+    monkeypatch.setattr("relay.mcp_api.resources.FleetResources.read", lambda *_: text)
     with pytest.raises(FleetReadError, match="malformed"):
         await read(bare, "nodes")

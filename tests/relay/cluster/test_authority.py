@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.cluster import authority_answerer, authority_asker
-from relay.cluster.authority_asker import AuthorityAsker
-from relay.limits.allowance import Allowance
+from relay.cluster import authority as authority_answerer
+from relay.cluster import authority as authority_asker
+from relay.cluster.authority import AuthorityAsker
+from relay.cluster.messages import AuthorityMessages, authority_subject
+from relay.limits.rate_limits import Allowance
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentRefusedError
 from relay.pki.forwarded_enrolments import ForwardedEnrolments
@@ -20,7 +22,6 @@ from relay.pki.leaf_issuer import ForwardedLeaves
 from relay.pki.own_certificate import RELAY_NAME, public_key_pem
 from relay.pki.renewals import Renewals
 from relay.pki.server_keys import make_server_key
-from relay.routing.authority_messages import AuthorityMessages, authority_subject
 from relay.routing.authority_port import (
     AuthorityAction,
     AuthorityRefusedError,

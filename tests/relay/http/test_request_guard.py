@@ -8,8 +8,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection
-from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.http.front_page import FrontPage
+from relay.http.http_protocol import PendingAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from schemas.addresses import MCP_PATHS, HostPort
 from schemas.registry import SchemaRegistry
@@ -42,6 +42,7 @@ class Bench:
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
+        self._begun: list[Caller] = []
         self.mcp, self.node_sessions, self.other = Served(), Served(), Served()
         self.guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
@@ -50,6 +51,7 @@ class Bench:
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self.mcp,
+            mcp_direct=self._begin,
             node_sessions=self.node_sessions,
             other=self.other,
             page=PAGE,
@@ -79,28 +81,16 @@ class Bench:
         self, headers: Headers, address: str = "127.0.0.1", over: AcceptedConnection | None = None
     ) -> list[Caller]:
         """Return the caller of a whole request, if it is begun; by default another agent holds ``over``."""
-        callers: list[Caller] = []
-
-        def begin(caller: Caller, body: bytes) -> PendingAnswer | None:
-            assert body == b"{}"
-            callers.append(caller)
-            return None
-
-        guard = RequestGuard(
-            allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
-            authenticator=self.hub.authenticator,
-            metadata_of=PUBLIC_URL,
-            metrics=self.hub.metrics,
-            refusals=self.hub.refusals,
-            mcp=self.mcp,
-            mcp_direct=begin,
-            node_sessions=self.node_sessions,
-            other=self.other,
-        )
+        self._begun.clear()
         lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         connection = over or HeldConnections().hold("another agent")
-        guard.begin(WholeRequest(lines, address, connection, b"/mcp", b"names=dashed", b"{}"))
-        return callers
+        self.guard.begin(WholeRequest(lines, address, connection, b"/mcp", b"names=dashed", b"{}"))
+        return list(self._begun)
+
+    def _begin(self, caller: Caller, body: bytes) -> PendingAnswer | None:
+        assert body == b"{}"
+        self._begun.append(caller)
+        return None
 
     async def status(self, path: str, headers: Headers) -> int:
         return int((await self.ask(path, headers))[0]["status"])

@@ -7,7 +7,8 @@ from typing import Any, Final
 import pytest
 
 from relay.auth.caller import Caller
-from relay.limits.allowance import Allowance
+from relay.calls.envelope import Call
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, MethodError, Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
@@ -24,7 +25,6 @@ ECHO_NAME: Final = f"sysecho.{NODE_ID}.echo.invoke"
 TRACE_ID: Final = "a" * 32
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 METHODS: Final = {
-    "tools/call",
     "tools/list",
     "resources/list",
     "resources/templates/list",
@@ -61,7 +61,12 @@ class Stage:
 
     async def ask(self, method: str, caller: Caller | None = None, **params: Any) -> dict[str, Any]:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        return await self.methods.table[method](caller or self.caller(), message, None)
+        caller = caller or self.caller()
+        if method == "tools/call":
+            return await self.methods.call(
+                caller, Call(message, caller.traceparent, caller.correlation_id), None
+            )
+        return await self.methods.table[method](caller, message, None)
 
     async def failure(self, method: str, caller: Caller | None = None, **params: Any) -> MethodError:
         with pytest.raises(MethodError) as caught:

@@ -1,3 +1,5 @@
+"""The interval of heartbeats by the size of the fleet."""
+
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -10,7 +12,6 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from relay.auth.permissions import Rights
 from relay.pki.server_authority import EndorsedRoots
 from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
@@ -26,7 +27,7 @@ from tests.fakes.hub import Hub, NoAuthority
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa, csr_of
 from tests.fakes.serving import Server
-from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode, key_named
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode, key_named
 from tests.fakes.work_counts import WorkCounts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,8 +109,8 @@ async def test_a_heartbeat_is_answered_with_what_the_broker_sent_last(
 async def test_a_node_that_stays_connected_learns_that_the_fleet_has_grown(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, subprotocols: Sequence[str], told_s: list[int | None]
 ) -> None:
-    monkeypatch.setattr("relay.sessions.heartbeat_interval._FEW", 0)
-    monkeypatch.setattr("relay.sessions.heartbeat_interval._MANY", 10)
+    monkeypatch.setattr("relay.sessions.frame_handlers._FEW", 0)
+    monkeypatch.setattr("relay.sessions.frame_handlers._MANY", 10)
 
     async def asked_for(end: NodeEnd) -> int | None:
         answer = await asked(end, "heartbeat", PAYLOADS["heartbeat"])
@@ -168,18 +169,6 @@ async def renewed(stage: Stage, end: NodeEnd) -> SimulatedNode:
 # --- announcing, beating, answering -------------------------------------------------------------------
 
 
-async def test_an_accepted_manifest_is_answered_with_its_etag(stage: Stage) -> None:
-    wire = stage.node.manifest()
-    async with stage.open() as end:
-        for _ in range(2):
-            assert await asked(end, "announce", json.loads(wire)) == {
-                "ok": True,
-                "manifest_etag": etag_of(wire),
-            }
-    tools = stage.hub.fleet.selected.listed(Rights(TENANT, frozenset({"read_only"})))
-    assert ECHO_NAME in [tool.canonical for tool in tools]
-
-
 async def test_a_frame_that_this_relay_may_not_send_is_not_blamed_on_the_node(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,55 +197,11 @@ async def test_a_manifest_is_parsed_encoded_and_validated_once(
         assert work.counts == {"parsed": 1, "encoded": 1, "validated": 1}
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        pytest.param({"capabilities": [{**ECHO, "kind": "gpio.led"}]}, "E_KIND_UNSUPPORTED", id="kind"),
-        pytest.param({"signer": key_named("a thief")}, "E_ATTESTATION_FAILED", id="forged"),
-        pytest.param({"attestation": {"kid": "ab" * 32}}, "E_ATTESTATION_FAILED", id="an unknown leaf"),
-        pytest.param({"expires_at_ms": NOW_MS}, "E_MANIFEST_INVALID", id="expired"),
-    ],
-)
-async def test_a_rejected_manifest_is_answered_with_why_and_the_session_goes_on(
-    stage: Stage, changes: dict[str, Any], code: str
-) -> None:
-    async with stage.open() as end:
-        answer = await asked(end, "announce", json.loads(stage.node.manifest(**changes)))
-        assert (answer["ok"], answer["error"]["code"]) == (False, code)
-        assert "mark_issued_at_ms" not in answer
-        assert (await asked(end, "announce", json.loads(stage.node.manifest())))["ok"] is True
-
-
-async def test_a_manifest_that_was_overtaken_is_answered_with_the_mark(stage: Stage) -> None:
-    async with stage.open() as end:
-        newer, older = stage.node.manifest(issued_at_ms=NOW_MS + 5), stage.node.manifest()
-        await asked(end, "announce", json.loads(newer))
-        assert (await asked(end, "announce", json.loads(older)))["mark_issued_at_ms"] == NOW_MS + 5
-
-
-async def test_three_rejections_in_a_row_end_the_session_and_two_do_not(stage: Stage) -> None:
-    async with stage.open() as end:
-        bad: dict[str, Any] = {}
-        for manifest in (bad, bad, stage.manifest(stage.node), bad, bad):
-            await asked(end, "announce", manifest)
-        await end.send("announce", bad)
-        code, frames = await end.until_closed()
-    assert (code, [frame.type for frame in frames]) == (4010, ["announce_ack", "bye"])
-
-
 async def test_a_heartbeat_is_answered_with_the_time(stage: Stage) -> None:
     async with stage.open() as end:
         stage.hub.clock.advance(77)
         assert await asked(end, "heartbeat", PAYLOADS["heartbeat"]) == {"server_time_ms": NOW_MS + 77}
     assert stage.hub.counted("heartbeats_total", verdict="unknown_manifest") == 1
-
-
-async def test_an_answer_goes_to_the_call_that_it_is_for(stage: Stage) -> None:
-    wanted = Command(NODE_ID, ECHO_NAME, {"message": "ping"}, 10_000, "01HZX9K3M4P7Q8R9S0T1V2W3XW")
-    async with stage.open() as end:
-        task = asyncio.create_task(stage.sessions.run(wanted))
-        await end.acknowledge(await end.receive("cmd"), {"message": "pong"})
-        assert await asyncio.wait_for(task, BOUND_S) == {"ok": True, "result": {"message": "pong"}}
 
 
 # --- renewing -----------------------------------------------------------------------------------------

@@ -1,18 +1,19 @@
-from pathlib import Path
+"""How a relay authenticates a connecting node, and counts what nodes do wrong."""
+
 from typing import Any
 
 import pytest
 
-from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection
+from relay.http.websocket_protocol import FLOODED
+from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
 from schemas.error_roots import PeerError
 from schemas.frames import Frame, FrameReader
-from schemas.registry import SchemaRegistry
-from schemas.session import CloseCode
+from schemas.session import CloseCode, DropReason, PeerProtocolError
 from schemas.tokens import TokenReason
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.node_end import device_token
-from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedNode, key_named
 
 NOW_S = NOW_MS // 1000
 THIEF = key_named("a thief")
@@ -50,14 +51,6 @@ def test_a_challenge_fits_its_document_and_is_fresh(handshake: Handshake, reader
     assert first["audience"] == PUBLIC_URL
     assert first["server_time_ms"] == NOW_MS
     assert first["nonce"] != second["nonce"]
-
-
-def test_who_answers_the_challenge_with_its_leafs_key_is_that_node(
-    handshake: Handshake, reader: FrameReader, node: SimulatedNode
-) -> None:
-    challenge = handshake.challenge(NOW_MS)
-    frame = auth(reader, node, device_token(node, challenge))
-    assert handshake.judge(frame, challenge["nonce"], NOW_MS) == node.identity()
 
 
 def test_the_root_may_follow_the_leaf(handshake: Handshake, reader: FrameReader, node: SimulatedNode) -> None:
@@ -108,33 +101,6 @@ def test_the_answer_to_one_challenge_does_not_answer_the_next(
     assert refusal(handshake, seen, nonce) == ("token_nonce", CloseCode.AUTH_FAILED)
 
 
-@pytest.mark.parametrize(
-    ("pem", "reason"),
-    [
-        pytest.param(SimulatedCa().issue(OTHER_NODE_ID).leaf_pem, "id_mismatch", id="another node's"),
-        pytest.param(SimulatedCa("elsewhere").issue().leaf_pem, "chain", id="a foreign root's"),
-        pytest.param(SimulatedCa().issue(now_ms=NOW_MS - 91 * DAY_MS).leaf_pem, "validity", id="expired"),
-        pytest.param("no certificate", "bad_certificate", id="none"),
-    ],
-)
-def test_a_certificate_that_is_not_this_nodes_is_refused(
-    handshake: Handshake, reader: FrameReader, node: SimulatedNode, pem: str, reason: str
-) -> None:
-    challenge = handshake.challenge(NOW_MS)
-    frame = auth(reader, node, device_token(node, challenge), certificate=pem)
-    assert refusal(handshake, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
-
-
-def test_a_revoked_node_is_told_so(tmp_path: Path, registry: SchemaRegistry, reader: FrameReader) -> None:
-    node = SimulatedCa().issue()
-    hub = Hub(tmp_path, registry, revoked=[node.kid])
-    handshake = hub.handshake()
-    challenge = handshake.challenge(NOW_MS)
-    frame = auth(reader, node, device_token(node, challenge))
-    assert refusal(handshake, frame, challenge["nonce"]) == ("revoked", CloseCode.REVOKED)
-    hub.close()
-
-
 def test_who_only_has_the_public_leaf_gets_no_further(
     handshake: Handshake, reader: FrameReader, node: SimulatedNode, hub: Hub
 ) -> None:
@@ -149,3 +115,51 @@ def test_who_only_has_the_public_leaf_gets_no_further(
 
 def test_every_reason_of_a_bad_token_is_a_reason_of_the_handshake() -> None:
     assert {f"token_{reason}" for reason in TokenReason} <= set(HandshakeRejection)
+
+
+@pytest.fixture
+def faults(hub: Hub) -> PeerFaults:
+    return PeerFaults(hub.metrics, hub.refusals, hub.log)
+
+
+def refusals(hub: Hub) -> list[tuple[str, str, int]]:
+    hub.refusals.write()
+    return [(line["event"], line["reason"], line["count"]) for line in hub.audited()]
+
+
+def test_a_broken_protocol_is_counted_audited_and_logged_without_raw_text(
+    hub: Hub, faults: PeerFaults
+) -> None:
+    faults.broken(NODE_ID, PeerProtocolError("a\x1b[31m frame"))
+    assert hub.counted("sessions_total", event="protocol_violation") == 1
+    assert refusals(hub) == [("session_broken", "protocol", 1)]
+    (line,) = hub.lines.entries("node broke the protocol")
+    assert line["reason"] == "a\\x1b[31m frame"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (1009, [("session_broken", "frame_too_large", 1)]),
+        (FLOODED, [("session_broken", "flooded", 1)]),
+        (1000, []),
+    ],
+)
+def test_what_the_server_closed_by_itself_is_audited(
+    hub: Hub, faults: PeerFaults, code: int, expected: list[tuple[str, str, int]]
+) -> None:
+    faults.closed_by_server(NODE_ID, code)
+    assert refusals(hub) == expected
+    assert bool(hub.lines.entries("node sent more frames than its rate")) == (code == FLOODED)
+
+
+def test_dropped_frames_are_counted_by_reason(hub: Hub, faults: PeerFaults) -> None:
+    class Dropping:
+        def take_dropped(self) -> dict[DropReason, int]:
+            return {DropReason.OVER_RATE: 3, DropReason.UNASKED: 1}
+
+    connection: Any = Dropping()
+    faults.dropped(NODE_ID, connection)
+    assert hub.counted("frames_dropped_total", reason="over_rate") == 3
+    assert {event for event, _, _ in refusals(hub)} == {"frame_dropped"}
+    assert {line["reason"] for line in hub.lines.entries("frame dropped")} == {"over_rate", "unasked"}

@@ -1,4 +1,4 @@
-"""The sessions of nodes: announcing, commands, and one session for each node."""
+"""The sessions of nodes: announcing, commands and answers, one session for each node, and its resumption."""
 
 import asyncio
 import json
@@ -13,13 +13,11 @@ from schemas.errors import Failure
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOLS
 from schemas.manifest import etag_of
 from tests.fakes.frames import PAYLOADS
-from tests.fakes.node_end import OTHER_BOOT_ID
-from tests.fakes.session_stage import RESULT, Stage, answer, command, failure, goes_on
+from tests.fakes.node_end import BOOT_ID, OTHER_BOOT_ID
+from tests.fakes.session_stage import RESULT, STRANGE_ID, Stage, answer, command, dropped, failure, goes_on
 from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa, key_named
 
-pytestmark = pytest.mark.integration
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 HANDLER_MS = 50
 HASTY = {**ECHO, "constraints": {**ECHO["constraints"], "deadline_ms_default": HANDLER_MS}}
@@ -120,13 +118,6 @@ async def test_a_bug_in_serving_a_node_is_not_taken_for_the_end_of_its_connectio
     errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert [str(error) for error in errors] == ["planted"]
     assert stage.sessions_counted("closed") == 1
-
-
-async def test_a_heartbeat_is_answered_with_the_time(stage: Stage) -> None:
-    async with stage.open() as end:
-        stage.hub.clock.advance(1234)
-        await end.send("heartbeat", PAYLOADS["heartbeat"])
-        assert (await end.receive("heartbeat_ack")).payload == {"server_time_ms": NOW_MS + 1234}
 
 
 async def test_a_command_is_sent_and_its_answer_returned(stage: Stage) -> None:
@@ -318,3 +309,220 @@ async def test_another_node_supersedes_no_session(stage: Stage) -> None:
         await goes_on(one)
         await goes_on(two)
         assert stage.hub.counted("nodes_connected") == 2
+
+
+async def test_a_late_answer_is_dropped_and_stands_in_the_audit(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run(command(deadline_ms=20))
+        frame = await end.receive("cmd")
+        assert await failure(task) is Failure.DEADLINE_EXCEEDED
+        await end.receive("cmd_cancel")
+        await end.acknowledge(frame, RESULT)
+        await dropped(stage, "unasked")
+        await goes_on(end)
+
+
+async def test_of_two_answers_the_first_counts_and_the_second_is_dropped(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        frame = await end.receive("cmd")
+        await end.acknowledge(frame, RESULT)
+        await end.acknowledge(frame, {"message": "another"})
+        assert await answer(task) == {"ok": True, "result": RESULT}
+        await dropped(stage, "unasked")
+        await goes_on(end)
+
+
+async def test_an_answer_to_nothing_is_dropped_and_the_caller_waits_on(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        frame = await end.receive("cmd")
+        await end.send("cmd_ack", {"ok": True, "result": {}}, STRANGE_ID)
+        await dropped(stage, "unasked")
+        await end.acknowledge(frame, RESULT)
+        assert await answer(task) == {"ok": True, "result": RESULT}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param({}, id="empty"),
+        pytest.param({"ok": True}, id="no result"),
+        pytest.param({"ok": True, "result": "text"}, id="a text for a result"),
+        pytest.param({"ok": True, "result": {}, "error": {}}, id="both"),
+        pytest.param({"ok": False, "error": {"code": "E_NEW"}}, id="an unknown code"),
+    ],
+)
+async def test_a_malformed_answer_is_dropped_and_a_good_one_still_counts(
+    stage: Stage, payload: dict[str, Any]
+) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        frame = await end.receive("cmd")
+        raw = {"type": "cmd_ack", "msg_id": STRANGE_ID, "in_reply_to": frame.msg_id, "payload": payload}
+        await end.send_raw(json.dumps(raw))
+        await dropped(stage, "malformed")
+        await end.acknowledge(frame, RESULT)
+        assert await answer(task) == {"ok": True, "result": RESULT}
+
+
+async def test_one_node_cannot_answer_for_another(stage: Stage) -> None:
+    other = stage.hub.ca.issue(OTHER_NODE_ID)
+    async with stage.open() as end, stage.end(other) as thief:
+        await thief.authenticate()
+        task = stage.run()
+        frame = await end.receive("cmd")
+        await thief.acknowledge(frame, {"message": "stolen"})
+        line = await stage.hub.lines.until("frame dropped")
+        assert (line["reason"], line["node_id"]) == ("unasked", OTHER_NODE_ID)
+        await end.acknowledge(frame, RESULT)
+        assert await answer(task) == {"ok": True, "result": RESULT}
+
+
+async def test_the_process_that_resumes_gets_what_it_has_not_answered_under_the_same_id(
+    stage: Stage,
+) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        first = await end.receive("cmd")
+    await stage.until_ended()
+    stage.hub.clock.advance(400)
+    async with stage.end() as again:
+        welcome = await again.authenticate(BOOT_ID, resume=end.session_id)
+        assert (welcome.payload["resumed"], welcome.payload["session_id"]) == (True, end.session_id)
+        second = await again.receive("cmd")
+        assert second.msg_id == first.msg_id
+        assert second.payload == {**first.payload, "deadline_ms": 9600, "sent_at_ms": NOW_MS + 400}
+        await again.acknowledge(second, RESULT)
+        assert await answer(task) == {"ok": True, "result": RESULT}
+        assert stage.sessions_counted("resumed") == 1
+
+
+async def test_a_resumed_command_is_answered_once(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        await end.receive("cmd")
+    await stage.until_ended()
+    async with stage.open(resume=end.session_id) as again:
+        frame = await again.receive("cmd")
+        await again.acknowledge(frame, RESULT)
+        await again.acknowledge(frame, RESULT)
+        assert await answer(task) == {"ok": True, "result": RESULT}
+        await dropped(stage, "unasked")
+
+
+async def test_what_was_answered_is_not_sent_again(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        await end.acknowledge(await end.receive("cmd"), RESULT)
+        await answer(task)
+    await stage.until_ended()
+    async with stage.open(resume=end.session_id) as again:
+        await goes_on(again)
+
+
+async def test_what_is_past_its_deadline_is_not_sent_again(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        await end.receive("cmd")
+    await stage.until_ended()
+    stage.hub.clock.advance(10_000)
+    async with stage.open(resume=end.session_id) as again:
+        await goes_on(again)
+    task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "resumes"),
+    [
+        pytest.param(OTHER_BOOT_ID, True, id="another process with the session's id"),
+        pytest.param(BOOT_ID, False, id="the process without asking"),
+    ],
+)
+async def test_what_was_sent_goes_to_no_other_session_and_the_caller_waits_until_the_deadline(
+    stage: Stage, boot_id: str, *, resumes: bool
+) -> None:
+    async with stage.open() as end:
+        task = stage.run(command(deadline_ms=200))
+        await end.receive("cmd")
+    await stage.until_ended()
+    async with stage.end() as other:
+        welcome = await other.authenticate(boot_id, resume=end.session_id if resumes else None)
+        assert welcome.payload["resumed"] is False
+        assert welcome.payload["session_id"] != end.session_id
+        await goes_on(other)
+        assert await failure(task) is Failure.DEADLINE_EXCEEDED
+        await goes_on(other)
+
+
+async def test_a_session_that_the_relay_does_not_know_is_not_resumed_and_a_new_one_begins(
+    stage: Stage,
+) -> None:
+    async with stage.open() as end:
+        task = stage.run(command(deadline_ms=200))
+        await end.receive("cmd")
+    await stage.until_ended()
+    async with stage.end() as again:
+        welcome = await again.authenticate(BOOT_ID, resume=STRANGE_ID)
+        assert welcome.payload["resumed"] is False
+        assert welcome.payload["session_id"] not in {STRANGE_ID, end.session_id}
+        await goes_on(again)
+        assert await failure(task) is Failure.DEADLINE_EXCEEDED
+
+
+async def test_a_superseded_process_that_comes_back_is_not_sent_again_what_it_had(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        first = await end.receive("cmd")
+        async with stage.open(OTHER_BOOT_ID) as newer:
+            assert (await end.until_closed())[0] == 4008
+            await goes_on(newer)
+            await newer.send("cmd_ack", {"ok": True, "result": RESULT}, first.msg_id)
+            await dropped(stage, "unasked")
+    async with stage.end() as again:
+        welcome = await again.authenticate(BOOT_ID, resume=end.session_id)
+        assert welcome.payload["resumed"] is False
+        await again.send("cmd_ack", {"ok": True, "result": RESULT}, first.msg_id)
+        await goes_on(again)
+        assert not task.done()
+    task.cancel()
+
+
+async def test_an_answer_over_a_resumed_connection_that_is_too_late_is_dropped_and_counted(
+    stage: Stage,
+) -> None:
+    async with stage.open() as end:
+        task = stage.run(command(deadline_ms=200))
+        frame = await end.receive("cmd")
+    await stage.until_ended()
+    assert await failure(task) is Failure.DEADLINE_EXCEEDED
+    async with stage.open(resume=end.session_id) as again:
+        await again.acknowledge(frame, RESULT)
+        await dropped(stage, "unasked")
+        await goes_on(again)
+
+
+async def test_a_session_that_is_not_ones_own_cannot_be_resumed(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        frame = await end.receive("cmd")
+        async with stage.end(stage.hub.ca.issue(OTHER_NODE_ID)) as thief:
+            welcome = await thief.authenticate(BOOT_ID, resume=end.session_id)
+            assert welcome.payload["resumed"] is False
+            await goes_on(thief)
+        await end.acknowledge(frame, RESULT)
+        assert await answer(task) == {"ok": True, "result": RESULT}
+
+
+async def test_a_connection_that_hangs_is_replaced_by_the_one_that_resumes(stage: Stage) -> None:
+    async with stage.open() as hanging:
+        task = stage.run()
+        first = await hanging.receive("cmd")
+        async with stage.open(resume=hanging.session_id) as again:
+            second = await again.receive("cmd")
+            assert second.msg_id == first.msg_id
+            assert (await hanging.until_closed())[0] == 4008
+            await stage.until_ended()
+            await again.acknowledge(second, RESULT)
+            assert await answer(task) == {"ok": True, "result": RESULT}
+            assert stage.known().connected

@@ -52,6 +52,7 @@ def test_what_is_installed_is_found_with_what_it_needs_and_gone_afterwards(
     place = tmp_path / "state" / "kinds"
     [named] = read_named_kinds([KIND], place)
     assert str(place / package.name) not in sys.path
+    assert named.load_handler is not None
     assert callable(named.load_handler())
     # Last: nothing that the daemon imports can come from there.
     assert sys.path.pop() == str(place / package.name)

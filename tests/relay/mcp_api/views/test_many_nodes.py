@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.views.many_nodes import MAX_ANSWER_BYTES, SIDE_BY_SIDE
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
@@ -290,3 +290,12 @@ async def test_a_members_call_has_the_callers_trace_id_and_labels_but_not_its_ke
     assert {line["caller_correlation_id"] for line in hub.audited()} == {"order-17"}
     lines = hub.access_lines.entries()
     assert [line["taskId"] for line in lines if command.node_id in line["metadata"]["toolId"]] == ["task"]
+
+
+async def test_a_caller_who_may_not_read_learns_of_no_capability_of_the_nodes_that_it_names(hub: Hub) -> None:
+    stage = ViewStage(hub)
+    stage.node("barn")
+    stage.node("yard", capabilities=[METRICS])
+    result = await stage.result(scopes=("tools:call:reversible",), nodes=["barn", "yard"])
+    assert [entry["error"]["code"] for entry in result["results"]] == ["E_SAFETY_DENIED"] * 2
+    assert stage.router.commands == []
