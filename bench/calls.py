@@ -27,8 +27,7 @@ from bench.load import (
     tool_call,
 )
 from bench.results import Figure
-from relay.cli.demo.local_system import LocalSystem, issue_token, start_system
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import LocalSystem, Plan, issue_token, start_system
 from relay.cli.demo.processes import Processes
 
 NODES = 1000

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from bench.load import tool_call, until_answered
 from bench.results import Figure
-from relay.cli.demo.local_system import start_system
+from relay.cli.demo.local_system import Plan, start_system
 from relay.cli.demo.more_relays import start_cluster_server, start_more_relays
-from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 

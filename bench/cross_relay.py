@@ -18,9 +18,8 @@ import psutil
 
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
-from relay.cli.demo.local_system import TENANT, LocalSystem, fleet_command, start_system
+from relay.cli.demo.local_system import TENANT, LocalSystem, Plan, fleet_command, start_system
 from relay.cli.demo.more_relays import SERVER, start_cluster_server, start_more_relays
-from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 

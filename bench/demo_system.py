@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from relay.cli.demo.local_system import LocalSystem, start_system
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import LocalSystem, Plan, start_system
 from relay.cli.demo.processes import Processes
 
 _READY_TIMEOUT_S = 180

@@ -21,8 +21,7 @@ from bench.inventory import measure_inventory
 from bench.large_fleet import CALLED, HEARTBEAT_S, LargeFleet
 from bench.load import Target, call_once, latencies_ms, latencies_until_ms, request_of, tool_call
 from bench.results import Figure
-from relay.cli.demo.local_system import LocalSystem, start_system
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import LocalSystem, Plan, start_system
 from relay.cli.demo.processes import Processes
 from relay.sessions.connects import RATE_PER_S
 from relay.settings.config import AGENT_BURST_S

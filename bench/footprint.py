@@ -16,8 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from bench.demo_system import demo_system
 from bench.results import Figure
-from relay.cli.demo.local_system import kubelet_command
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import Plan, kubelet_command
 from relay.cli.demo.processes import Processes
 from schemas import topics
 from schemas.addresses import parse_host_port

@@ -16,10 +16,8 @@ import psutil
 
 from bench.cpu_time import cpu_s
 from bench.kept_identities import kept_identities
-from relay.cli.demo.local_system import issue_token, relay_command, start_broker
-from relay.cli.demo.plan import Plan
-from relay.cli.demo.ports import ClaimedPorts
-from relay.cli.demo.processes import Processes
+from relay.cli.demo.local_system import Plan, issue_token, relay_command, start_broker
+from relay.cli.demo.processes import ClaimedPorts, Processes
 from relay.settings.config import StateFiles
 from schemas.error_roots import OperatorError
 from schemas.process.resources import raise_open_files_limit

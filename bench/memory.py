@@ -12,8 +12,7 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
 from bench.results import Figure
-from relay.cli.demo.local_system import TENANT, fleet_command, start_system
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import TENANT, Plan, fleet_command, start_system
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import httpx2
 
 from bench.results import Figure
-from relay.cli.demo.local_system import TENANT, relay_command, start_broker
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import TENANT, Plan, relay_command, start_broker
 from relay.cli.demo.processes import Processes
 from relay.fleet.replay_marks import KeptLeaf, MarkStore
 from relay.pki.authority import CertificateAuthority

@@ -22,7 +22,7 @@ from bench.kept_identities import make_new
 from bench.load import Target, call_once, latencies_ms, tool_call, until_answered
 from bench.scale_fleet import SERVERS, ScaleFleet
 from bench.scale_plot import drawn
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import Plan
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 

@@ -15,9 +15,8 @@ import httpx2
 
 from bench.cpu_time import cpu_s
 from bench.kept_identities import kept_identities, make_new
-from relay.cli.demo.local_system import issue_token, relay_command, start_broker
+from relay.cli.demo.local_system import Plan, issue_token, relay_command, start_broker
 from relay.cli.demo.more_relays import SERVER, start_cluster_server
-from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.error_roots import OperatorError

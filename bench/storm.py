@@ -25,8 +25,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from bench.demo_system import demo_system
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
-from relay.cli.demo.local_system import TENANT, LocalSystem, fleet_command, relay_command, start_system
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import TENANT, LocalSystem, Plan, fleet_command, relay_command, start_system
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 

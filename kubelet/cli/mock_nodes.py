@@ -5,7 +5,7 @@ could be mistaken for boards.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,10 @@ from schemas.manifest import fingerprint
 _GIB = 1024**3
 _START_SPREAD_S = 0.005
 """Between two nodes that start: a relay sends those away that exceed its rate."""
+_MAX_CONNECTING = 64
+"""Of those that start: on a slow machine the connections of more would all time out in the relay's queue."""
+_CONNECT_S = 10.0
+"""After that the next ones start all the same: the relay is away, or has given a retry time."""
 
 
 class Counts(NamedTuple):
@@ -120,11 +124,19 @@ class MockFleet:
     async def run(self) -> None:
         """Run them until cancelled."""
         self._environment.publisher.start()
+        time, connecting = asyncio.get_running_loop().time, deque[tuple[float, Node]]()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for node in self._nodes:
                     tasks.create_task(node.run())
+                    connecting.append((time() + _CONNECT_S, node))
                     # Thousands that start in one moment would all sign in one moment, at every heartbeat.
                     await asyncio.sleep(_START_SPREAD_S)
+                    while len(connecting) >= _MAX_CONNECTING:
+                        end, first = connecting[0]
+                        if first.link.state is LinkState.CONNECTING and time() < end:
+                            await asyncio.sleep(_START_SPREAD_S)
+                        else:
+                            connecting.popleft()
         finally:
             await self._environment.publisher.stop()

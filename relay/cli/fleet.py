@@ -9,7 +9,8 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from relay.cli.exits import fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.client.credentials import TOKEN_VARIABLE, RenewableToken, TokenMissingError
+from relay.client.stdio_bridge.http_client import RelayHttp
 from relay.fleet.facts import COLUMNS, FactForm
 from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
@@ -35,8 +37,110 @@ from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.state_owner import as_operator
 from schemas.registry import SchemaRegistry
+from schemas.text import printable
 from schemas.tls import client_context, read_root
 from schemas.ulids import UlidSource
+
+_VERSION = "2026-07-28"
+_META = {
+    "io.modelcontextprotocol/protocolVersion": _VERSION,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+_OK = 200
+
+
+class FleetReadError(PeerError):
+    """The relay did not answer with what was read; the text says why, printably."""
+
+
+class FleetReader:
+    """Reads from one relay."""
+
+    def __init__(self, http: RelayHttp) -> None:
+        self._http = http
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes of the token's tenant, as ``fleet://nodes`` has them.
+
+        Raises:
+            FleetReadError, NotSentError, LostError: they cannot be read.
+        """
+        return [node async for page in self._node_pages() for node in page]
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """Return the entries of ``tools/list`` that the token reaches.
+
+        In a fleet of several relays each has the ``relay`` that its node is connected to, as the nodes have.
+
+        Raises:
+            FleetReadError, NotSentError, LostError: they cannot be read.
+        """
+        tools = [tool async for tool in self._tools()]
+        relays = await self._relays() if tools else {}
+        return [
+            tool | {"relay": relays[tool["name"]]} if tool.get("name") in relays else tool for tool in tools
+        ]
+
+    async def _relays(self) -> Mapping[str, str | None]:
+        """Return the relay of each tool's node by the tool's name; empty if there is one relay."""
+        found: dict[str, str | None] = {}
+        try:
+            async with aclosing(self._node_pages()) as pages:
+                async for page in pages:
+                    if not any("relay" in node for node in page):
+                        break  # there is one relay, and the other pages say no more
+                    found |= {name: node["relay"] for node in page for name in node["tools"]}
+        except (KeyError, TypeError):
+            raise FleetReadError("the relay's list of nodes is malformed") from None
+        except FleetReadError:
+            return {}  # a token may reach tools, and not read nodes
+        return found
+
+    async def _node_pages(self) -> AsyncGenerator[list[dict[str, Any]]]:
+        uri = "fleet://nodes"
+        while True:
+            result = await self._result("resources/read", {"uri": uri}, uri)
+            try:
+                page = json.loads(result["contents"][0]["text"])
+                nodes, following = list(page["nodes"]), page.get("nextCursor")
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+                raise FleetReadError("the relay's list of nodes is malformed") from None
+            yield nodes
+            if following is None:
+                return
+            uri = f"fleet://nodes?cursor={following}"
+
+    async def _tools(self) -> AsyncIterator[dict[str, Any]]:
+        params: dict[str, Any] = {}
+        while True:
+            result = await self._result("tools/list", params)
+            try:
+                for tool in result["tools"]:
+                    yield tool
+            except (KeyError, TypeError):
+                raise FleetReadError("the relay's list of tools is malformed") from None
+            if "nextCursor" not in result:
+                return
+            params = {"cursor": result["nextCursor"]}
+
+    async def _result(
+        self, method: str, params: Mapping[str, Any], name: str | None = None
+    ) -> dict[str, Any]:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": _META}}
+        headers = {"mcp-protocol-version": _VERSION, "mcp-method": method}
+        if name is not None:
+            headers["mcp-name"] = name
+        async with self._http.exchange("POST", headers, json.dumps(message).encode("ascii")) as response:
+            if response.status != _OK:
+                raise FleetReadError(f"the relay refuses: {(await response.read_refusal())[1]}")
+            async with aclosing(response.messages()) as messages:
+                async for _, value in messages:
+                    if isinstance(value.get("result"), dict):
+                        return dict(value["result"])
+                    if isinstance(error := value.get("error"), dict):
+                        raise FleetReadError(f"the relay refuses: {printable(str(error.get('message')))}")
+        raise FleetReadError("the relay answered without a result")
+
 
 app = group("What a running relay lists: nodes and tools.")
 
@@ -230,7 +334,7 @@ async def _watched(view: _View, relay: _Relay, *, as_json: bool) -> None:
 
 async def _read(view: _View, relay: _Relay) -> Rows:
     # The HTTP client is loaded for these commands alone.
-    from relay.cli.fleet_reader import FleetReader  # noqa: PLC0415
+    from relay.cli.fleet import FleetReader  # noqa: PLC0415
     from relay.client.stdio_bridge.http_client import RelayHttp  # noqa: PLC0415
 
     http = RelayHttp(relay.url, relay.token(), relay.tls, relay.root)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import nkeys  # type: ignore[import-untyped]
 
-from relay.settings.cluster import CLUSTER_CREDENTIALS, CLUSTER_ROOT
 from relay.settings.config import ClusterConfig
+from relay.settings.table import CLUSTER_CREDENTIALS, CLUSTER_ROOT
 from schemas.error_roots import OperatorError
 from schemas.files import read_named, read_named_secret
 from schemas.identity import MAX_PEM_BYTES

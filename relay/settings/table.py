@@ -4,6 +4,7 @@ Everything that decides how a relay runs is read here, for `relay run`, for `rel
 of a running relay. Must not start anything, and must not write what is kept.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -19,17 +20,20 @@ from relay.settings.broker import (
     BROKER_ROOT,
     NO_BROKER,
     NODE_BROKER,
+    BrokerChoice,
+    FindFree,
     broker_options,
+    choose_broker,
     kept_broker,
 )
-from relay.settings.broker_choice import BrokerChoice, FindFree, choose_broker
-from relay.settings.cluster import CLUSTER_SETTINGS, cluster_of
 from relay.settings.config import (
     AGENT_BURST_S,
     CALLER_TIMEOUT_S,
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
     PER_AGENT,
+    ClusterConfig,
+    ClusterServer,
     EnvelopeMode,
     ExternalIssuerConfig,
     RelayConfig,
@@ -39,7 +43,15 @@ from relay.settings.config import (
     kinds_directory,
 )
 from relay.settings.kept import KeptSettings, read_kept
-from schemas.addresses import PLAIN_OPTION, HostPort, collector_url, normal_url, parse_host_port
+from schemas.addresses import (
+    PLAIN_OPTION,
+    AddressError,
+    HostPort,
+    collector_url,
+    is_loopback,
+    normal_url,
+    parse_host_port,
+)
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.kinds import kind_name
 from schemas.log_level import LogLevel
@@ -59,6 +71,87 @@ from schemas.settings import (
 from schemas.settings_sources import Program, Sources
 from schemas.times import duration_between, duration_text
 from schemas.told_settings import Alternatives, ToldSettings, read_told
+
+_PORT = 4222
+_HAS_PORT = re.compile(r":\d*$")
+_FLEET = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+
+
+def parse_server(text: str) -> ClusterServer:
+    """Return the server of ``nats://HOST[:PORT]`` or ``tls://HOST[:PORT]``.
+
+    Only a ``nats://`` on loopback is not encrypted.
+
+    Raises:
+        AddressError: it is none.
+    """
+    scheme, _, rest = text.partition("://")
+    address = rest if _HAS_PORT.search(rest) else f"{rest}:{_PORT}"
+    # Not repeated: what is wrong with it may be the password in it.
+    wrong = AddressError("has a server that is not nats://HOST:PORT or tls://HOST:PORT, without credentials")
+    if scheme not in {"nats", "tls"}:
+        raise wrong
+    try:
+        server = parse_host_port(address)
+    except AddressError:
+        raise wrong from None
+    return ClusterServer(server.host, server.port, tls=scheme == "tls" or not is_loopback(server.host))
+
+
+def fleet_name(text: str) -> str:
+    """Return ``text`` if it can name a fleet in a subject and in a bucket.
+
+    Raises:
+        OperatorError: it cannot.
+    """
+    if not _FLEET.fullmatch(text):
+        raise OperatorError("is not 1 to 32 lower-case letters, digits and hyphens")
+    return text
+
+
+CLUSTER = Setting(
+    "cluster",
+    list_of(parse_server),
+    "Servers of NATS over which several relays share this fleet. Needs the extra `cluster`.",
+    "nats://HOST:PORT,...",
+    form=Form.LIST,
+)
+CLUSTER_CREDENTIALS = Setting(
+    "cluster_credentials",
+    parse_path,
+    "What the relay shows these servers: a certificate and its key, PEM, or the seed of an nkey. Mode 0600.",
+    "FILE",
+)
+CLUSTER_ROOT = Setting(
+    "cluster_root",
+    parse_path,
+    "The root of the servers' certificates, PEM. Without it: those that this machine trusts.",
+    "FILE",
+)
+CLUSTER_FLEET = Setting(
+    "cluster_fleet", fleet_name, "The name of the fleet, the same for all its relays.", "NAME", "main"
+)
+CLUSTER_SETTINGS = (CLUSTER, CLUSTER_CREDENTIALS, CLUSTER_ROOT, CLUSTER_FLEET)
+
+
+def cluster_of(settings: Settings) -> ClusterConfig | None:
+    """Return the cluster that ``settings`` name, if any.
+
+    Raises:
+        OperatorError: they contradict each other.
+    """
+    servers, credentials = settings.get(CLUSTER), settings.get(CLUSTER_CREDENTIALS)
+    root, fleet = settings.get(CLUSTER_ROOT), settings[CLUSTER_FLEET]
+    if servers and credentials is not None:
+        return ClusterConfig(servers, credentials, root, fleet)
+    if servers or credentials is not None:
+        raise OperatorError("--cluster and --cluster-credentials go together")
+    if root is not None or fleet != CLUSTER_FLEET.default:
+        # This relay would serve alone, and look as if it were one of several.
+        named = CLUSTER_FLEET if root is None else CLUSTER_ROOT
+        raise OperatorError(f"{named.flag} is of no use without --cluster and --cluster-credentials")
+    return None
+
 
 _MOST = 1_000_000
 

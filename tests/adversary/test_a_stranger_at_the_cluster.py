@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from relay.auth.agent_tokens import TokenIssuer
-from relay.cli.demo.cluster_server import new_credentials
+from relay.cli.demo.more_relays import new_credentials
 from relay.cluster.messages import command_subject
 from relay.pki.broker_access import nats_users
 from relay.pki.own_certificate import RELAY_NAME

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from kubelet.session.renewal import installer
-from relay.cli.demo.local_system import fleet_command, kubelet_command, relay_command
-from relay.cli.demo.plan import Plan
-from relay.cli.demo.ports import ClaimedPorts
+from relay.cli.demo.local_system import Plan, fleet_command, kubelet_command, relay_command
+from relay.cli.demo.processes import ClaimedPorts
 from schemas.identity_files import IdentityFiles
 
 BOUND_S = 60

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relay.broker.program import find_nats_server
-from relay.cli.demo.cluster_server import cluster_server_config, new_credentials
+from relay.cli.demo.more_relays import cluster_server_config, new_credentials
 from relay.cli.demo.processes import Processes
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, write_atomic

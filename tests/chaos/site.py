@@ -18,8 +18,7 @@ from pathlib import Path
 from kubelet.config import default_socket
 from kubelet.identity.provisioning import create_identity
 from kubelet.session.relay_addresses import RelayAddresses
-from relay.cli.demo.local_system import start_broker
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import Plan, start_broker
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.files import PRIVATE, make_private_directory, write_atomic

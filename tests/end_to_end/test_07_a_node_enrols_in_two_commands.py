@@ -18,8 +18,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.cli.demo.local_system import start_broker, until_listed
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import Plan, start_broker, until_listed
 from relay.cli.demo.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic

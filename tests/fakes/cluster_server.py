@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from relay.broker.program import find_nats_server
-from relay.cli.demo.cluster_server import cluster_server_config, new_credentials
+from relay.cli.demo.more_relays import cluster_server_config, new_credentials
 from relay.pki.certificate_builder import issue_client
 from relay.pki.server_keys import server_key_to_pem
 from relay.settings.config import ClusterConfig, ClusterServer

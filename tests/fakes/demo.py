@@ -18,8 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from kubelet.daemon.composition import make_handlers
-from relay.cli.demo.local_system import LocalSystem, start_system
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import LocalSystem, Plan, start_system
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.addresses import KINDS_PATH, mcp_url

@@ -21,8 +21,7 @@ import httpx2
 import pytest
 
 from relay.auth.agent_tokens import TokenIssuer
-from relay.cli.demo.local_system import READ_ONLY, TENANT, relay_command, start_broker
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import READ_ONLY, TENANT, Plan, relay_command, start_broker
 from relay.cli.demo.processes import Processes, StartError
 from relay.pki.authority import CertificateAuthority
 from relay.state.key_files import load_or_create_key

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import Plan
 from tests.faults.namespaces import mounted
 from tests.faults.site import NODE, RELAY, Site
 

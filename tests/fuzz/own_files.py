@@ -13,7 +13,7 @@ import pyrage  # type: ignore[import-untyped]  # the library brings no types
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from relay.broker.leftover import end_leftover
-from relay.cli.backup.encryption import EncryptionError, decrypt_for, encrypt_for, is_encrypted
+from relay.cli.backup.archive import EncryptionError, decrypt_for, encrypt_for, is_encrypted
 from relay.fleet.leaves import KeptLeaves
 from relay.fleet.replay_marks import KeptLeaf, MarkStore, snapshot
 from relay.pki.own_certificate import RELAY_NAME, WantedCertificate, reason_to_renew

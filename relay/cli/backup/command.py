@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.backup.another_relay import save_for_another_relay
-from relay.cli.backup.archive import MAX_BYTES, ArchiveError
-from relay.cli.backup.encryption import (
+from relay.cli.backup.archive import (
+    MAX_BYTES,
+    ArchiveError,
     EncryptionError,
     decrypt_for,
     decrypt_with,
@@ -21,7 +21,7 @@ from relay.cli.backup.encryption import (
     encrypt_with,
     is_encrypted,
 )
-from relay.cli.backup.state import RestoreError, restore, save, write_new
+from relay.cli.backup.state import RestoreError, restore, save, save_for_another_relay, write_new
 from relay.cli.exits import fail
 from relay.cli.options import AsJson, StateDir, answer, state_files
 from relay.cli.state import authority

@@ -1,14 +1,16 @@
 """A whole system on this machine: broker, CA, relay, this machine's kubelet, and mock nodes.
 
 The demo, tests and benches run it. Every part is the real one, in a process of its own, started by the
-commands that a user would type, with all files in one directory. Must not do what a user could not do.
+commands that a user would type, with all files in one directory. ``Plan`` says where each is. Must not do
+what a user could not do.
 """
 
 import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,16 +25,100 @@ from relay.auth.agent_tokens import TokenIssuer
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.broker.program import find_nats_server
 from relay.broker.server_config import nats_config
-from relay.cli.demo.plan import Plan
-from relay.cli.demo.processes import Processes
+from relay.cli.demo.processes import ClaimedPorts, Processes
 from relay.pki.authority import CertificateAuthority
 from relay.settings.clock import now_ms
+from relay.settings.config import StateFiles
 from relay.state.key_files import load_or_create_key
 from relay.state.tokens import IssuedToken, IssuedTokens
 from schemas.addresses import HostPort, mcp_url
 from schemas.projection import parse
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
+
+_RELAY_PORT = 8700
+_LOOPBACK_PORT = 8701
+_BROKER_PORT = 1883
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything is.
+
+    Attributes:
+        relay_options: what the relay's command has besides; of an option given twice the last counts.
+        kinds: the kinds of installed packages that the relay and this machine's kubelet are given.
+        fleet_url: the public URL that several relays have in common; None of one alone. Nothing listens
+            there: each node is given its relay's own URL besides, and so is behind that relay.
+    """
+
+    directory: Path
+    state: StateFiles
+    relay_port: int
+    loopback_port: int
+    broker_port: int
+    relay_options: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    fleet_url: str | None = None
+
+    @classmethod
+    def below(cls, directory: Path, ports: ClaimedPorts, kinds: tuple[str, ...] = ()) -> "Plan":
+        """Return a plan for ``directory``, with the usual ports where they are free."""
+        return cls(
+            directory=directory,
+            state=StateFiles(directory / "relay"),
+            relay_port=ports.take(_RELAY_PORT),
+            loopback_port=ports.take(_LOOPBACK_PORT),
+            broker_port=ports.take(_BROKER_PORT),
+            kinds=kinds,
+        )
+
+    def moved(self) -> Iterator[str]:
+        """Yield a line for each part whose usual port is in use."""
+        chosen = {
+            "relay": (_RELAY_PORT, self.relay_port),
+            "kubelet": (_LOOPBACK_PORT, self.loopback_port),
+            "broker": (_BROKER_PORT, self.broker_port),
+        }
+        for part, (usual, port) in chosen.items():
+            if port != usual:
+                yield f"port {usual} is in use on 127.0.0.1: the {part} takes {port}"
+
+    @property
+    def kubelet_state(self) -> Path:
+        """The state directory of this machine's kubelet."""
+        return self.directory / "kubelet"
+
+    @property
+    def socket(self) -> Path:
+        """Where local agents connect to this machine's kubelet; not made where its path would be too long."""
+        return self.kubelet_state / "relay.sock"
+
+    @property
+    def mocks(self) -> Path:
+        """The directory of the mock nodes' identities."""
+        return self.directory / "mocks"
+
+    @property
+    def url(self) -> str:
+        """Where the relay is reached."""
+        return f"http://127.0.0.1:{self.relay_port}"
+
+    @property
+    def public_url(self) -> str:
+        """The relay's public URL, which nodes sign for and tokens are for."""
+        return self.fleet_url or self.url
+
+    @property
+    def node_relays(self) -> tuple[str, ...]:
+        """What nodes are given as ``--relay``, each."""
+        return tuple(dict.fromkeys((self.public_url, self.url)))
+
+    @property
+    def broker(self) -> str:
+        """The broker's ``HOST:PORT``."""
+        return f"127.0.0.1:{self.broker_port}"
+
 
 TENANT = "demo"
 READ_ONLY = (SCOPE_OF_SAFETY_CLASS["read_only"],)
@@ -118,12 +204,14 @@ async def until_listed(client: Client, wanted: AbstractSet[str], check: Callable
     """
     while True:
         check()
+        started = time.monotonic()
         # The tools of a large fleet are many pages: they are not listed before it is there.
         if wanted <= await connected_nodes(client):
             tools = await list_tools(client)
             if wanted <= {name.node_id for tool in tools if (name := parse(tool.name))}:
                 return tools
-        await asyncio.sleep(_POLL_S)
+        # To read thousands of nodes keeps the relay from accepting them.
+        await asyncio.sleep(max(_POLL_S, time.monotonic() - started))
 
 
 async def connected_nodes(client: Client) -> set[str]:

@@ -1,22 +1,31 @@
 """The further relays of a demo's fleet, joined by a nats-server of its own, with one mock node behind each.
 
 Must not do what a user could not do: a further relay starts from what `relay ca backup --without-ca-key`
-saves.
+saves. The nats-server listens on loopback, without encryption, for one key that is made for each start, with
+the permissions that ``docs/cluster/nats-server.conf`` ships.
 """
 
 import asyncio
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+import nkeys  # type: ignore[import-untyped]  # the library brings no types
+
 from relay.broker.program import find_nats_server
-from relay.cli.backup.another_relay import save_for_another_relay
-from relay.cli.backup.state import restore
-from relay.cli.demo.cluster_server import cluster_server_config, new_credentials
-from relay.cli.demo.local_system import TENANT, LocalSystem, OnStep, fleet_command, issue_token, relay_command
-from relay.cli.demo.plan import Plan
+from relay.cli.backup.state import restore, save_for_another_relay
+from relay.cli.demo.local_system import (
+    TENANT,
+    LocalSystem,
+    OnStep,
+    Plan,
+    fleet_command,
+    issue_token,
+    relay_command,
+)
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 from relay.settings.clock import now_ms
@@ -24,6 +33,74 @@ from relay.settings.config import StateFiles
 from relay.settings.kept import read_kept
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, make_private_directory, write_atomic
+
+_SEED_BYTES = 32
+
+_CONFIG = """\
+server_name: edge-cluster
+listen: {listen}
+logtime: false
+max_payload: 1048576
+jetstream {{
+  store_dir: {store}
+  max_memory_store: 67108864
+  max_file_store: 1073741824
+}}
+authorization {{
+  users: [
+    {{ nkey: {key}, permissions: {permissions} }}
+  ]
+}}
+"""
+
+
+def new_credentials(random_bytes: Callable[[int], bytes]) -> tuple[str, str]:
+    """Return the seed of a new nkey of a user, and its public key."""
+    seed = nkeys.encode_seed(random_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER)
+    pair = nkeys.from_seed(bytearray(seed))
+    public = pair.public_key.decode("ascii")
+    pair.wipe()
+    return seed.decode("ascii"), public
+
+
+def relay_permissions(fleet: str) -> dict[str, dict[str, list[str]]]:
+    """Return what the relays of ``fleet`` may publish and subscribe to; nothing else may any of it."""
+    bucket = f"edge_{fleet}_presence"
+    streams = (f"KV_{bucket}", f"edge_{fleet}_ledger")
+    return {
+        "publish": {
+            "allow": [
+                f"edge.{fleet}.>",
+                f"$KV.{bucket}.>",
+                *(subject for stream in streams for subject in _read_and_made(stream)),
+            ]
+        },
+        "subscribe": {"allow": [f"edge.{fleet}.>"]},
+    }
+
+
+def _read_and_made(stream: str) -> list[str]:
+    return [
+        f"$JS.API.STREAM.INFO.{stream}",
+        f"$JS.API.STREAM.CREATE.{stream}",
+        f"$JS.API.STREAM.UPDATE.{stream}",
+        f"$JS.API.CONSUMER.CREATE.{stream}",
+        f"$JS.API.CONSUMER.CREATE.{stream}.>",
+        f"$JS.API.CONSUMER.INFO.{stream}.>",
+        f"$JS.API.CONSUMER.DELETE.{stream}.>",
+        f"$JS.FC.{stream}.>",
+    ]
+
+
+def cluster_server_config(listen: HostPort, store: Path, public_key: str, fleet: str) -> str:
+    """Return the configuration of a nats-server at ``listen``, for the relays that have ``public_key``."""
+    return _CONFIG.format(
+        listen=json.dumps(str(listen)),
+        store=json.dumps(str(store), ensure_ascii=False),
+        key=public_key,
+        permissions=json.dumps(relay_permissions(fleet)),
+    )
+
 
 FLEET = "main"
 SERVER = "cluster"

@@ -1,22 +1,90 @@
-"""Child processes of a demo: started, awaited, and ended.
+"""Child processes of a demo, and the ports that they bind a moment after these are chosen.
 
-Each writes to a log of its own; when one fails, the error contains the last lines of its log. Must not end a
-process that it did not start.
+Each process writes to a log of its own; when one fails, the error contains the last lines of its log. Must
+not end a process that it did not start.
+
+A port that was free a moment ago can be taken by another demo that starts at the same time: each claims its
+ports by a name that can be bound once on a machine. The usual port is taken where it is free, else one below
+the range from which the kernel serves outgoing connections.
 """
 
 import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Any, Self, TypeVar
 
-from relay.cli.demo.ports import ClaimedPorts
 from schemas.error_roots import OperatorError
 from schemas.text import printable
+
+_FIRST, _END = 20_000, 32_000
+_APART = 61
+"""Processes with neighbouring numbers begin this far from each other."""
+
+
+class NoPortError(OperatorError):
+    """No port of the loopback address is free."""
+
+
+class ClaimedPorts:
+    """The ports of one demo, claimed until it ends. A context."""
+
+    def __init__(self) -> None:
+        self._claims: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for claim in self._claims:
+            claim.close()
+
+    def take(self, wanted: int | None = None) -> int:
+        """Return ``wanted`` if it is given and free, else another port.
+
+        Raises:
+            NoPortError: no port is free.
+        """
+        for port in (*([] if wanted is None else [wanted]), *_others()):
+            if self._claim(port):
+                if _is_free(port):
+                    return port
+                self._claims.pop().close()
+        raise NoPortError("no port is free on the loopback address")
+
+    def _claim(self, port: int) -> bool:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # In the abstract namespace: it ends with the process, and leaves no file.
+            claim.bind(f"\0edge-kubelet-demo-port-{port}")
+        except OSError:
+            claim.close()
+            return False
+        self._claims.append(claim)
+        return True
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+        # As servers do: a port whose last connections are closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def _others() -> Iterator[int]:
+    count = _END - _FIRST
+    start = os.getpid() * _APART
+    return (_FIRST + (start + step) % count for step in range(count))
+
 
 _STOP_TIMEOUT_S = 8
 _POLL_S = 0.02
@@ -49,13 +117,16 @@ class Processes:
     @classmethod
     @asynccontextmanager
     async def running(cls, directory: Path) -> AsyncIterator["Processes"]:
-        """Hold processes; at exit each gets SIGTERM and is awaited, the newest first."""
+        """Hold processes; at exit each gets SIGTERM and is awaited, the newest first.
+
+        A cancellation waits until all have ended: a signal may come while they are stopped.
+        """
         with ClaimedPorts() as ports:
             processes = cls(directory, ports)
             try:
                 yield processes
             finally:
-                await processes._stop_all()
+                await _to_its_end(processes._stop_all())
 
     async def start(
         self, name: str, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
@@ -183,6 +254,18 @@ class Processes:
     def _tail(self, name: str) -> str:
         lines = self.log(name).read_text("utf-8", "replace").splitlines()
         return " | ".join(printable(line, _MAX_LINE) for line in lines[-_TAIL_LINES:])
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``; a cancellation in the meantime takes effect once it is done."""
+    working, cancelled = asyncio.ensure_future(work), None
+    while not working.done():
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _stopped(process: asyncio.subprocess.Process) -> None:

@@ -7,18 +7,18 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from relay.ascii_json import encoded
 from relay.cli.demo.caller_tools import show_round_trip
-from relay.cli.demo.local_system import LocalSystem, start_system
+from relay.cli.demo.local_system import LocalSystem, Plan, start_system
 from relay.cli.demo.more_relays import start_cluster_server, start_more_relays
-from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
-from relay.cli.demo.result_view import lines_of
 from relay.http.connections import Bounds
 from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteToolError, RemoteTools
 from schemas.addresses import KINDS_PATH, mcp_url
@@ -26,11 +26,12 @@ from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, write_atomic
 from schemas.process.resources import raise_open_files_limit
 from schemas.projection import parse
+from schemas.text import printable
 from schemas.tls import client_context
 
 _READY_TIMEOUT_S = 60
-"""For each relay."""
-_NODES_STARTED_PER_S = 25
+"""For each relay, after the last step: certificates for thousands of nodes take minutes by themselves."""
+_NODES_STARTED_PER_S = 10
 """On a slow machine: a thousand mock nodes take longer than two."""
 _NODES_CALLED = 32
 """A caller has at most 256 subscriptions, and no reader for the answers of more."""
@@ -111,12 +112,15 @@ async def _started(plan: Plan, nodes: int, relays: int, processes: Processes) ->
     for line in plan.moved():
         _print(f"  {line}")
 
+    timeout_s = relays * _READY_TIMEOUT_S + nodes // _NODES_STARTED_PER_S
+    limit = asyncio.timeout(timeout_s)
+
     def step(text: str) -> None:
+        limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
         _print(f"  {time.monotonic() - started:5.1f} s  {text}")
 
-    timeout_s = relays * _READY_TIMEOUT_S + nodes // _NODES_STARTED_PER_S
     try:
-        async with asyncio.timeout(timeout_s):
+        async with limit:
             if relays > 1:
                 plan = await start_cluster_server(plan, processes)
                 step("cluster     nats-server, for the relays alone")
@@ -125,7 +129,7 @@ async def _started(plan: Plan, nodes: int, relays: int, processes: Processes) ->
             system = replace(system, mock_nodes=[*system.mock_nodes, *(each.mock_node for each in more)])
             await processes.during(system.until_listed())
     except TimeoutError:
-        raise DemoError(f"not ready after {timeout_s} s; {processes.last_lines()}") from None
+        raise DemoError(f"not ready {timeout_s} s after the last step; {processes.last_lines()}") from None
     return system
 
 
@@ -203,3 +207,43 @@ def _ready_facts(system: LocalSystem) -> dict[str, object]:
 
 def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - the demo's output
+
+
+_GIB = 1024**3
+_MAX_OTHER = 96
+_WORDED = frozenset(
+    {"node_id", "ts_ms", "ts", "message", "received_at_ms", "received_at"}
+    | {"uptime_s", "cpu", "mem", "load", "disk"}
+)
+
+
+def lines_of(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield ``(label, text)`` for each line of a result; every text is printable.
+
+    An echo and a metrics sample are worded; a member of another kind is shown as it is.
+    """
+    if "message" in result:
+        yield "message", printable(result["message"])
+    if "received_at_ms" in result:
+        received = datetime.fromtimestamp(result["received_at_ms"] / 1000, UTC)
+        yield "received", received.isoformat(sep=" ", timespec="milliseconds")
+    if "uptime_s" in result:
+        yield "uptime", str(timedelta(seconds=result["uptime_s"]))
+    if "cpu" in result:
+        yield "cpu", f"{result['cpu']['usage_pct']:.1f} % of {result['cpu']['cores']} cores"
+    if "mem" in result:
+        memory = result["mem"]
+        yield "memory", f"{_gib(memory['available_bytes'])} available of {_gib(memory['total_bytes'])}"
+    if "load" in result:
+        load = result["load"]
+        yield "load", f"{load['one']:.2f}  {load['five']:.2f}  {load['fifteen']:.2f}"
+    for disk in result.get("disk", ()):
+        free = f"{_gib(disk['available_bytes'])} available of {_gib(disk['total_bytes'])}"
+        yield "disk", f"{printable(disk['mount'], 40)} ({printable(disk['fs_type'], 12)})  {free}"
+    for name, value in result.items():
+        if name not in _WORDED:
+            yield name, printable(value if isinstance(value, str) else encoded(value), _MAX_OTHER)
+
+
+def _gib(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB"

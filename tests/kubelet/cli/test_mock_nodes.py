@@ -2,7 +2,9 @@ import asyncio
 import os
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import structlog
@@ -11,6 +13,7 @@ from kubelet.announce.mqtt import MqttPublisher
 from kubelet.cli.mock_nodes import Counts, MadeUpMetrics, MockFleet, read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import NodeEnvironment
+from kubelet.session.link_state import LinkState
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.frames import FrameReader
@@ -25,6 +28,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import identity_of, write_identity
 from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.polling import until
 from tests.fakes.shipped_kinds import METRICS, SYSTEM_METRICS
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode
 
@@ -145,3 +149,35 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
         for end in ends:
             assert (await end.receive("bye")).payload == {"reason": "shutting_down"}
     assert environment.publisher.publish("$devices/x/announce", b"", retain=False) is False
+
+
+@pytest.mark.parametrize(("patience_s", "left"), [(60.0, LinkState.OPEN), (0.05, LinkState.CONNECTING)])
+async def test_only_so_many_nodes_connect_at_once(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float, left: LinkState
+) -> None:
+    started: list[Any] = []
+
+    class Slow:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.link = SimpleNamespace(state=LinkState.CONNECTING)
+
+        async def run(self) -> None:
+            started.append(self)
+            await asyncio.Event().wait()
+
+    for name, value in (("Node", Slow), ("_MAX_CONNECTING", 2), ("_CONNECT_S", patience_s)):
+        monkeypatch.setattr(f"kubelet.cli.mock_nodes.{name}", value)
+    publisher = SimpleNamespace(start=lambda: None, stop=AsyncMock())
+    fleet = MockFleet([Mock(node_id=NODE_ID)] * 3, Mock(publisher=publisher, now_ms=lambda: NOW_MS))
+    task = asyncio.create_task(fleet.run())
+    await until(lambda: len(started) == 2)
+    if left is LinkState.OPEN:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(started) == 2
+    # The next one starts when one has connected, or could not for a while.
+    started[0].link.state = left
+    await until(lambda: len(started) == 3)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from relay.cli.fleet import FleetReader, FleetReadError
+from relay.client.credentials import RenewableToken
+from relay.client.stdio_bridge.http_client import NotSentError, RelayHttp
+from relay.mcp_api.resources import FleetResources
 from relay.state.names import NodeName
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.keys import private_key_to_pem
+from schemas.tls import client_context
 from tests.fakes.callers import TOKEN_KEY
 from tests.fakes.hub import Hub
 from tests.fakes.other_relay import OtherRelay
+from tests.fakes.ports import unused_port
 from tests.fakes.relay_command import Outcome, RelayCommand
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -168,3 +174,86 @@ def test_a_malformed_tenant_is_a_wrong_command_line(relay: RelayCommand, state: 
     outcome = relay("fleet", "tools", "--tenant", "Not A Tenant")
     assert outcome.code == 2
     assert "--tenant" in outcome.error
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bare(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
+
+
+async def read(bare: ServedRelay, what: str, token: str | None = None) -> list[str]:
+    http = RelayHttp(
+        f"http://{bare.address}/mcp", RenewableToken(token or bare.hub.token()), client_context()
+    )
+    try:
+        found = await getattr(FleetReader(http), what)()
+    finally:
+        await http.close()
+    return [each.get("node_id") or each["name"] for each in found]
+
+
+@in_the_servers_loop
+async def test_nodes_and_tools_are_read_over_all_pages(
+    bare: ServedRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
+    monkeypatch.setattr("relay.mcp_api.tool_list.PAGE_SIZE", 3)
+    ids = [f"01hzx9k3m4p7q8r9s0t1v2{number:04}" for number in range(5)]
+    for node_id in ids:
+        bare.hub.connect(bare.hub.ca.issue(node_id))
+    assert await read(bare, "nodes") == ids
+    tools = await read(bare, "tools")
+    assert len(tools) == len(set(tools)) == 10
+    assert await read(bare, "nodes", bare.hub.token(tenant="globex")) == []
+
+
+@in_the_servers_loop
+@pytest.mark.parametrize(("relays", "pages"), [(1, 1), (2, 3)])
+async def test_for_the_tools_no_more_of_the_nodes_is_read_than_which_relay_has_them(
+    hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch, relays: int, pages: int
+) -> None:
+    asked = []
+
+    def counted(resources: FleetResources, tenant: str, path: str, query: str) -> str | None:
+        asked.append(query)
+        return read_document(resources, tenant, path, query)
+
+    read_document = FleetResources.read
+    monkeypatch.setattr(FleetResources, "read", counted)
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
+    if relays > 1:
+        hub.peers = OtherRelay()
+    async with ServedRelay.open(hub, server) as bare:
+        assert await read(bare, "tools") == []
+        assert asked == []
+        for number in range(5):
+            hub.connect(hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}"))
+        assert len(await read(bare, "tools")) == 10
+    assert len(asked) == pages
+
+
+@in_the_servers_loop
+async def test_a_token_that_is_not_accepted_is_an_error(bare: ServedRelay) -> None:
+    with pytest.raises(FleetReadError, match="the relay refuses"):
+        await read(bare, "nodes", "no-token")
+    with pytest.raises(FleetReadError, match="the relay refuses"):
+        await read(bare, "nodes", bare.hub.token(["sessions:message"]))
+
+
+@in_the_servers_loop
+async def test_a_relay_that_is_not_there_is_an_error() -> None:
+    http = RelayHttp(f"http://127.0.0.1:{unused_port()}/mcp", RenewableToken("x"), client_context())
+    with pytest.raises(NotSentError):
+        await FleetReader(http).tools()
+    await http.close()
+
+
+@in_the_servers_loop
+@pytest.mark.parametrize("text", ["[]", "null", "no JSON", json.dumps({"nodes": None}), "{}"])
+async def test_a_malformed_list_of_nodes_is_an_error(
+    bare: ServedRelay, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr("relay.mcp_api.resources.FleetResources.read", lambda *_: text)
+    with pytest.raises(FleetReadError, match="malformed"):
+        await read(bare, "nodes")

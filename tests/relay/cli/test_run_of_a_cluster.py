@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.demo.cluster_server import new_credentials
+from relay.cli.demo.more_relays import new_credentials
 from schemas.files import PRIVATE, PUBLIC, write_atomic
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_CONFIG
 from tests.fakes.relay_command import FREE_PORT

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.demo.cluster_server import new_credentials
+from relay.cli.demo.more_relays import new_credentials
 from relay.cluster.credentials import CredentialsError, read_credentials
 from relay.settings.config import ClusterConfig, ClusterServer
 from schemas.files import PRIVATE, PUBLIC, write_atomic

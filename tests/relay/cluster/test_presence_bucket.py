@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
 from relay.ascii_json import encoded
-from relay.cli.demo.cluster_server import new_credentials, relay_permissions
+from relay.cli.demo.more_relays import new_credentials, relay_permissions
 from relay.cluster.connection import ConnectionWork
 from relay.cluster.presence import LEASE_S, Effects, Presence
 from relay.cluster.presence_bucket import (

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.cli.backup.another_relay import save_for_another_relay
-from relay.cli.backup.state import restore, save
+from relay.cli.backup.state import restore, save, save_for_another_relay
 from relay.pki.authority import CertificateAuthority
 from relay.server.decisions import Applied, watched
 from relay.settings.config import StateFiles

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from relay.cli.demo.cluster_server import new_credentials
+from relay.cli.demo.more_relays import new_credentials
 from relay.cluster.ledger_stream import LedgerStream
 from relay.pki.authority import CertificateAuthority
 from relay.state.certificates import CaRecords

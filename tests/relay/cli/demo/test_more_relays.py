@@ -1,4 +1,5 @@
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from relay.cli.demo.more_relays import SERVER, start_cluster_server
-from relay.cli.demo.plan import Plan
+from relay.cli.demo.local_system import Plan
+from relay.cli.demo.more_relays import SERVER, relay_permissions, start_cluster_server
 from relay.cli.demo.processes import Processes
 from schemas.files import make_private_directory
+from tests.fakes.cluster_server import SHIPPED
 from tests.fakes.demo import plan_below
 
 pytestmark = pytest.mark.integration
@@ -71,3 +73,10 @@ async def test_each_start_has_credentials_of_its_own_and_is_reached_from_this_ma
         listening = {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
         assert listening == {"127.0.0.1"}
     assert seed not in processes.log(SERVER).read_text("utf-8")
+
+
+def test_the_permissions_are_those_that_ship() -> None:
+    shipped = SHIPPED.read_text("utf-8").split("RELAY = {")[1].split("\n}\n")[0]
+    permissions = relay_permissions("main")
+    subjects = [*permissions["publish"]["allow"], *permissions["subscribe"]["allow"]]
+    assert re.findall(r'"([^"]+)"', shipped) == subjects

@@ -1,13 +1,14 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from relay.cli.demo.processes import Processes, StartError
+from relay.cli.demo.processes import ClaimedPorts, Processes, StartError
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 
@@ -66,6 +67,43 @@ async def test_they_are_gone_after_an_error_too(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         await fail()
     assert not alive(pids[0])
+
+
+async def test_they_are_gone_when_a_signal_comes_while_they_are_stopped(tmp_path: Path) -> None:
+    # Each says that it was asked to stop, and needs the answer to end.
+    slow = (
+        "import os, signal, sys\n"
+        "def stop(*_):\n"
+        "    os.kill(int(sys.argv[1]), signal.SIGUSR1)\n"
+        "    signal.sigwait({signal.SIGUSR2})\n"
+        "    sys.exit()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "open(sys.argv[2], 'w').close()\n"
+        "while True: signal.pause()\n"
+    )
+    stopping: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, stopping.put_nowait, None)
+    pids: list[int] = []
+
+    async def demo() -> None:
+        async with Processes.running(tmp_path) as processes:
+            for name in ("1", "2"):
+                ready = tmp_path / name
+                pids.append(await processes.start(name, python(slow, str(os.getpid()), str(ready))))
+                await until(ready.exists)
+
+    async with asyncio.timeout(BOUND_S):
+        running = asyncio.create_task(demo())
+        for number in (1, 0):
+            await stopping.get()
+            running.cancel()
+            os.kill(pids[number], signal.SIGUSR2)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not any(alive(pid) for pid in pids)
+    loop.remove_signal_handler(signal.SIGUSR1)
 
 
 async def test_the_newest_is_stopped_first(tmp_path: Path) -> None:
@@ -177,3 +215,38 @@ async def test_a_command_that_fails_says_why(processes: Processes) -> None:
 async def test_ctrl_c_is_not_for_the_parts(processes: Processes) -> None:
     pid = await processes.start("one", python(WAIT))
     assert os.getsid(pid) == pid
+
+
+def test_the_usual_port_is_taken_where_it_is_free() -> None:
+    wanted = unused_port()
+    with ClaimedPorts() as ports:
+        assert ports.take(wanted) == wanted
+
+
+def test_a_port_in_use_is_left_to_its_owner() -> None:
+    wanted = unused_port()
+    with socket.socket() as taken, ClaimedPorts() as ports:
+        taken.bind(("127.0.0.1", wanted))
+        taken.listen()
+        assert ports.take(wanted) != wanted
+
+
+def test_a_port_that_another_demo_has_chosen_and_not_bound_yet_is_left_to_it() -> None:
+    wanted = unused_port()
+    with ClaimedPorts() as first, ClaimedPorts() as second:
+        chosen = [ports.take(wanted) for ports in (first, second, first, second)]
+    assert chosen[0] == wanted
+    assert len(set(chosen)) == 4
+
+
+def test_the_port_of_a_demo_that_has_ended_is_free() -> None:
+    wanted = unused_port()
+    for _ in range(2):
+        with ClaimedPorts() as ports:
+            assert ports.take(wanted) == wanted
+
+
+def test_one_demo_never_takes_a_port_twice() -> None:
+    wanted = unused_port()
+    with ClaimedPorts() as ports:
+        assert len({ports.take(wanted) for _ in range(50)}) == 50

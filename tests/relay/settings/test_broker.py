@@ -4,7 +4,7 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from relay.settings.broker_choice import BrokerChoice, BrokerOptions, choose_broker
+from relay.settings.broker import BrokerChoice, BrokerOptions, choose_broker
 from relay.settings.kept import KeptSettings
 from schemas.addresses import AddressError, HostPort
 
