@@ -19,17 +19,15 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.audit.chain import numbered
-from relay.audit.line_reader import AuditLines, Line
+from relay.audit.files import AuditLines, Line, numbered
 from relay.audit.report import is_of_canaries, report_rows, row
-from relay.audit.verified_head import keep_verified_head, read_verified_head
-from relay.audit.verify import FIELDS, HASH_FORM, parsed, verify
+from relay.audit.verify import FIELDS, HASH_FORM, keep_verified_head, parsed, read_verified_head, verify
 from relay.cli.audits import audits_at, ids_of_call, matching_in, verify_several
 from relay.cli.exits import EXIT_LOST, fail
 from relay.cli.options import AsJson, StateDir, seconds, state_files
 from relay.cli.remote_server import own_records
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable

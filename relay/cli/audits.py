@@ -14,14 +14,21 @@ from typing import Any, NamedTuple
 
 import typer
 
-from relay.audit.line_reader import AuditLines, Line
+from relay.audit.files import AuditLines, Line
 from relay.audit.report import moment
-from relay.audit.verified_head import keep_verified_head, read_verified_head
-from relay.audit.verify import ChainReport, ids_in, matching, time_of, verify
+from relay.audit.verify import (
+    ChainReport,
+    ids_in,
+    keep_verified_head,
+    matching,
+    read_verified_head,
+    time_of,
+    verify,
+)
 from relay.cli.exits import EXIT_LOST
 from relay.cli.options import show_table
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from schemas.error_roots import StateError
 from schemas.process.exit_codes import EXIT_NO
 from schemas.text import printable

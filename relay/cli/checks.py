@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.pki.authority import CertificateAuthority
-from relay.pki.own_certificate import issued_by
-from relay.pki.tls_contexts import broker_context
+from relay.pki.relay_tls import broker_context, issued_by
 from relay.settings.config import RelayConfig
 from schemas import topics
 from schemas.addresses import host_of, is_loopback

@@ -13,7 +13,7 @@ import typer
 from relay.cli.checks import EXPLAINED, RelayChecks
 from relay.cli.options import AsJson, usual_state_dir
 from relay.pki.authority import CertificateAuthority
-from relay.settings.clock import now_ms
+from relay.settings.environment import now_ms
 from relay.settings.table import RELAY, load_settings
 from schemas.process.asked_process import AskedProcess
 from schemas.process.cli_manual import example, group

@@ -24,8 +24,8 @@ from relay.cli.exits import fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.client.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToken, TokenMissingError
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from relay.state.key_files import read_key
 from relay.state.label_forms import with_typed_form
 from schemas.addresses import check_private_url, mcp_url, parse_mcp_url

@@ -13,8 +13,7 @@ from functools import lru_cache
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
-from relay.auth.agent_tokens import Authenticator, Principal
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Authenticator, Caller, Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
 from relay.http.direct_http import PendingAnswer, WholeRequest

@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
 from relay.http.direct_http import PendingAnswer
 from relay.mcp_api import direct

@@ -10,8 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from relay.auth.agent_tokens import Authenticator, Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Authenticator, Caller, Principal
 from relay.auth.permissions import Rights
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message
 
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import Emit, StreamClosedError
 from relay.http.body_parser import MESSAGE_IN_SCOPE

@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.settings.config import View
 from relay.state.name_rules import NameRuleError, check_tags

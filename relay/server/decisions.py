@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.auth.accepted_keys import AcceptedKeys
+from relay.auth.agent_tokens import AcceptedKeys
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.pki.authority import CertificateAuthority

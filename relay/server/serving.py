@@ -15,9 +15,8 @@ from relay.server.app import Relay
 from relay.server.collector import tune_collector
 from relay.server.settings_reload import RelaySettings, ReloadSource
 from relay.server.status import RelayStatus
-from relay.settings.clock import RelayClock, now_ms, ticks_ms
 from relay.settings.config import RelayConfig
-from relay.settings.environment import RelayEnvironment
+from relay.settings.environment import RelayClock, RelayEnvironment, now_ms, ticks_ms
 from schemas.health import endless, stalled
 from schemas.kinds import KindRegistry
 from schemas.log_level import LogThreshold

@@ -31,7 +31,7 @@ from relay.sessions.leaf_expiry import LeafExpiry
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.peer_faults import PeerFaults
 from relay.sessions.session import NodeSession
-from relay.settings.clock import SessionClock
+from relay.settings.environment import SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, agreed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from relay.routing.answer import CommandAnswer
 from relay.sessions.connection import NodeConnection
-from relay.settings.clock import SessionClock
+from relay.settings.environment import SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.identity import Identity

@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from relay.auth.agent_tokens import TokenIssuer
 from relay.cli.demo.cluster_server import new_credentials
 from relay.pki.broker_access import nats_users
-from relay.pki.own_certificate import RELAY_NAME
+from relay.pki.relay_tls import RELAY_NAME
 from relay.routing.cluster_messages import command_subject
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic

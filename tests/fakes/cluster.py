@@ -24,8 +24,8 @@ from relay.routing.port import (
     LocalRouter,
     NodeRef,
 )
-from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
+from relay.settings.environment import ticks_ms
 from relay.state.merging import SharedLedger
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType

@@ -44,10 +44,9 @@ from relay.mcp_api.url_options import UrlOptionReader
 from relay.mcp_api.views.assembly import view_tools
 from relay.mcp_api.views.measurements import Measurements
 from relay.observability.metrics import Metrics
+from relay.pki.authority import EndorsedRoots
 from relay.pki.errors import AuthorityStateError
-from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
-from relay.pki.renewals import Renewals
-from relay.pki.server_authority import EndorsedRoots
+from relay.pki.renewals import LeafAuthority, OwnLeaves, Renewals
 from relay.routing.peers import Peers
 from relay.routing.port import LocalRouter, NodeFrames
 from relay.sessions.capability_limits import CapabilityLimits
@@ -57,8 +56,8 @@ from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
-from relay.settings.clock import RelayClock
 from relay.settings.config import PER_AGENT, EnvelopeMode
+from relay.settings.environment import RelayClock
 from relay.state.kinds import watched_names
 from relay.state.token_keys import key_id
 from relay.state.watcher import SHARED, Freshness

@@ -13,8 +13,8 @@ from relay.cluster.cluster_part import ClusterPart
 from relay.cluster.presence_effects import Effects
 from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames
-from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
+from relay.settings.environment import ticks_ms
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.cluster import ROOTS

@@ -16,7 +16,7 @@ from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.config import NodeConfig, read_stored, store, stored_file
 from kubelet.daemon.composition import caller_ids_file, last_issued_file
 from kubelet.session.tls import NodeTls
-from relay.audit.verified_head import keep_verified_head, read_verified_head
+from relay.audit.verify import keep_verified_head, read_verified_head
 from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
 from relay.settings.kept import KeptSettings, read_kept, write_kept

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from relay.broker.program import find_nats_server
+from relay.broker.nats_server import find_nats_server
 from relay.cli.backup.another_relay import save_for_another_relay
 from relay.cli.backup.state import restore
 from relay.cli.demo.cluster_server import cluster_server_config, new_credentials
@@ -19,8 +19,8 @@ from relay.cli.demo.local_system import TENANT, LocalSystem, OnStep, fleet_comma
 from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from relay.settings.kept import read_kept
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, make_private_directory, write_atomic

@@ -15,7 +15,7 @@ from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
 from relay.http.connections import AcceptedConnection, Bounds, Connections
 from relay.http.listener import bind
 from relay.observability.metrics import Metrics
-from relay.pki.tls_contexts import LiveContext
+from relay.pki.relay_tls import LiveContext
 from relay.settings.config import TlsFiles
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted

@@ -20,7 +20,7 @@ from relay.http.acceptor import SocketTimeouts
 from relay.http.frame_meter import FRAMES_AT_ONCE, METER_IN_SCOPE
 from relay.http.http_protocol import MAX_HEAD_BYTES
 from relay.http.listener import Hooks, bind
-from relay.pki.tls_contexts import LiveContext
+from relay.pki.relay_tls import LiveContext
 from relay.settings.config import TlsFiles
 from schemas.addresses import HostPort
 from schemas.tls import client_context

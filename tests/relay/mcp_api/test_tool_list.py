@@ -5,7 +5,7 @@ import pytest
 
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList

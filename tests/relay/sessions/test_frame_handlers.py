@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
 from relay.auth.permissions import Rights
-from relay.pki.server_authority import EndorsedRoots
+from relay.pki.authority import EndorsedRoots
 from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
 from schemas.addresses import CONNECT_PATH

@@ -6,7 +6,7 @@ from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command
 from relay.sessions.commands import cmd_payload
 from relay.sessions.session import NodeSession
-from relay.settings.clock import SessionClock
+from relay.settings.environment import SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry

@@ -1,6 +1,6 @@
 import pytest
 
-from relay.settings.clock import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
+from relay.settings.environment import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
 from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger

@@ -12,7 +12,7 @@ from relay.cli.backup.archive import pack, unpack
 from relay.cli.backup.state import RestoreError, restore, save
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityStateError
-from relay.pki.own_certificate import issued_by
+from relay.pki.relay_tls import issued_by
 from relay.settings.config import StateFiles
 from relay.settings.kept import KeptSettings, read_kept
 from relay.state.join_tokens import JoinTokens
