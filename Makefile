@@ -129,6 +129,9 @@ lock: ## renew the lock files (needs uv)
 man: $(READY) ## write the man pages, from the commands, to build/man
 	@$(BIN)/python -P packaging/man_pages.py build/man
 
+kinds: $(READY) ## write docs/kinds.md, from the kinds that ship
+	@$(BIN)/python -P packaging/kinds_page.py
+
 picture: $(READY) ## draw the picture of the README, from what the demo prints
 	@$(BIN)/python -P packaging/terminal_picture.py docs/demo.svg
 

@@ -24,7 +24,7 @@ from bench.results import Figure
 from relay.cli.demo.local_system import LocalSystem, start_system
 from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
-from relay.sessions.connect_limiter import RATE_PER_S
+from relay.sessions.connects import RATE_PER_S
 from relay.settings.config import AGENT_BURST_S
 
 _NODES = int(os.environ.get("BENCH_NODES", "10000"))

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from kubelet.announce.signer import ManifestSigner
-from kubelet.handlers.echo import CAPABILITY
+from kubelet.daemon.composition import make_handlers
 from kubelet.session.handshake import answer_to
 from schemas.addresses import connect_url
 from schemas.frame_types import Role
@@ -42,7 +42,8 @@ class FloodingNode:
     """The node of ``identity``, at the relay of ``url``."""
 
     def __init__(self, identity: NodeIdentity, url: str) -> None:
-        registry = SchemaRegistry()
+        registry, log = SchemaRegistry(), make_logger("kubelet", sys.stderr)
+        echo, _ = make_handlers(identity.node_id, log)
         self._identity = identity
         self._url = url
         self._reader = FrameReader(registry)
@@ -50,12 +51,12 @@ class FloodingNode:
         self._signer = ManifestSigner(
             identity=identity,
             hw_fingerprint=fingerprint({"machine_id": identity.node_id}),
-            capabilities=[CAPABILITY],
+            capabilities=[echo.capability],
             ttl_ms=_TTL_MS,
             now_ms=_now_ms,
             registry=registry,
             last_issued=None,
-            log=make_logger("kubelet", sys.stderr),
+            log=log,
         )
         self._manifest = self._signer.sign()
         self.floods = asyncio.Event()

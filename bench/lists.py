@@ -8,7 +8,7 @@ import io
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,7 @@ from typing import Any
 from nacl.signing import SigningKey
 
 from bench.results import Figure
-from kubelet.handlers.echo import CAPABILITY as ECHO
-from kubelet.handlers.metrics import CAPABILITY as METRICS
+from kubelet.daemon.composition import make_handlers
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.permissions import Rights
@@ -28,7 +27,7 @@ from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import WHOLE_FLEET
 from relay.fleet.tools import Projector
-from relay.mcp_api.paging import ToolEntries, page_of
+from relay.mcp_api.tool_list import ToolEntries, page_of
 from relay.observability.metrics import Metrics
 from relay.pki.issuing import issue_leaf, make_root
 from schemas.kinds import KindRegistry
@@ -69,7 +68,7 @@ def measure_lists() -> list[Figure]:
 
 def _tool_sizes() -> list[Figure]:
     """Return for each tool what a model reads of its entry in the list, beside the whole entry."""
-    tools = Projector(SchemaRegistry(), KindRegistry()).project(_NODE_ID, [ECHO, METRICS])
+    tools = Projector(SchemaRegistry(), KindRegistry()).project(_NODE_ID, _capabilities())
     figures = []
     for tool in tools.values():
         entry = tool.listed()
@@ -77,6 +76,11 @@ def _tool_sizes() -> list[Figure]:
         name = f"read_bytes {'.'.join(tool.offer)}"
         figures.append(Figure(name, _bytes(read), "B", "the whole entry", _bytes(entry), "<= 600 B"))
     return figures
+
+
+def _capabilities() -> Sequence[Mapping[str, Any]]:
+    """Return what a node announces: echo, metrics."""
+    return [each.capability for each in make_handlers(_NODE_ID, make_logger("kubelet", io.StringIO()))]
 
 
 def _bytes(document: dict[str, Any]) -> int:
@@ -96,7 +100,8 @@ def _fleet(nodes: int) -> Iterator[Fleet]:
     """Hold a fleet of so many nodes, which are connected and have ``_TOOLS`` tools together."""
     root = make_root(_ROOT_KEY, "bench", _NOW_MS, 3650, serial=1)
     registry, kinds, log = SchemaRegistry(), KindRegistry(), make_logger("relay", io.StringIO())
-    capabilities = [{**ECHO, "cap_id": f"echo{number}"} for number in range(_TOOLS // nodes)]
+    echo, _ = _capabilities()
+    capabilities = [{**echo, "cap_id": f"echo{number}"} for number in range(_TOOLS // nodes)]
     with TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         audit = AuditLog(Path(name) / "audit.jsonl", lambda: _NOW_MS)
         fleet = Fleet(

@@ -5,7 +5,7 @@ in which what an idle second costs can be measured, and then a minute's worth of
 """
 
 from relay.cli.entry import main
-from relay.sessions import heartbeat_interval
+from relay.sessions import frame_handlers as heartbeat_interval
 
 heartbeat_interval.SHORTEST_MS = heartbeat_interval.LONGEST_MS = 3_600_000
 

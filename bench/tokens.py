@@ -8,7 +8,7 @@ from nacl.signing import SigningKey
 
 from bench.results import Figure
 from relay.auth.agent_tokens import Authenticator, TokenIssuer
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.addresses import mcp_url, mcp_urls
 from schemas.keys import verifies
 from schemas.registry import SchemaRegistry

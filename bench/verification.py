@@ -1,19 +1,20 @@
 """How many manifests a second the whole ``accept`` judges, beside the bare signature check."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 from nacl.signing import SigningKey
 
 from bench.results import Figure
-from kubelet.handlers.echo import CAPABILITY as ECHO
-from kubelet.handlers.metrics import CAPABILITY as METRICS
+from kubelet.daemon.composition import make_handlers
 from relay.pki.issuing import issue_leaf, make_root
 from schemas.certificates import verify_leaf
 from schemas.keys import verifies
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, Outcome
@@ -44,7 +45,9 @@ def measure_verification() -> Figure:
         node_id=_NODE_ID,
         kid=identity.kid,
         hw_fingerprint=fingerprint({"machine_id": "bench"}),
-        capabilities=[ECHO, METRICS],
+        capabilities=[
+            handler.capability for handler in make_handlers(_NODE_ID, make_logger("kubelet", sys.stderr))
+        ],
         issued_at_ms=_NOW_MS,
         expires_at_ms=_NOW_MS + 900_000,
         sign=lambda message: key.sign(message).signature,

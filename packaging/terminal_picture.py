@@ -28,7 +28,7 @@ _STYLE = (
 )
 _CLASSES = (
     (re.compile(r"\$ "), "command"),
-    (re.compile(r"  [a-z]+(\.\w+){3}$"), "tool"),
+    (re.compile(r"  [a-z]+-[a-z]+ \{.*$"), "tool"),
     (re.compile(r" +\d+\.\d s  |    this machine, "), "dim"),
 )
 

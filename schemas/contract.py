@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.kinds import KINDS, KindRegistry, NamedKind
+from schemas.kinds import KindRegistry, NamedKind, rfc_kinds
 from schemas.registry import SchemaRegistry
 
 
@@ -16,7 +16,7 @@ class Contract:
     """Documents and kinds that belong together.
 
     Attributes:
-        named: the kinds that do not ship, in the order in which the operator named them.
+        named: the kinds besides RFC-0001's, in the order in which the operator named them.
     """
 
     registry: SchemaRegistry
@@ -25,7 +25,7 @@ class Contract:
 
 
 def read_contract(names: tuple[str, ...], directory: Path | None = None) -> Contract:
-    """Return the contract with the kinds ``names`` of installed packages beside those that ship.
+    """Return the contract with the kinds ``names``, shipped or of installed packages, beside RFC-0001's.
 
     ``directory`` has packages that are installed for their kinds alone.
 
@@ -33,13 +33,13 @@ def read_contract(names: tuple[str, ...], directory: Path | None = None) -> Cont
         ConfigError: one of them is not installed, is damaged, or cannot be told from another kind.
     """
     if not names:
-        return Contract(SchemaRegistry(), KindRegistry())
+        return contract_of(())
     from schemas.kind_packages import read_named_kinds  # noqa: PLC0415 - as in the module's docstring
 
     return contract_of(read_named_kinds(names, directory))
 
 
 def contract_of(named: Sequence[NamedKind]) -> Contract:
-    """Return the contract with the kinds ``named`` beside those that ship."""
-    kinds = KindRegistry([*KINDS, *(each.kind for each in named)])
+    """Return the contract with the kinds ``named`` beside RFC-0001's."""
+    kinds = KindRegistry([*rfc_kinds(), *(each.kind for each in named)])
     return Contract(SchemaRegistry(kinds=kinds, named=named), kinds, tuple(named))

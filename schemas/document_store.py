@@ -5,7 +5,7 @@ the package does not change them below a running process. Must not compile.
 """
 
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ _REFERENCES = ("$ref", "$dynamicRef")
 
 
 class DocumentStore(Mapping[str, bytes]):
-    """The canonical bytes of the documents in ``directory``, and of those ``brought``, by reference.
+    """The canonical bytes of the documents in ``directories``, and of those ``brought``, by reference.
 
     Kept as bytes: parsed, all of them take a mebibyte of every board.
 
@@ -28,8 +28,8 @@ class DocumentStore(Mapping[str, bytes]):
             these documents.
     """
 
-    def __init__(self, directory: Path, brought: Mapping[str, Mapping[str, Any]]) -> None:
-        self._bytes = {file.name.removesuffix(".json"): file.read_bytes() for file in _files(directory)}
+    def __init__(self, directories: Iterable[Path], brought: Mapping[str, Mapping[str, Any]]) -> None:
+        self._bytes = {file.name.removesuffix(".json"): file.read_bytes() for file in _files(directories)}
         self._bytes |= {ref: jcs(document) for ref, document in brought.items()}
         self._checked: set[str] = set()
 
@@ -52,8 +52,9 @@ def referred(ref: str, document: object) -> set[str]:
     return {text.removeprefix(SCHEME).partition("#")[0] or ref for text in _references(document)}
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(entry for entry in directory.iterdir() if entry.suffix == ".json")
+def _files(directories: Iterable[Path]) -> list[Path]:
+    files = (entry for directory in directories for entry in directory.iterdir() if entry.suffix == ".json")
+    return sorted(files, key=lambda file: file.name)
 
 
 def _parsed(ref: str, text: bytes, documents: Container[str]) -> dict[str, Any]:

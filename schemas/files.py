@@ -99,6 +99,11 @@ def is_shown_to_group(directory: Path) -> bool:
     return directory.stat().st_mode & _OTHERS == _GROUP_ENTERS
 
 
+def mode_without_secrets(directory: Path) -> int:
+    """Return the mode of a file in ``directory`` that holds no secret, as ``open_state`` makes it."""
+    return _FOR_THE_GROUP if is_shown_to_group(directory) else PRIVATE
+
+
 def read_state(path: Path, max_bytes: int = MAX_STATE_BYTES) -> bytes:
     """Return what a file of the state directory holds.
 
@@ -167,8 +172,24 @@ def check_state(path: Path, facts: os.stat_result, *, secret: bool = False) -> N
         UntrustedFileError, ExposedFileError: as ``open_state``.
     """
     _check_regular(path, facts)
-    is_shown = not secret and is_shown_to_group(path.parent)
-    _check(path, facts, secret=secret, believed=path.parent.stat().st_uid if is_shown else _ROOT)
+    _check(path, facts, secret=secret, believed=_ROOT if secret else _shown_by(path.parent))
+
+
+def check_secret(path: Path) -> None:
+    """See that a secret of the state directory is for its owner alone, also as a member who may not read it.
+
+    Raises:
+        UntrustedFileError, ExposedFileError: as ``open_state``.
+        OSError: it cannot be seen.
+    """
+    facts = path.stat()
+    _check_regular(path, facts)
+    _check(path, facts, secret=True, believed=_shown_by(path.parent))
+
+
+def _shown_by(directory: Path) -> int:
+    """Return the user that members of a group believe in ``directory``; root if it shows them nothing."""
+    return directory.stat().st_uid if is_shown_to_group(directory) else _ROOT
 
 
 def _check_regular(path: Path, facts: os.stat_result) -> None:

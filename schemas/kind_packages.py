@@ -1,10 +1,11 @@
-"""Reads the kinds that an operator named from installed packages: a local amendment of RFC-0001.
+"""Reads the kinds that an operator named, which ship or are a package's: a local amendment of RFC-0001.
 
-A package has an entry point in the group ``edge_kubelet.kinds``: the kind's name, and the handler as
-``package.module:attribute``. Beside that module lie ``kind.json``, its row, and ``documents/``, the schemas
-that the row cites. Both are found by the metadata of the installation and read as data: a relay has no use
-for the handler, and must not run it. A package that another user can change is refused, since a node runs it.
-Must not import a package, and must not read one that was not named.
+Both have the same form and are held to the same rules. A package has an entry point in the group
+``edge_kubelet.kinds``: the kind's name, and the handler as ``package.module:attribute``. Beside that module
+lie ``kind.json``, its row, and ``documents/``, the schemas that the row cites. Both are found by the
+metadata of the installation and read as data: a relay has no use for the handler, and must not run it. A
+package that another user can change is refused, since a node runs it. Must not import a package, and must
+not read one that was not named.
 """
 
 import os
@@ -22,8 +23,19 @@ import jsonschema_rs
 from schemas.document_store import SCHEME
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.files import check_unchangeable, read_named
-from schemas.images import ImageMember
-from schemas.kinds import KINDS, Fault, ForeignText, Kind, KindRegistry, NamedKind, Verb
+from schemas.kinds import (
+    DOCUMENTS,
+    RFC_0001,
+    ROW,
+    SHIPPED,
+    KindRegistry,
+    NamedKind,
+    images_of,
+    kind_of,
+    member_at,
+    rfc_kinds,
+    shipped_names,
+)
 from schemas.projection import NODE_ID_PATTERN
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
@@ -31,11 +43,9 @@ from schemas.text import printable
 from schemas.violations import ViolationError
 
 GROUP = "edge_kubelet.kinds"
-ROW = "kind.json"
-DOCUMENTS = "documents"
 
 _RULES = Path(__file__).with_name("kind_rules")
-_ROW_REF = "kind_row@1.1.0"
+_ROW_REF = "kind_row@1.2.0"
 _SCHEMA_REF = "kind_schema@1.1.0"
 _KINDS_VIEW_REFS = ("kind_call.input@1.0.0", "kind_call.output@1.0.0")
 _MAX_BYTES = 64 * 1024
@@ -45,7 +55,7 @@ _ANY_TEXT = r"^[\x20-\x7E]*$"
 _COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _MAX_COUNTS = 1024
 """A pattern with several counts takes steps of their sum for each character."""
-_USUAL_NAME = re.compile(r"[A-Za-z0-9._/:@+-]*")
+_RESERVED = "system."
 
 
 class KindPackageError(OperatorError):
@@ -60,7 +70,7 @@ def sites_in(directory: Path | None) -> list[Path]:
 
 
 def read_named_kinds(names: Sequence[str], directory: Path | None = None) -> tuple[NamedKind, ...]:
-    """Return the kinds ``names``, which installed packages bring, also those in ``directory``.
+    """Return the kinds ``names``, which ship, or which installed packages bring, also those in ``directory``.
 
     Raises:
         ConfigError: one of them is not installed, is installed twice, breaks a rule, or has the name or the
@@ -70,7 +80,7 @@ def read_named_kinds(names: Sequence[str], directory: Path | None = None) -> tup
     problems: list[str] = []
     for name in names:
         try:
-            known = KindRegistry([*KINDS, *(each.kind for each in found)])
+            known = KindRegistry([*rfc_kinds(), *(each.kind for each in found)])
             found.append(_read_beside(known, name, sites_in(directory)))
         except KindPackageError as error:
             problems.append(f"kinds: {name}: {error}")
@@ -82,15 +92,36 @@ def read_named_kinds(names: Sequence[str], directory: Path | None = None) -> tup
 def _read_beside(known: KindRegistry, name: str, sites: Sequence[Path]) -> NamedKind:
     if known.get(name) is not None:
         raise KindPackageError("a kind of this name exists already")
-    entry = _entry_point(name, sites)
-    read = read_kind(_directory(entry, sites), name, partial(_load, entry))
+    read = read_shipped(name) if name in shipped_names() else _read_package(name, sites)
     if (other := known.by_short(read.kind.short)) is not None:
         raise KindPackageError(f"its kind_short {read.kind.short} is that of {other.name}")
     return read
 
 
-def read_kind(directory: Path, name: str, load_handler: Callable[[], object]) -> NamedKind:
+def read_shipped(name: str, directory: Path = SHIPPED) -> NamedKind:
+    """Return the kind ``name``, which ships.
+
+    Raises:
+        KindPackageError: a file is missing, or breaks a rule.
+    """
+    return read_kind(directory / name, name)
+
+
+def _read_package(name: str, sites: Sequence[Path]) -> NamedKind:
+    entry = _entry_point(name, sites)
+    directory = _directory(entry, sites)
+    read = read_kind(directory, name, partial(_load, entry))
+    if name.startswith(_RESERVED):
+        raise KindPackageError(f"{directory / ROW}: /kind must not begin with {_RESERVED}: RFC-0001's")
+    if read.kind.capability is not None:
+        raise KindPackageError(f"{directory / ROW}: /capability is what its handler says: leave it out")
+    return read
+
+
+def read_kind(directory: Path, name: str, load_handler: Callable[[], object] | None = None) -> NamedKind:
     """Return the kind ``name``, whose row and documents lie in ``directory``.
+
+    The documents of RFC-0001's kinds are not held to the dialect.
 
     Raises:
         KindPackageError: a file is missing, or breaks a rule.
@@ -102,30 +133,22 @@ def read_kind(directory: Path, name: str, load_handler: Callable[[], object]) ->
     documents: dict[str, Mapping[str, Any]] = {}
     for ref in sorted({verb[end] for verb in row["verbs"].values() for end in ("input", "output")}):
         documents[ref] = _document(directory, name, ref, rules)
-    if row["schema_ref"].removeprefix(SCHEME) not in documents:
-        raise KindPackageError(f"{file}: /schema_ref must be {SCHEME} and a document of one of the verbs")
+    cited = row["schema_ref"].removeprefix(SCHEME)
+    if cited not in documents:
+        documents[cited] = _bundle(directory, name, cited, documents)
     shipped = SchemaRegistry()
     reserved = {member for ref in _KINDS_VIEW_REFS for member in shipped.document(ref)["properties"]}
     for verb, facts in row["verbs"].items():
         ends = documents[facts["input"]], documents[facts["output"]]
-        for problem in (*_document_problems(facts, *ends, reserved), *_row_problems(facts, *ends)):
+        problems = (
+            *_document_problems(facts, *ends, reserved),
+            *_row_problems(facts, *ends),
+            *(() if name in RFC_0001 else _text_problems(facts, ends[1], rules)),
+            *_example_problems(facts, *ends),
+        )
+        for problem in problems:
             raise KindPackageError(f"{file}: /verbs/{verb}: {problem}")
-    verbs = {verb: _verb(verb, facts, documents[facts["output"]]) for verb, facts in row["verbs"].items()}
-    faults = {code: Fault(**texts) for code, texts in row.get("faults", {}).items()}
-    return NamedKind(
-        kind=Kind(
-            name,
-            row["kind_short"],
-            row["safety_class"],
-            row["schema_ref"],
-            MappingProxyType(verbs),
-            MappingProxyType(faults),
-        ),
-        most_rate_rps=row["limits"]["rate_limit_rps"],
-        most_deadline_ms=row["limits"]["deadline_ms_default"],
-        documents=MappingProxyType(documents),
-        load_handler=load_handler,
-    )
+    return NamedKind(kind_of(row, documents), MappingProxyType(documents), load_handler)
 
 
 def _load(entry: EntryPoint) -> object:
@@ -179,24 +202,55 @@ def _raised(error: OSError) -> None:
     raise error
 
 
+def _bundle(
+    directory: Path, name: str, ref: str, documents: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return the document ``ref``, which holds those of the verbs as they are, and nothing else."""
+    file = directory / DOCUMENTS / f"{ref}.json"
+    if not ref.startswith(f"{name}@") or not file.is_file():
+        raise KindPackageError(
+            f"{directory / ROW}: /schema_ref must be {SCHEME} and a document of one of the verbs,"
+            " or a bundle of them all"
+        )
+    bundle = _loaded(file)
+    held = bundle.get("$defs")
+    if (
+        set(bundle) - {"title", "description"} != {"$schema", "$id", "$defs"}
+        or bundle["$id"] != SCHEME + ref
+        or not isinstance(held, dict)
+        or {each.get("$id"): each for each in held.values()}
+        != {document["$id"]: document for document in documents.values()}
+        or len(held) != len(documents)
+    ):
+        raise KindPackageError(f"{file}: a bundle has the documents of all verbs in $defs, each as it is")
+    return bundle
+
+
 def _document(directory: Path, name: str, ref: str, rules: SchemaRegistry) -> Mapping[str, Any]:
     if not ref.startswith((f"{name}.", f"{name}@")):
         raise KindPackageError(f"{directory / ROW}: the name of the document {ref} must begin with {name}")
     file = directory / DOCUMENTS / f"{ref}.json"
-    document = _checked(file, rules, _SCHEMA_REF)
+    document = _loaded(file) if name in RFC_0001 else _checked(file, rules, _SCHEMA_REF)
     if document["$id"] != SCHEME + ref:
         raise KindPackageError(f"{file}: /$id must be {SCHEME}{ref}")
-    for pattern in _patterns(document):
-        counts = [int(most or least) for least, most in _COUNT.findall(pattern)]
-        if len(counts) > 1 and sum(counts) > _MAX_COUNTS:
-            raise KindPackageError(
-                f"{file}: the counts of a pattern must not add up to more than {_MAX_COUNTS}"
-            )
-    try:
-        jsonschema_rs.Draft202012Validator(document)
-    except ValueError:
-        raise KindPackageError(f"{file}: one of its patterns is no regular expression") from None
+    for problem in _pattern_problems(document):
+        raise KindPackageError(f"{file}: {problem}")
     return document
+
+
+def _pattern_problems(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the patterns of ``document`` that the schema of documents cannot express."""
+    if any(_counts_too_far(pattern) for pattern in _patterns(document)):
+        yield f"the counts of a pattern must not add up to more than {_MAX_COUNTS}"
+    try:
+        jsonschema_rs.Draft202012Validator(dict(document))
+    except ValueError:
+        yield "one of its patterns is no regular expression"
+
+
+def _counts_too_far(pattern: str) -> bool:
+    counts = [int(most or least) for least, most in _COUNT.findall(pattern)]
+    return len(counts) > 1 and sum(counts) > _MAX_COUNTS
 
 
 def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -206,15 +260,22 @@ def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
         yield from _patterns(inner)
 
 
-def _checked(file: Path, rules: SchemaRegistry, ref: str) -> dict[str, Any]:
-    """Return the JSON in ``file``, which fits the document ``ref`` of ``rules``."""
+def _loaded(file: Path) -> dict[str, Any]:
+    """Return the JSON object in ``file``."""
     try:
-        value: dict[str, Any] = loads(read_named(file, _MAX_BYTES), max_bytes=_MAX_BYTES)
-        rules.load(ref).check(value)
+        value = loads(read_named(file, _MAX_BYTES), max_bytes=_MAX_BYTES)
     except OSError as error:
         raise KindPackageError(f"{file}: {error.strerror}" if error.strerror else str(error)) from None
     except StrictJsonError as error:
         raise KindPackageError(f"{file}: not JSON: {printable(str(error))}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _checked(file: Path, rules: SchemaRegistry, ref: str) -> dict[str, Any]:
+    """Return the JSON in ``file``, which fits the document ``ref`` of ``rules``."""
+    value = _loaded(file)
+    try:
+        rules.load(ref).check(value)
     except ViolationError as error:
         raise KindPackageError(f"{file}: {error.sentence} ({error.rule})") from None
     return value
@@ -232,7 +293,7 @@ def _document_problems(
             yield f"its {end} must require {', '.join(missing)}"
         if missing := sorted(required - members):
             yield f"its {end} requires what it does not define: {', '.join(missing)}"
-        images = {member.name for member in _images(document)}
+        images = {member.name for member in images_of(document)}
         if images and (end == "input" or facts.get("streams")):
             yield f"members of its {end} are images, which only the output of a call has"
         if wrong := sorted(images & required):
@@ -250,40 +311,31 @@ def _row_problems(
     for member in facts.get("verbatim", ()):
         if member not in sent["properties"] or member not in answered["properties"]:
             yield f"verbatim names {member}, which is not a member of both documents"
+
+
+def _text_problems(
+    facts: Mapping[str, Any], answered: Mapping[str, Any], rules: SchemaRegistry
+) -> Iterator[str]:
+    """Yield what is wrong with the texts of third parties that the row names, by the dialect."""
     for member in ("foreign_texts", "free_texts"):
-        for path in facts.get(member, ()):
-            if _at(answered, path).get("pattern") != _ANY_TEXT:
-                yield f"{member} names {'/'.join(path)}, which is no string with the pattern {_ANY_TEXT}"
+        for entry in facts.get(member, ()):
+            own = entry if isinstance(entry, dict) else {"path": entry}
+            text, place = member_at(answered, own["path"]), "/".join(own["path"])
+            if text.get("pattern") != _ANY_TEXT:
+                yield f"{member} names {place}, which is no string with the pattern {_ANY_TEXT}"
+            elif own.get("limit", 0) > text["maxLength"]:
+                yield f"{member} cuts {place} at {own['limit']}, above its maxLength"
+            elif "usual" in own:
+                of_text = {**answered, "properties": {"text": {**text, "pattern": own["usual"]}}}
+                fits = rules.load(_SCHEMA_REF).is_valid(of_text)
+                if not fits or any(_pattern_problems(of_text)):
+                    yield f"the usual {place} has a pattern that a document cannot have"
 
 
-def _verb(name: str, facts: Mapping[str, Any], answered: Mapping[str, Any]) -> Verb:
-    return Verb(
-        name=name,
-        input_ref=facts["input"],
-        output_ref=facts["output"],
-        title=facts["title"],
-        description=facts["description"],
-        idempotent=facts["idempotent"],
-        verbatim=tuple(facts.get("verbatim", ())),
-        foreign_texts=tuple(
-            ForeignText(tuple(path), usual, _at(answered, path).get("maxLength", 0))
-            for member, usual in (("foreign_texts", _USUAL_NAME), ("free_texts", None))
-            for path in facts.get(member, ())
-        ),
-        streams=facts.get("streams", False),
-        images=tuple(_images(answered)),
-    )
-
-
-def _images(document: Mapping[str, Any]) -> Iterator[ImageMember]:
-    for name, schema in document["properties"].items():
-        if "contentMediaType" in schema:
-            yield ImageMember(name, schema["contentMediaType"])
-
-
-def _at(document: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
-    """Return the schema of the member that ``path`` leads to, through the items of arrays."""
-    found = document
-    for member in path:
-        found = found.get("items", found).get("properties", {}).get(member, {})
-    return found
+def _example_problems(
+    facts: Mapping[str, Any], sent: Mapping[str, Any], answered: Mapping[str, Any]
+) -> Iterator[str]:
+    for member, document in (("arguments", sent), ("result", answered)):
+        example = facts.get("example", {}).get(member)
+        if example is not None and not jsonschema_rs.Draft202012Validator(dict(document)).is_valid(example):
+            yield f"its example has {member} that do not fit their document"

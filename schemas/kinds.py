@@ -1,13 +1,19 @@
 """The closed registry of kinds: what a node can offer, and how each verb is presented to an agent.
 
-RFC-0001 sections 2, 3.2 and 5, RFC-0005 sections 2 and 9. A new kind of the contract is one row here, its
-documents (with the amendment of the manifest's enum and clamp) and one handler file on the node; a kind of an
-operator's own comes in a package (``schemas.kind_packages``). Must not contain behaviour.
+RFC-0001 sections 2, 3.2 and 5, RFC-0005 sections 2 and 9. A kind that ships is a directory of
+``schemas/kinds``: its row, the documents that the row cites, and nothing that runs. RFC-0001's own two are
+known to every process; any other only where the operator names it, as one of a package is
+(``schemas.kind_packages``). Such a kind is admitted by an amendment of the manifest's rules, which is not
+served: the document keeps its bytes, and its meaning for those who read it elsewhere. Must not read a
+directory when it is imported.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +23,19 @@ from schemas.text import changed_at, free_text, inert, printable
 
 MANIFEST_REF = "manifest@1.1.0"
 
+RFC_0001 = ("system.metrics", "system.echo")
+"""The kinds in the enum of the manifest's document. Their own documents are the RFC's, not of our dialect."""
+SHIPPED = Path(__file__).with_name("kinds")
+ROW = "kind.json"
+DOCUMENTS = "documents"
+
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){1,3}")
 _MAX_NAME = 64
+_USUAL_NAME = re.compile(r"[A-Za-z0-9._/:@+-]*")
+_MOST_RPS, _MOST_DEADLINE_MS = 1000.0, 30_000  # by the manifest's document
+
+Notes = Mapping[str, str]
+"""Descriptions by the path of member names, as ``/disk/*/mount``; ``*`` is what a list contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +103,15 @@ class Fault:
 class Kind:
     """One row: a kind, the token that its tool names start with, and its verbs.
 
-    ``schema_ref`` is what a capability of this kind cites in the manifest. A verb that the RFC defines but
-    that has no row is not listed and cannot be called. ``faults`` are the reasons, by code, that its handler
-    can state for a failure.
+    A verb that the RFC defines but that has no row is not listed and cannot be called.
+
+    Attributes:
+        schema_ref: what a capability of this kind cites in the manifest.
+        faults: the reasons, by code, that its handler can state for a failure.
+        most_rate_rps, most_deadline_ms: the most that a capability may state in its constraints.
+        capability: what a node announces; None if the handler of a package says it.
+        notes: the only descriptions of a document that a model reads, by its reference. Documents without
+            an entry are described for models already.
     """
 
     name: str
@@ -97,23 +120,25 @@ class Kind:
     schema_ref: str
     verbs: Mapping[str, Verb]
     faults: Mapping[str, Fault] = field(default_factory=lambda: MappingProxyType({}))
+    most_rate_rps: float = _MOST_RPS
+    most_deadline_ms: int = _MOST_DEADLINE_MS
+    capability: Mapping[str, Any] | None = None
+    notes: Mapping[str, Notes] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
 class NamedKind:
-    """A kind that does not ship: an installed package brings it, and the operator has named it.
+    """A kind that a process knows because the operator has named it.
 
     Attributes:
-        most_rate_rps, most_deadline_ms: the most that a capability may state in its constraints.
         documents: what its row cites, by reference.
-        load_handler: imports the package's code, returns what its entry point names. For the node alone.
+        load_handler: imports the code of its package, returns what its entry point names. For the node alone.
+            None if the kind ships.
     """
 
     kind: Kind
-    most_rate_rps: float
-    most_deadline_ms: int
     documents: Mapping[str, Mapping[str, Any]]
-    load_handler: Callable[[], object]
+    load_handler: Callable[[], object] | None = None
 
 
 def kind_name(text: str) -> str:
@@ -129,83 +154,104 @@ def kind_name(text: str) -> str:
     return text
 
 
-def _verbs(*verbs: Verb) -> Mapping[str, Verb]:
-    return MappingProxyType({verb.name: verb for verb in verbs})
-
-
-# The names come from the label of a USB stick or the export of a network share.
-_DISK_TEXTS = (
-    ForeignText(("disk", "mount"), re.compile(r"/|(/[A-Za-z0-9._@+:-]{1,64}){1,12}"), limit=64),
-    ForeignText(("disk", "fs_type"), re.compile(r"[a-z0-9][a-z0-9._-]*"), limit=32),
-)
-
-SYSTEM_METRICS = Kind(
-    name="system.metrics",
-    short="sys",
-    safety_class="read_only",
-    schema_ref="mcp://schemas/system.metrics@1.0.0",
-    verbs=_verbs(
-        Verb(
-            name="snapshot",
-            input_ref="system.metrics.snapshot.input@1.0.0",
-            output_ref="system.metrics.sample@1.0.0",
-            title="CPU, memory, disks",
-            description=(
-                "Read the CPU usage, memory, load averages, uptime and disks of one Linux node now. "
-                "Sizes in bytes, usage in percent, uptime in seconds."
-            ),
-            idempotent=True,
-            foreign_texts=_DISK_TEXTS,
+def kind_of(row: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> Kind:
+    """Return the kind of ``row``, whose verbs have ``documents``. Both must have been checked."""
+    capability = None
+    if (own := row.get("capability")) is not None:
+        capability = {
+            "cap_id": own["cap_id"],
+            "kind": row["kind"],
+            "schema_ref": row["schema_ref"],
+            "verbs": list(row["verbs"]),
+            "safety_class": row["safety_class"],
+            "constraints": own["constraints"],
+        }
+    return Kind(
+        name=row["kind"],
+        short=row["kind_short"],
+        safety_class=row["safety_class"],
+        schema_ref=row["schema_ref"],
+        verbs=MappingProxyType(
+            {name: _verb(name, facts, documents[facts["output"]]) for name, facts in row["verbs"].items()}
         ),
-        Verb(
-            name="subscribe",
-            input_ref="system.metrics.subscribe.input@1.0.0",
-            output_ref="system.metrics.sample@1.0.0",
-            title="CPU, memory, disks, followed",
-            description=(
-                "Sample a Linux node every interval_ms. Returns a sample; read more at node://{node_id}/telemetry."
-            ),
-            idempotent=True,
-            streams=True,
-            foreign_texts=_DISK_TEXTS,
-        ),
-    ),
-)
+        faults=MappingProxyType({code: Fault(**texts) for code, texts in row.get("faults", {}).items()}),
+        most_rate_rps=row["limits"]["rate_limit_rps"],
+        most_deadline_ms=row["limits"]["deadline_ms_default"],
+        capability=capability,
+        notes=MappingProxyType(row.get("notes", {})),
+    )
 
-SYSTEM_ECHO = Kind(
-    name="system.echo",
-    short="sysecho",
-    safety_class="read_only",
-    schema_ref="mcp://schemas/system.echo.invoke.input@1.0.0",
-    verbs=_verbs(
-        Verb(
-            name="invoke",
-            input_ref="system.echo.invoke.input@1.0.0",
-            output_ref="system.echo.invoke.output@1.0.0",
-            title="Echo",
-            description=(
-                "Send a short printable ASCII message to one node and get it back, with the time at which "
-                "the node received it. Use it to check that the node can be reached."
-            ),
-            idempotent=True,
-            verbatim=("message",),  # RFC-0005 section 4
-        ),
-    ),
-)
 
-KINDS = (SYSTEM_METRICS, SYSTEM_ECHO)
-"""Every kind that is shipped."""
+def _verb(name: str, facts: Mapping[str, Any], answered: Mapping[str, Any]) -> Verb:
+    return Verb(
+        name=name,
+        input_ref=facts["input"],
+        output_ref=facts["output"],
+        title=facts["title"],
+        description=facts["description"],
+        idempotent=facts["idempotent"],
+        verbatim=tuple(facts.get("verbatim", ())),
+        foreign_texts=(
+            *(_foreign_name(each, answered) for each in facts.get("foreign_texts", ())),
+            *(_text(path, None, answered) for path in facts.get("free_texts", ())),
+        ),
+        streams=facts.get("streams", False),
+        images=tuple(images_of(answered)),
+    )
+
+
+def _foreign_name(entry: Any, answered: Mapping[str, Any]) -> ForeignText:
+    if isinstance(entry, Mapping):
+        return ForeignText(tuple(entry["path"]), re.compile(entry["usual"]), entry["limit"])
+    return _text(entry, _USUAL_NAME, answered)
+
+
+def _text(path: Sequence[str], usual: re.Pattern[str] | None, answered: Mapping[str, Any]) -> ForeignText:
+    return ForeignText(tuple(path), usual, int(member_at(answered, path).get("maxLength", 0)))
+
+
+def member_at(document: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
+    """Return the schema of the member that ``path`` leads to, through the items of arrays."""
+    found = document
+    for member in path:
+        found = found.get("items", found).get("properties", {}).get(member, {})
+    return found
+
+
+def images_of(document: Mapping[str, Any]) -> Iterator[ImageMember]:
+    """Yield the members of ``document`` that are images."""
+    for name, schema in document["properties"].items():
+        if "contentMediaType" in schema:
+            yield ImageMember(name, schema["contentMediaType"])
+
+
+def shipped_names(directory: Path = SHIPPED) -> list[str]:
+    """Return the names of the kinds that ship, sorted."""
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def rfc_kinds(directory: Path = SHIPPED) -> tuple[Kind, ...]:
+    """Read RFC-0001's own kinds, which every process knows."""
+    return tuple(_read_own(directory / name) for name in RFC_0001)
+
+
+def _read_own(directory: Path) -> Kind:
+    row = json.loads((directory / ROW).read_bytes())
+    refs = {verb["output"] for verb in row["verbs"].values()}
+    return kind_of(
+        row, {ref: json.loads((directory / DOCUMENTS / f"{ref}.json").read_bytes()) for ref in refs}
+    )
 
 
 class KindRegistry:
-    """The kinds that a process knows, by name and by short token.
+    """The kinds that a process knows (default: RFC-0001's), by name and by short token.
 
     Raises:
         ValueError: two kinds share a name or a short token.
     """
 
-    def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
-        self._kinds = tuple(kinds)
+    def __init__(self, kinds: Iterable[Kind] | None = None) -> None:
+        self._kinds = rfc_kinds() if kinds is None else tuple(kinds)
         self._by_name = {kind.name: kind for kind in self._kinds}
         self._by_short = {kind.short: kind for kind in self._kinds}
         if not len(self._kinds) == len(self._by_name) == len(self._by_short):
@@ -221,3 +267,39 @@ class KindRegistry:
     def by_short(self, short: str) -> Kind | None:
         """Return the kind whose tool names start with ``short``."""
         return self._by_short.get(short)
+
+    def notes(self, ref: str) -> Notes | None:
+        """Return what a model reads of the document ``ref`` in place of its descriptions, if that differs."""
+        return next((kind.notes[ref] for kind in self._kinds if ref in kind.notes), None)
+
+
+def amended(manifest: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Any]:
+    """Return rules like those of the document ``manifest`` that admit ``kinds`` too (RFC-0001 section 2).
+
+    They have an entry of the enum of kinds, the verbs that are their own, and a clamp for each.
+    """
+    rules, added = deepcopy(dict(manifest)), list(kinds)
+    capability = rules["$defs"]["Capability"]
+    capability["properties"]["kind"]["enum"] += [kind.name for kind in added]
+    verbs = capability["properties"]["verbs"]["items"]["enum"]
+    verbs += sorted({verb for kind in added for verb in kind.verbs} - {*verbs})
+    capability["allOf"] += [_clamp(kind) for kind in added]
+    return rules
+
+
+def _clamp(kind: Kind) -> dict[str, Any]:
+    return {
+        "if": {"properties": {"kind": {"const": kind.name}}},
+        "then": {
+            "properties": {
+                "safety_class": {"const": kind.safety_class},
+                "verbs": {"items": {"enum": sorted(kind.verbs)}},
+                "constraints": {
+                    "properties": {
+                        "deadline_ms_default": {"maximum": kind.most_deadline_ms},
+                        "rate_limit_rps": {"maximum": kind.most_rate_rps},
+                    }
+                },
+            }
+        },
+    }

@@ -5,10 +5,9 @@ gateway must check. Must not change a rule: every keyword that validates stays a
 served under the document's own id.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
+from schemas.kinds import Notes
 from schemas.registry import SchemaRegistry
 
 _ANNOTATIONS = frozenset({"$comment", "title", "description", "examples"})
@@ -17,24 +16,6 @@ _SCHEMAS = frozenset(
     {"items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"}
 )
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-
-Notes = Mapping[str, str]
-"""Descriptions by the path of member names, as ``/disk/*/mount``; ``*`` is what a list contains."""
-
-NOTES: Mapping[str, Notes] = MappingProxyType(
-    {
-        "system.echo.invoke.input@1.0.0": {"/message": "Printable ASCII."},
-        "system.echo.invoke.output@1.0.0": {
-            "/message": "The message, unchanged.",
-            "/received_at_ms": "When the node received it, by the node's clock: ms since 1970, UTC.",
-            "/node_id": "The node that answered.",
-        },
-        # The members' names, units and the parts to choose from say it.
-        "system.metrics.snapshot.input@1.0.0": {},
-        "system.metrics.subscribe.input@1.0.0": {},
-    }
-)
-"""By the reference of a document of the seeds. Other documents have descriptions for models already."""
 
 
 def listed_schema(registry: SchemaRegistry, ref: str) -> dict[str, Any]:
@@ -47,7 +28,7 @@ def listed_schema(registry: SchemaRegistry, ref: str) -> dict[str, Any]:
         KeyError: there is no such document.
     """
     document = {key: value for key, value in registry.document(ref).items() if key not in {"$id", "$schema"}}
-    notes = NOTES.get(ref)
+    notes = registry.notes(ref)
     return document if notes is None else with_notes(document, notes)
 
 

@@ -15,8 +15,7 @@ import jsonschema_rs
 
 from schemas.canonical import jcs
 from schemas.document_store import SCHEME, DocumentStore, referred
-from schemas.kinds import MANIFEST_REF, KindRegistry, NamedKind
-from schemas.manifest_amendment import amended
+from schemas.kinds import DOCUMENTS, MANIFEST_REF, RFC_0001, SHIPPED, KindRegistry, NamedKind, Notes, amended
 from schemas.projection import parse
 from schemas.text import printable
 from schemas.violations import ViolationError, violation_of
@@ -24,7 +23,10 @@ from schemas.violations import ViolationError, violation_of
 TOOL_PREFIX = "mcp.tool:"
 ENVELOPE_REF = "envelope@1.0.0"
 
-_DOCUMENTS = Path(__file__).with_name("documents")
+_DOCUMENTS = (
+    Path(__file__).with_name("documents"),
+    *(SHIPPED / kind / DOCUMENTS for kind in RFC_0001),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,9 +82,9 @@ class ToolIo:
 
 
 class SchemaRegistry:
-    """The documents below ``schema_root`` (default: those that ship with this package).
+    """The documents in ``schema_root`` (default: those of the contract, and of RFC-0001's kinds).
 
-    ``kinds`` defines which documents a tool has (default: the kinds that ship). Registries that are given the
+    ``kinds`` defines which documents a tool has (default: RFC-0001's). Registries that are given the
     same ``compiled`` compile what they have in common once; without it each has its own. The documents of the
     kinds ``named`` are there too, and a manifest may contain them: the manifest's document is the only one
     that validates by other rules than those that are served.
@@ -102,8 +104,11 @@ class SchemaRegistry:
         named: Sequence[NamedKind] = (),
     ) -> None:
         brought = {ref: document for each in named for ref, document in each.documents.items()}
-        self._documents = DocumentStore(schema_root or _DOCUMENTS, brought)
-        self._amended = {MANIFEST_REF: jcs(amended(self.document(MANIFEST_REF), named))} if named else {}
+        self._documents = DocumentStore(_DOCUMENTS if schema_root is None else (schema_root,), brought)
+        self._amended = {}
+        if named:
+            rules = amended(self.document(MANIFEST_REF), (each.kind for each in named))
+            self._amended[MANIFEST_REF] = jcs(rules)
         self._kinds = kinds or KindRegistry()
         self._compiled: MutableMapping[str, Validator] = {} if compiled is None else compiled
         self._fingerprints: dict[str, str] = {}
@@ -121,6 +126,10 @@ class SchemaRegistry:
         """
         copy: dict[str, Any] = json.loads(self._documents[ref])
         return copy
+
+    def notes(self, ref: str) -> Notes | None:
+        """Return what a model reads of the document ``ref`` in place of its descriptions, if that differs."""
+        return self._kinds.notes(ref)
 
     def load(self, ref: str) -> Validator:
         """Return the compiled validator of the document ``ref``.

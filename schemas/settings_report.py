@@ -1,18 +1,30 @@
 """How settings are shown: as the file that would say the same, and as JSON. Must not decide what they are."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from schemas.settings import Form, Setting, Settings
 
 
-def as_toml(settings: Settings) -> Iterator[str]:
-    """Return a line for each setting, which is one of the file, with where its value comes from."""
-    lines = [(_toml_line(setting, settings), settings.source(setting)) for setting in settings.table]
-    width = max(len(line) for line, _ in lines)
+def as_toml(settings: Settings, names: Container[str] | None = None) -> Iterator[str]:
+    """Return a line for each setting, which is one of the file, with where its value comes from.
+
+    ``names``: only for those.
+    """
+    lines = [
+        (_toml_line(setting, settings), settings.source(setting))
+        for setting in settings.table
+        if names is None or setting.name in names
+    ]
+    width = max((len(line) for line, _ in lines), default=0)
     for line, source in lines:
         yield f"{line:<{width}}  # {source}"
+
+
+def given_in(settings: Settings) -> dict[str, str]:
+    """Return where each value comes from that is not the default."""
+    return {name: given.source for name, given in settings.given.items() if given.source != "default"}
 
 
 def as_document(settings: Settings) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What the documents name exists: modules, other documents, and the sections that links lead to."""
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -83,6 +84,11 @@ def test_a_path_or_a_link_that_leads_nowhere_is_found() -> None:
     text = "`relay/nowhere.py`, relay/*/assembly.py, [here](nowhere.md), [there](docs/audit.md#nothing)"
     assert missing_paths(text) == {"relay/nowhere.py"}
     assert missing_links(text, ROOT) == {"nowhere.md", "docs/audit.md#nothing"}
+
+
+def test_the_page_of_kinds_is_that_of_the_directory_of_kinds() -> None:
+    maker = runpy.run_path(str(ROOT / "packaging" / "kinds_page.py"))
+    assert (ROOT / "docs" / "kinds.md").read_text("utf-8") == maker["page"](), "make kinds"
 
 
 def test_every_decision_is_in_the_index_by_its_title() -> None:

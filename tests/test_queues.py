@@ -45,7 +45,7 @@ EXEMPT = {
     "kubelet/announce/announcer.py": ("2 ensure_future", ONE),
     "kubelet/daemon/composition.py": ("create_task, to_thread", f"{LOOPS}; of the thread: once, at the end"),
     "kubelet/daemon/node.py": ("deque, 2 create_task", f"{LOOPS}; of the deque: it {ENTRIES}"),
-    "kubelet/handlers/metrics.py": ("2 create_task", LOOPS),
+    "kubelet/handlers/system_metrics.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/assembly.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/daemon_client.py": ("create_task", ONE),
     "kubelet/local_agent/mcp_server.py": ("create_task", LOOPS),
@@ -57,10 +57,12 @@ EXEMPT = {
     "relay/broker/nats_server.py": ("3 listen", "finds a free port, accepts nothing; two are of a file"),
     "relay/broker/store.py": ("to_thread", ONE),
     "relay/broker/supervisor.py": ("deque, 4 to_thread, create_task", f"{ONE}; of the deque: it {ENTRIES}"),
-    "relay/cluster/cluster_part.py": ("2 create_task", LOOPS),
-    "relay/cluster/client_end.py": ("ensure_future", LOOPS),
+    "relay/cluster/assembly.py": ("2 create_task", LOOPS),
+    "relay/cluster/client.py": (
+        "ensure_future, subscribe",
+        f"{LOOPS}; each message is handled as it is read",
+    ),
     "relay/cluster/connection.py": ("2 ensure_future", LOOPS),
-    "relay/cluster/direct_subscription.py": ("subscribe", "each message is handled as it is read"),
     "relay/cluster/fleet_identity.py": ("2 ensure_future", LOOPS),
     "relay/cluster/presence_bucket.py": ("3 create_task", LOOPS),
     "relay/fleet/assembly.py": ("create_task", LOOPS),
@@ -89,7 +91,7 @@ EXEMPT = {
 }
 # Their rows, or exceptions, say what bounds them from outside.
 UNBOUNDED = {
-    "relay/cluster/direct_subscription.py": Counter({"subscribe": 1}),
+    "relay/cluster/client.py": Counter({"subscribe": 1}),
     "relay/cluster/presence_bucket.py": Counter({"watchall": 1}),
     "relay/client/stdio_bridge/pipes.py": Counter({"SimpleQueue": 1}),
     "schemas/process/broker_probe.py": Counter({"Queue": 4}),

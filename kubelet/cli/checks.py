@@ -21,8 +21,10 @@ from schemas.manifest import MAX_FUTURE_MS
 from schemas.process import common_checks
 from schemas.process.asked_process import AskedProcess
 from schemas.process.broker_probe import Publication, probing
+from schemas.process.command_errors import MEMBERS_READ
 from schemas.process.common_checks import HealthAnswer, UnreachedError, ask_health
 from schemas.process.doctor import Check, Finding, NotCheckedError, Severity
+from schemas.process.state_owner import sees_as_member
 from schemas.settings import Settings
 
 _RENEW = "the daemon renews it while it is connected; its log says why it did not. Else enrol again"
@@ -56,12 +58,19 @@ class NodeChecks:
         """The node's identity.
 
         Raises:
-            NotCheckedError: it cannot be used; ``certificate`` says why.
+            NotCheckedError: it cannot be used, and ``certificate`` says why; or its key is not this user's.
         """
+        if self._lacks_key:
+            raise NotCheckedError(f"{self.files.key}: {MEMBERS_READ}")
         try:
             return self.files.read()
         except (IdentityFilesError, OSError):
             raise NotCheckedError("the node's identity cannot be used") from None
+
+    @property
+    def _lacks_key(self) -> bool:
+        """Whether this user sees the certificates alone."""
+        return sees_as_member(self.files.key)
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -106,16 +115,20 @@ class NodeChecks:
 
     def certificate(self) -> Finding:
         """Check how long the leaf is valid."""
-        begin_ms, end_ms = validity_of(first_certificate_in(self.files.read().leaf_pem))
+        leaf_pem = self.files.leaf_pem() if self._lacks_key else self.files.read().leaf_pem
+        begin_ms, end_ms = validity_of(first_certificate_in(leaf_pem))
         return common_checks.life("the leaf", begin_ms, end_ms, self.now_ms(), _RENEW)
 
     def chain(self) -> Finding:
         """Check that the leaf is of the root."""
-        root_pem = self.identity.root_pem
+        if self._lacks_key:
+            leaf_pem, root_pem = self.files.leaf_pem(), self.files.root_pem()
+        else:
+            leaf_pem, root_pem = self.identity.leaf_pem, self.identity.root_pem
         if root_pem is None:
             return Finding.failure("no CA has issued the leaf", "enrol with `edge-kubelet enroll`")
         try:
-            leaf = verify_leaf(self.identity.leaf_pem, [root_pem], self.now_ms())
+            leaf = verify_leaf(leaf_pem, [root_pem], self.now_ms())
         except IdentityError as error:
             return Finding.failure(
                 f"the leaf is not accepted: {error.reason}", "enrol with `edge-kubelet enroll`"

@@ -1,33 +1,27 @@
 """``kubelet kind``: kinds of an operator's own. Must not hold what it calls."""
 
 import grp
-import json
-import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kubelet.cli.devices import DEVICE_CLASSES, device_steps, group_of
-from kubelet.cli.kind_store import Installed, KindStore, read_packages
 from kubelet.cli.new_kind import KindSource, write_package
 from kubelet.cli.options import AsJson, StateDir, directory_of
-from kubelet.cli.output import print_facts, say
+from kubelet.cli.output import print_facts
 from kubelet.cli.service import SERVICE
 from kubelet.config import SERVICE_KINDS, kinds_directory
 from kubelet.settings import KINDS, KUBELET
+from schemas.process.cli_kinds import KindCommands, KindName, WheelFile
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_service import DryRun, need_root, show_steps
 from schemas.process.service_host import Host, ServiceError
-from schemas.process.state_owner import as_operator
-from schemas.settings_sources import read_sources
 
 app = group("Kinds of your own, in packages.")
+_COMMANDS = KindCommands(KUBELET, KINDS, SERVICE_KINDS, run_here=True)
 
 
 @app.callback()
@@ -81,7 +75,7 @@ def allow_device(
 
 @app.command(epilog=example("kubelet kind install acme_uptime-1.0.0-py3-none-any.whl"))
 def install(
-    wheel: Annotated[Path, typer.Argument(metavar="WHEEL", help="The package of the kind, as a wheel.")],
+    wheel: WheelFile,
     requirements: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="What it needs: lines NAME==VERSION --hash=sha256:HEX"),
@@ -94,59 +88,22 @@ def install(
 
     Wheels of what it needs lie beside FILE, or pip downloads them, where this program's environment has it.
     """
-    with _store(state_dir, None if dry_run else "install") as store:
-        with as_operator():
-            packages = read_packages(wheel, requirements)
-        package = store.install(packages, dry_run=dry_run)
-    _show([package], as_json=as_json)
-    if not dry_run:
-        say(f"next: name it in kubelet.toml, kinds = {json.dumps(package.kinds)}, and restart the daemon")
+    place = kinds_directory(directory_of(state_dir))
+    _COMMANDS.install(place, wheel, requirements, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(epilog=example("kubelet kind uninstall acme.uptime"))
 def uninstall(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A kind of the package.")],
+    name: KindName,
     state_dir: StateDir = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove the package that brings a kind, and what was installed with it."""
-    with _store(state_dir, None if dry_run else "uninstall") as store:
-        package = store.uninstall(name, dry_run=dry_run)
-    _show([package], as_json=as_json)
-    named = read_sources(KUBELET, {}, None, os.environ).value(KINDS) or ()
-    if still := [kind for kind in package.kinds if kind in named]:
-        say(f"next: take {', '.join(still)} out of the setting kinds: the daemon does not start with it")
+    _COMMANDS.uninstall(kinds_directory(directory_of(state_dir)), name, dry_run=dry_run, as_json=as_json)
 
 
 @app.command("list", epilog=example("kubelet kind list"))
 def list_installed(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List the packages that `kubelet kind install` has installed, and their kinds."""
-    with _store(state_dir, None) as store:
-        packages = store.packages()
-    _show(packages, as_json=as_json)
-    if not packages:
-        say("no package was installed by `kubelet kind install`")
-
-
-@contextmanager
-def _store(state_dir: Path | None, changes: str | None) -> Iterator[KindStore]:
-    """Give the packages that the daemon of a state directory has, to the command that ``changes`` them."""
-    place = kinds_directory(directory_of(state_dir))
-    if place != SERVICE_KINDS:
-        yield KindStore(place)
-        return
-    # Root's, and not those of the directory's owner: the service must not be able to change them.
-    with as_operator():
-        if changes is not None:
-            need_root(f"kubelet kind {changes}")
-        yield KindStore(place)
-
-
-def _show(packages: Sequence[Installed], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps([asdict(package) for package in packages]))
-        return
-    width = max((len(f"{each.name} {each.version}") for each in packages), default=0)
-    for each in packages:
-        typer.echo(f"{f'{each.name} {each.version}':<{width}}  {', '.join(each.kinds)}")
+    _COMMANDS.show(kinds_directory(directory_of(state_dir)), as_json=as_json)

@@ -8,12 +8,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from structlog.typing import FilteringBoundLogger
+
 from kubelet.daemon.node import Node, NodeEnvironment
-from kubelet.handlers.base import Handler
-from kubelet.handlers.echo import EchoHandler
-from kubelet.handlers.metrics import CAPABILITY as METRICS
+from kubelet.handlers.base import BuiltInHandler, HandlerFactory
+from kubelet.handlers.system_echo import EchoHandler
 from kubelet.session.link_state import LinkState
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.manifest import fingerprint
@@ -31,22 +33,22 @@ class Counts(NamedTuple):
     rejected: int
 
 
-class MadeUpMetrics(Handler):
-    """``system.metrics`` of a machine that does not exist."""
+class MadeUpMetrics(BuiltInHandler):
+    """``system.metrics`` of a machine that does not exist, and which was made when its handler was."""
 
-    def __init__(self, node_id: str, now_ms: Callable[[], int], started_ms: int) -> None:
-        self._node_id = node_id
-        self._now_ms = now_ms
-        self._started_ms = started_ms
-
-    @property
-    def capability(self) -> Mapping[str, Any]:
-        """The capability as a real node announces it."""
-        return METRICS
+    def __init__(
+        self,
+        capability: Mapping[str, Any],
+        node_id: str,
+        now_ms: Callable[[], int],
+        log: FilteringBoundLogger,
+    ) -> None:
+        super().__init__(capability, node_id, now_ms, log)
+        self._started_ms = now_ms()
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - both verbs
         """Return a plausible sample."""
-        now = self._now_ms()
+        now = self.now_ms()
         parts: dict[str, Any] = {
             "cpu": {"cores": 4, "usage_pct": 12.5},
             "mem": {"total_bytes": 4 * _GIB, "available_bytes": 3 * _GIB, "used_bytes": _GIB},
@@ -63,10 +65,15 @@ class MadeUpMetrics(Handler):
         wanted = arguments.get("include", parts)
         return {
             "ts_ms": now,
-            "node_id": self._node_id,
+            "node_id": self.node_id,
             "uptime_s": max(0, (now - self._started_ms) // 1000),
             **{name: part for name, part in parts.items() if name in wanted},
         }
+
+
+_HANDLERS: Mapping[str, HandlerFactory] = MappingProxyType(
+    {"system.echo": EchoHandler, "system.metrics": MadeUpMetrics}
+)
 
 
 def read_identities(directory: Path) -> list[NodeIdentity]:
@@ -87,14 +94,14 @@ class MockFleet:
     """One mock node for each identity."""
 
     def __init__(self, identities: Sequence[NodeIdentity], environment: NodeEnvironment) -> None:
-        started = environment.now_ms()
         self._environment = environment
         self._nodes = [
             Node(
                 identity,
                 [
-                    EchoHandler(identity.node_id, environment.now_ms),
-                    MadeUpMetrics(identity.node_id, environment.now_ms, started),
+                    handler(kind.capability, identity.node_id, environment.now_ms, environment.log)
+                    for name, handler in _HANDLERS.items()
+                    if (kind := environment.kinds.get(name)) is not None and kind.capability is not None
                 ],
                 fingerprint({"machine_id": identity.node_id}),
                 environment,

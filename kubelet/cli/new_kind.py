@@ -11,7 +11,7 @@ from string import Template
 from types import MappingProxyType
 
 from schemas.error_roots import CommandLineError
-from schemas.kinds import KindRegistry, kind_name
+from schemas.kinds import KindRegistry, kind_name, shipped_names
 
 _TEMPLATES = Path(__file__).with_name("kind_template")
 _FILES: Mapping[str, str] = MappingProxyType(
@@ -59,6 +59,8 @@ def write_package(name: str, parent: Path, source: KindSource = KindSource.SENSO
     short = "".join(words)[:_MAX_SHORT]
     if name.startswith(_RESERVED):
         raise CommandLineError(f"{name} is a name of RFC-0001's own kinds: begin with your organisation")
+    if name in shipped_names():
+        raise CommandLineError(f"{name} ships with this program: choose another name")
     if (other := KindRegistry().by_short(short)) is not None:
         raise CommandLineError(f"{name} would be {short} for short, as {other.name} is: choose another name")
     last = name.rpartition(".")[2]

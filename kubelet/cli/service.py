@@ -21,6 +21,7 @@ SERVICE = Service(
     program=KUBELET,
     directories=(SERVICE_STATE_DIR, SERVICE_SOCKET.parent, SERVICE_KINDS),
     state_mark="node.key",
+    kinds=SERVICE_KINDS,
 )
 app = group("The daemon as a service of systemd.")
 add_commands(app, SERVICE, _NEXT)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
@@ -28,9 +29,7 @@ from kubelet.daemon.metrics import metrics_text
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.daemon.reload import NodeSettings
 from kubelet.daemon.status import DaemonStatus, LogCounts
-from kubelet.handlers.base import Handler
-from kubelet.handlers.echo import EchoHandler
-from kubelet.handlers.metrics import MetricsHandler
+from kubelet.handlers.base import Handler, HandlerFactory
 from kubelet.lock import held_alone
 from kubelet.loopback.server import LoopbackServer
 from kubelet.session.relay_frames import LinkEvent
@@ -66,7 +65,7 @@ def node_environment(  # noqa: PLR0913 - what the nodes of a process share
     """Return what the ``nodes`` nodes of this process share, with the system's clock and randomness.
 
     ``files``: whose root is trusted, if so configured, and whose leaf is presented to the broker.
-    ``contract``: the documents and kinds, by default those that ship.
+    ``contract``: the documents and kinds, by default those of RFC-0001.
     """
     tls = NodeTls(files, own_root=config.own_root)
     rng = random.Random(os.urandom(16))  # noqa: S311 - jitter, not a secret
@@ -100,17 +99,28 @@ def _publisher(  # noqa: PLR0913, PLR0917 - what comes in from outside
 
 
 def make_handlers(node_id: str, log: FilteringBoundLogger, contract: Contract | None = None) -> list[Handler]:
-    """Return the handlers of this node: an explicit list, and the kinds that the operator named.
+    """Return the handlers of this node: one of each kind, built in or of a package.
 
     Raises:
-        ConfigError: the handler of such a kind cannot be used.
+        ConfigError: the handler of a package cannot be used.
     """
-    handlers: list[Handler] = [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms, log=log)]
-    if contract is not None and contract.named:
+    contract = contract or read_contract(())
+    handlers = [
+        _factory(kind.name)(kind.capability, node_id, now_ms, log)
+        for kind in sorted(contract.kinds, key=lambda kind: kind.name)
+        if kind.capability is not None
+    ]
+    if any(each.load_handler is not None for each in contract.named):
         from kubelet.handlers.named import named_handlers  # noqa: PLC0415 - memory that few nodes need
 
         handlers += named_handlers(contract, handlers, node_id, now_ms, log)
     return handlers
+
+
+def _factory(kind: str) -> HandlerFactory:
+    """Return what makes the handler of a kind that ships: its module has the kind's name."""
+    factory: HandlerFactory = import_module(f"kubelet.handlers.{kind.replace('.', '_')}").HANDLER
+    return factory
 
 
 def last_issued_file(state_dir: Path) -> Path:

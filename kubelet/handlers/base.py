@@ -5,8 +5,10 @@ returns is validated by the relay.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from structlog.typing import FilteringBoundLogger
 
 
 class ToolFault(Exception):  # noqa: N818 - it is what the row of a kind calls a fault
@@ -42,6 +44,31 @@ class Handler(ABC):
 
     async def run(self) -> None:  # noqa: B027 - most handlers have nothing to do between calls
         """Work in the background for as long as the daemon runs."""
+
+
+class BuiltInHandler(Handler):
+    """The handler of a kind that ships, whose row has the ``capability``. ``now_ms`` is since the epoch."""
+
+    def __init__(
+        self,
+        capability: Mapping[str, Any],
+        node_id: str,
+        now_ms: Callable[[], int],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._capability = capability
+        self.node_id = node_id
+        self.now_ms = now_ms
+        self.log = log
+
+    @property
+    def capability(self) -> Mapping[str, Any]:
+        """The capability as the manifest contains it."""
+        return self._capability
+
+
+HandlerFactory = Callable[[Mapping[str, Any], str, Callable[[], int], FilteringBoundLogger], Handler]
+"""What the module of a kind that ships has as ``HANDLER``: takes what a ``BuiltInHandler`` does."""
 
 
 def commands_per_s(handlers: Iterable[Handler]) -> float:

@@ -14,7 +14,7 @@ from kubelet.handlers.own_thread import HandlerInThread
 from schemas.contract import Contract
 from schemas.delivery import MOST_COMMANDS_PER_S
 from schemas.error_roots import ConfigError
-from schemas.kinds import Kind, NamedKind
+from schemas.kinds import Kind
 from schemas.registry import Validator
 from schemas.violations import ViolationError
 
@@ -28,7 +28,7 @@ def named_handlers(
     now_ms: Callable[[], int],
     log: FilteringBoundLogger,
 ) -> list[Handler]:
-    """Return a handler of each kind that the operator named. ``others`` are those that the node has besides.
+    """Return a handler of each kind of a package. ``others`` are those that the node has besides.
 
     What an entry point names is called with ``node_id`` and ``now_ms``, milliseconds since the epoch.
 
@@ -43,7 +43,9 @@ def named_handlers(
     taken = {handler.capability["cap_id"] for handler in others}
     handlers: list[Handler] = []
     for named in contract.named:
-        handler, capability = _made(named, node_id, now_ms, log)
+        if named.load_handler is None:
+            continue
+        handler, capability = _made(named.kind.name, named.load_handler, node_id, now_ms, log)
         if problem := _problem(capability, named.kind, admitted, taken):
             raise ConfigError([f"kinds: {named.kind.name}: the capability of its handler: {problem}"])
         taken.add(capability["cap_id"])
@@ -63,11 +65,14 @@ def _too_many(announced: float, handlers: Sequence[Handler]) -> str:
 
 
 def _made(
-    named: NamedKind, node_id: str, now_ms: Callable[[], int], log: FilteringBoundLogger
+    name: str,
+    load_handler: Callable[[], object],
+    node_id: str,
+    now_ms: Callable[[], int],
+    log: FilteringBoundLogger,
 ) -> tuple[Handler, Mapping[str, Any]]:
-    name = named.kind.name
     try:
-        make: Any = named.load_handler()
+        make: Any = load_handler()
         handler = make(node_id, now_ms)
         capability = handler.capability if isinstance(handler, Handler) else None
     except Exception as error:

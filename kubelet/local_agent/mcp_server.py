@@ -17,6 +17,7 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, Too
 
 from kubelet.local_agent.agent_tools import ToolAnswer
 from schemas.text import printable
+from schemas.times import dated
 
 _Context = ServerRequestContext[Any, Any]
 _ERROR = "edge-kubelet/error"
@@ -100,7 +101,7 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
             content.append(_text(printable(answer.caller_text, _MAX_CALLER_TEXT)))
         return types.CallToolResult(content=content, is_error=True, _meta={_ERROR: dict(answer.error)})
     value = answer.value
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(dated(value))
     structured = value if isinstance(value, dict) else None
     images = map(types.ImageContent.model_validate, answer.images)
     return types.CallToolResult(content=[_text(text), *images], structured_content=structured)

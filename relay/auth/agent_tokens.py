@@ -16,7 +16,7 @@ from nacl.signing import SigningKey
 from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
 from relay.settings.environment import ValidityClock
-from relay.state.token_keys import AcceptedKey, key_id
+from relay.state.tokens import AcceptedKey, key_id
 from schemas.addresses import MCP_PATH
 from schemas.canonical import jcs
 from schemas.error_roots import OperatorError

@@ -16,8 +16,7 @@ from relay.part import Part
 from relay.settings.config import ExternalIssuerConfig
 from relay.settings.environment import RelayEnvironment
 from relay.state.key_files import load_or_create_key
-from relay.state.token_keys import KeyEndorser, TokenKeys
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import KeyEndorser, RevokedTokens, TokenKeys
 from schemas.addresses import mcp_urls
 from schemas.error_roots import StateError
 from schemas.text import printable

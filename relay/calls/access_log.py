@@ -1,9 +1,9 @@
-"""The access log: one line for each call, with the same fields for every transport.
+"""What is written of a call that has ended: its line in the access log, and its span.
 
-A line is JSON in the relay's log, also on a terminal, and begins as every line there does. Decisions and
-their reasons are in the audit. Refusals for a rate, of which an agent can cause any number, are summed up by
-agent and code: the first has its line, and then one a minute says how many were left out. Must never write
-arguments or results.
+A line is JSON in the relay's log, also on a terminal, with the same fields for every transport, and begins as
+every line there does. Decisions and their reasons are in the audit. Refusals for a rate, of which an agent
+can cause any number, are summed up by agent and code: the first has its line, and then one a minute says how
+many were left out. Must never write arguments or results.
 """
 
 import math
@@ -12,12 +12,15 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
+from attrs import define, field
+
 from relay.ascii_json import encoded
 from relay.auth.agent_tokens import AgentName
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import TOOL_IO_REF
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_STEP_ID, META_TASK_ID
+from schemas.process.spans import Span
 from schemas.text import printable
 
 _OK = 200
@@ -47,12 +50,12 @@ class _Sum:
     last: str = ""
 
 
+@define(eq=False, repr=False)
 class AccessLog:
     """Writes to ``lines``."""
 
-    def __init__(self, lines: LineSink) -> None:
-        self._lines = lines
-        self._sums: dict[_Key, _Sum] = {}
+    _lines: LineSink
+    _sums: dict[_Key, _Sum] = field(init=False, factory=dict)
 
     def write(
         self,
@@ -80,7 +83,6 @@ class AccessLog:
         self._lines.write(line)
 
     def close(self) -> None:
-        """Write what was summed up."""
         self._write_due(math.inf)
 
     def _write_due(self, now_s: float) -> None:
@@ -96,7 +98,6 @@ class AccessLog:
                     self._sums[key] = _Sum(now_s + _PAUSE_S)
 
     def _write_sum(self, summed: _Sum) -> None:
-        """Write the line of the last refusal, with the number of those before it that have none."""
         if summed.count:
             self._lines.write(f'{summed.last[:-2]},"kept_back":{summed.count - 1}}}\n')
 
@@ -161,3 +162,33 @@ def _request_id(value: object) -> str:
     if isinstance(value, str):
         return _shown(value, _MAX_REQUEST_ID)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _NULL
+
+
+def span_of(record: CallRecord, outcome: str, duration_s: float) -> Span | None:
+    """Return the span of a call that has ended; None of one that is not traced, or was not sent to a node.
+
+    ``outcome`` is ``ok``, ``cancelled`` or the code of its failure.
+    """
+    trace, tool = record.call.trace, record.tool
+    if trace is None or tool is None or record.span_id is None:
+        return None
+    attributes = {
+        "edge.tool": tool.canonical,
+        "edge.node_id": tool.node_id or "",
+        "edge.correlation_id": record.correlation_id,
+        "edge.outcome": outcome,
+    }
+    if record.call.given_id:
+        attributes["edge.caller_correlation_id"] = record.call.given_id
+    failed = None if outcome == "ok" else outcome
+    if failed is not None:
+        attributes["edge.hop"] = record.hop.value
+    return Span(
+        "edge.call",
+        trace.trace_id,
+        duration_s,
+        attributes,
+        span_id=record.span_id,
+        parent_id=trace.parent_id,
+        error=failed,
+    )

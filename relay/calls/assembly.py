@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.calls.access_log import AccessLog
-from relay.calls.call_record import CallAnswer
+from relay.calls.call_record import CallAnswer, SampleStreams
 from relay.calls.canaries import Canaries
 from relay.calls.envelope import EnvelopeCheck
 from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
-from relay.calls.idempotency_store import IdempotencyStore
-from relay.calls.idempotent_calls import IdempotentCalls
+from relay.calls.idempotency import IdempotencyStore, IdempotentCalls
 from relay.calls.relay_tools import RelayTools
-from relay.calls.sample_streams import SampleStreams
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.routing.port import NodeFrames, NodeRouter
@@ -45,11 +43,9 @@ class CallsPart(Part):
     access_log: AccessLog
 
     async def run(self) -> None:
-        """Send canaries until cancelled."""
         await self.canaries.run()
 
     def health(self) -> Mapping[str, Health]:
-        """Calls flow, as the canaries show."""
         return {"calls": self.canaries.health()}
 
     def loops(self) -> Mapping[str, Loop]:

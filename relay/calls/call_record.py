@@ -1,26 +1,52 @@
-"""The data of one call: the request, what is known of it, and the answer.
+"""The data of one call: the request, what is known of it, and the answer; and the port by which it streams.
 
-Must not decide anything. What is made for every call is a tuple: a frozen dataclass takes twice as long.
+Must not decide anything, nor know streams: ``relay.streams`` implements ``SampleStreams``. What is made for
+every call is a tuple: a frozen dataclass takes twice as long.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
 
 from relay.ascii_json import encoded, members_of
 from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.envelope import Call, follow_s
-from relay.calls.hops import Hop
 from relay.calls.relay_tools import DirectedCall, Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
 from relay.limits.rate_limits import Limiter
 from relay.routing.port import Idempotency
-from schemas.errors import ToolError
+from schemas.errors import Failure, ToolError
 from schemas.images import Images
 from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.text import printable
+
+
+class Hop(StrEnum):
+    """Where a call failed; the value is fit for a counter's label.
+
+    RELAY: it was refused or failed here. SESSION: it could not be delivered. NODE: it was sent, and the node
+    did not answer in time, or with an error, or with a result that is not valid.
+    """
+
+    RELAY = "relay"
+    SESSION = "session"
+    NODE = "node"
+
+
+_HOPS = {
+    Failure.NODE_OFFLINE: Hop.SESSION,
+    Failure.ATTESTATION_FAILED: Hop.SESSION,
+    Failure.DEADLINE_EXCEEDED: Hop.NODE,
+}
+
+
+def hop_of(error: BaseException) -> Hop:
+    """Return where a command failed for which a ``NodeRouter`` raised ``error``."""
+    return _HOPS.get(error.failure, Hop.RELAY) if isinstance(error, ToolError) else Hop.RELAY
+
 
 _NO_PRINCIPAL = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
 
@@ -184,7 +210,6 @@ class CallRecord:
         audit.append(f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}')
 
     def _members(self) -> str:
-        """Return the members that both lines of a call have."""
         who = self.principal.members if self.principal else _NO_PRINCIPAL
         members = f'"correlation_id":"{self.correlation_id}",{who},{self._called()}'
         if self.call.given_id:
@@ -202,3 +227,37 @@ class CallRecord:
         name, parsed = self.call.name, self.call.parsed
         shown = printable(name, 64) if isinstance(name, str) else ""
         return members_of({"tool": shown, "node_id": parsed.node_id if parsed else None})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall:
+    """A call that is allowed, and has been answered by its first sample.
+
+    Attributes:
+        following: None if the call ends with its first sample, and is followed by its resource.
+    """
+
+    principal: Principal
+    tool: Tool
+    arguments: Mapping[str, Any]
+    following: Following | None
+
+
+class SampleStreams(Protocol):
+    """The streams that calls start."""
+
+    def admit(self, principal: Principal, tool: Tool) -> None:
+        """Return if ``principal`` may start another stream of ``tool``.
+
+        Raises:
+            ToolError: RATE_LIMITED, it has too many.
+        """
+        ...
+
+    async def start(self, call: StreamCall, first: CallAnswer) -> CallAnswer:
+        """Start the stream, and return the answer of the call: at once, or when it is no longer followed.
+
+        Raises:
+            ToolError: the stream ended while it was followed.
+        """
+        ...

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import CANARIES_EVENT, AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
-from relay.calls.call_record import CallRecord
+from relay.calls.call_record import CallRecord, Hop
 from relay.calls.envelope import Call
 from relay.calls.executor import CallExecutor
-from relay.calls.hops import Hop
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
@@ -51,21 +51,19 @@ class _Outcome:
     succeeded: bool
 
 
+@define(eq=False, repr=False)
 class _Turns:
     """Nodes, in turn, the tenants alternating."""
 
-    def __init__(self) -> None:
-        self._tenants: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+    _tenants: OrderedDict[str, OrderedDict[str, None]] = field(init=False, factory=OrderedDict)
 
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
     def add(self, tenant: str, node_id: str) -> None:
-        """Add a node, whose turn comes last."""
         self._tenants.setdefault(tenant, OrderedDict())[node_id] = None
 
     def discard(self, tenant: str, node_id: str) -> None:
-        """Take a node out, if it is there."""
         nodes = self._tenants.get(tenant, OrderedDict())
         nodes.pop(node_id, None)
         if not nodes:
@@ -80,6 +78,7 @@ class _Turns:
         return tenant, node_id
 
 
+@define(eq=False, repr=False, kw_only=True)
 class Canaries:
     """Sends the canaries of one relay by ``executor``, and judges whether calls flow.
 
@@ -90,45 +89,37 @@ class Canaries:
         silent: the connected nodes that did not answer their last canary, with the hop that failed.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        fleet: Fleet,
-        executor: CallExecutor,
-        audit: AuditLog,
-        ulids: UlidSource,
-        metrics: Metrics,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._fleet = fleet
-        self._executor = executor
-        self._audit = audit
-        self._ulids = ulids
-        self._metrics = metrics
-        self._monotonic = monotonic
-        self._log = log
-        self._sleep = sleep
-        self._welcomed: set[str] = set()
-        self._nodes: dict[str, str] = {}
-        self._answering, self._not_answering = _Turns(), _Turns()
-        self._silent_next = False
-        self._outcomes: deque[_Outcome] = deque()
-        self._relay_failed = False
-        self._allowed_until_s = -math.inf
-        self._ended = self._failed = 0
-        """Those that have ended since the last line, and how many of these have failed."""
-        self._failed_with: str | None = None
-        self._at_once = asyncio.Semaphore(_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.silent: dict[str, Hop] = {}
-        self.loop = Loop(monotonic)
-        metrics.nodes_silent.set_function(lambda: len(self.silent))
+    _fleet: Fleet
+    _executor: CallExecutor
+    _audit: AuditLog
+    _ulids: UlidSource
+    _metrics: Metrics
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _welcomed: set[str] = field(init=False, factory=set)
+    _nodes: dict[str, str] = field(init=False, factory=dict)
+    _answering: _Turns = field(init=False, factory=_Turns)
+    _not_answering: _Turns = field(init=False, factory=_Turns)
+    _silent_next: bool = field(init=False, default=False)
+    _outcomes: deque[_Outcome] = field(init=False, factory=deque)
+    _relay_failed: bool = field(init=False, default=False)
+    _allowed_until_s: float = field(init=False, default=-math.inf)
+    _ended: int = field(init=False, default=0)
+    """Those that have ended since the last line, and how many of these have failed."""
+    _failed: int = field(init=False, default=0)
+    _failed_with: str | None = field(init=False, default=None)
+    _at_once: asyncio.Semaphore = field(init=False, factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    _tasks: set[asyncio.Task[None]] = field(init=False, factory=set)
+    silent: dict[str, Hop] = field(init=False, factory=dict)
+    loop: Loop = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.loop = Loop(self._monotonic)
+        self._metrics.nodes_silent.set_function(lambda: len(self.silent))
 
     @property
     def connected(self) -> int:
-        """How many nodes are connected."""
         return len(self._nodes)
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
@@ -149,13 +140,11 @@ class Canaries:
             self._not_answering.discard(tenant, node_id)
 
     def announced(self, node: NodeRef) -> None:
-        """Send the echo of a welcome, once the node's manifest was accepted."""
         if node.node_id in self._welcomed:
             self._welcomed.discard(node.node_id)
             self._start(node.tenant, node.node_id)
 
     async def run(self) -> None:
-        """Send the sample's canaries until cancelled."""
         try:
             while True:
                 self.loop.busy(INTERVAL_S + _ROUND_S)

@@ -1,4 +1,4 @@
-"""Parses a call, of any transport, into one closed envelope and one tool IO document, and checks its form.
+"""Parses a call, of any transport, once, and checks its form: one closed envelope, and one tool IO document.
 
 MCP allows any members around a call; a call that is made must have this form. Must not check a tool's own
 arguments: its schema does, in every mode.
@@ -6,11 +6,14 @@ arguments: its schema does, in every mode.
 
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.fleet.tools import Tool
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import (
@@ -21,8 +24,8 @@ from schemas.meta_names import (
     META_PROGRESS_TOKEN,
     META_TRACEPARENT,
 )
-from schemas.projection import parse
-from schemas.registry import TOOL_PREFIX, SchemaRegistry
+from schemas.projection import ToolName, parse
+from schemas.registry import TOOL_PREFIX, SchemaRegistry, Validator
 from schemas.ulids import GIVEN_ID
 from schemas.violations import ViolationError
 
@@ -32,6 +35,7 @@ LEVELS_WITH_INFO = ("debug", "info")
 MAX_FOLLOW_S = 86_400
 
 _MAX_LABEL = 128
+_OF_THE_WHOLE = frozenset({META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN})
 # W3C Trace Context, section 3.2; an id of zeros alone is invalid. Two flags are defined, sampled and
 # random; the others must not be passed on.
 _FLAGS = 0b11
@@ -49,7 +53,6 @@ class Trace:
     flags: str
 
     def traceparent(self, span_id: str) -> str:
-        """Return the ``traceparent`` of the span ``span_id``."""
         return f"00-{self.trace_id}-{span_id}-{self.flags}"
 
 
@@ -57,10 +60,9 @@ class Call:
     """A call, parsed once. Nothing in it has been checked.
 
     Attributes:
-        message: the JSON-RPC message.
-        params: the parameters; empty if they are none.
+        message: the JSON-RPC message that was received.
         meta: the caller's ``_meta``; empty if there is none.
-        name: the tool's name as the caller sent it.
+        name: the tool's name as the caller sent it, or the canonical one of what the call was directed to.
         arguments: the arguments; empty if they are absent or null.
         idempotency_key: the idempotency key, if it has one.
         parsed: the tokens of the name; None if it is the name of no tool.
@@ -78,7 +80,6 @@ class Call:
         "message",
         "meta",
         "name",
-        "params",
         "parsed",
         "tool_id",
         "trace",
@@ -88,10 +89,10 @@ class Call:
         self, message: Mapping[str, Any], traceparent: str | None = None, correlation_id: str | None = None
     ) -> None:
         self.message = message
-        self.params = _object(message.get("params"))
-        self.meta = _object(self.params.get("_meta"))
-        self.name: Any = self.params.get("name")
-        arguments = self.params.get("arguments")
+        params = _object(message.get("params"))
+        self.meta = _object(params.get("_meta"))
+        self.name: Any = params.get("name")
+        arguments = params.get("arguments")
         self.arguments: Any = {} if arguments is None else arguments
         self.idempotency_key: Any = message.get("idempotencyKey", self.meta.get(META_IDEMPOTENCY_KEY))
         name = self.name if isinstance(self.name, str) else ""
@@ -102,11 +103,18 @@ class Call:
         given = correlation_id if given is None else given
         self.given_id = None if given is None else _given_id(given)
 
-    def directed(self, name: str, arguments: Mapping[str, Any]) -> "Call":
-        """Return the same call, of the tool ``name`` with ``arguments``."""
-        params = {**self.params, "name": name, "arguments": arguments}
-        call = Call({**self.message, "params": params})
-        call.trace, call.given_id = self.trace, self.given_id
+    def directed(self, tool: Tool, arguments: Mapping[str, Any]) -> "Call":
+        call = copy(self)
+        kind, verb = tool.offer
+        call.parsed = ToolName(kind, tool.node_id, tool.cap_id, verb)
+        call.name, call.tool_id, call.arguments = tool.canonical, TOOL_PREFIX + tool.canonical, arguments
+        return call
+
+    def part(self) -> "Call":
+        """Return the same call without what is of its whole alone: its key, and how it is followed."""
+        call = copy(self)
+        call.meta = {name: value for name, value in self.meta.items() if name not in _OF_THE_WHOLE}
+        call.idempotency_key = None
         return call
 
     def label(self, key: str) -> str | None:
@@ -143,14 +151,18 @@ def _given_id(value: object) -> str:
     return value if isinstance(value, str) and GIVEN_ID.fullmatch(value) else ""
 
 
+@define(eq=False, repr=False)
 class EnvelopeCheck:
     """Checks the form of calls, according to ``mode``, which may be changed."""
 
-    def __init__(self, registry: SchemaRegistry, mode: EnvelopeMode, log: FilteringBoundLogger) -> None:
-        self._envelope = registry.load_envelope()
-        self._tool_io = registry.load(TOOL_IO_REF)
-        self.mode = mode
-        self._log = log
+    _registry: SchemaRegistry
+    mode: EnvelopeMode
+    _log: FilteringBoundLogger
+    _envelope: Validator = field(init=False)
+    _tool_io: Validator = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._envelope, self._tool_io = self._registry.load_envelope(), self._registry.load(TOOL_IO_REF)
 
     def check(self, call: Call, correlation_id: str) -> None:
         """Return if ``call`` has the form, or the mode does not enforce it.
@@ -163,37 +175,22 @@ class EnvelopeCheck:
         violation = self.violation(call)
         if violation is None:
             return
-        if self.mode is EnvelopeMode.SHADOW:
-            self._log.warning("a call that would be refused", reason=violation, correlation_id=correlation_id)
-            return
-        raise ToolError(Failure.ENVELOPE_INVALID, f"The request is not a call: {violation}.")
+        if self.mode is not EnvelopeMode.SHADOW:
+            raise ToolError(Failure.ENVELOPE_INVALID, f"The request is not a call: {violation}.")
+        self._log.warning("a call that would be refused", reason=violation, correlation_id=correlation_id)
 
     def violation(self, call: Call) -> str | None:
         """Return the first rule that ``call`` breaks, and where; None if it breaks none."""
-        envelope, tool_io = _envelope_of(call), {"tool": call.tool_id, "input": call.arguments}
+        key, message = call.idempotency_key, call.message
         try:
-            self._envelope.check(envelope)
-            self._tool_io.check(tool_io)
+            self._envelope.check(message if key is None else {**message, "idempotencyKey": key})
+            self._tool_io.check({"tool": call.tool_id, "input": call.arguments})
         except ViolationError as error:
             return str(error)
-        if not _is_progress_token(call.meta.get(META_PROGRESS_TOKEN, "")):
+        # Not ``isinstance``, to which a bool is an int.
+        if type(call.meta.get(META_PROGRESS_TOKEN, "")) not in {str, int}:
             return "/params/_meta/progressToken must be of type string or integer"
         if META_FOLLOW_S in call.meta and follow_s(call.meta) is None:
             return f"/params/_meta/edge-kubelet~1follow-s must be a number from 0 to {MAX_FOLLOW_S}"
-        return "two idempotency keys" if _has_two_keys(call) else None
-
-
-def _envelope_of(call: Call) -> Mapping[str, Any]:
-    key = call.idempotency_key
-    if key is None:
-        return call.message
-    return {**call.message, "idempotencyKey": key}
-
-
-def _is_progress_token(value: object) -> bool:
-    return type(value) in {str, int}  # a bool is an int to ``isinstance``
-
-
-def _has_two_keys(call: Call) -> bool:
-    in_meta = call.meta.get(META_IDEMPOTENCY_KEY)
-    return in_meta is not None and in_meta != call.idempotency_key
+        in_meta = call.meta.get(META_IDEMPOTENCY_KEY)
+        return "two idempotency keys" if in_meta is not None and in_meta != key else None

@@ -1,30 +1,125 @@
 """Executes a call that is allowed: record the decision, dispatch, await, check, record the outcome.
 
-Must not decide who may call.
+Revoking the token that a call in flight was made with ends it. Must not decide who may call.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.calls.call_record import CallAnswer, CallRecord
+from relay.calls.call_record import CallAnswer, CallRecord, Hop, SampleStreams, StreamCall, hop_of
 from relay.calls.envelope import wants_logs
-from relay.calls.hops import Hop, hop_of
-from relay.calls.in_flight import InFlight, RevocableCall
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.calls.results import LABELS, checked, shown
-from relay.calls.sample_streams import SampleStreams, StreamCall
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
 from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
+
+_ENDING_S = 1.0
+_REVOKED = (Failure.TOKEN_REFUSED, "The token was revoked during the call.")
+_STOPPED = (Failure.DEADLINE_EXCEEDED, "The relay was stopped during the call, which may have run.")
+
+
+@define(eq=False, repr=False)
+class InFlight:
+    """Every call in flight."""
+
+    _calls: "set[RevocableCall]" = field(init=False, factory=set)
+    _revoked: frozenset[str] = field(init=False, default=frozenset())
+    _none_left: asyncio.Event = field(init=False, factory=asyncio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self._none_left.set()
+
+    def under(self, jti: str) -> "RevocableCall":
+        """Return the context of one call that was made with the token ``jti``.
+
+        If the token is revoked meanwhile, it raises TOKEN_REFUSED in place of any result.
+        """
+        return RevocableCall(jti, self)
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End every call that was made with one of ``jtis``, which are all revoked tokens."""
+        self._revoked = frozenset(jtis)
+        for call in self._calls:
+            if call.jti in self._revoked:
+                call.end(_REVOKED)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until no call is in flight; end those that last longer than ``timeout_s``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._none_left.wait()
+        for call in self._calls:
+            call.end(_STOPPED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_S):
+                await self._none_left.wait()
+
+    def enter(self, call: "RevocableCall") -> None:
+        """Add ``call``, which begins.
+
+        Raises:
+            ToolError: TOKEN_REFUSED, if its token was revoked since the call was allowed.
+        """
+        if call.jti in self._revoked:
+            raise ToolError(Failure.TOKEN_REFUSED, "The token was revoked.")
+        self._calls.add(call)
+        self._none_left.clear()
+
+    def leave(self, call: "RevocableCall") -> None:
+        self._calls.discard(call)
+        if not self._calls:
+            self._none_left.set()
+
+
+class RevocableCall:
+    """The context of one call. Works as ``asyncio.timeout`` does: by cancelling the task that it is in."""
+
+    def __init__(self, jti: str, calls: InFlight) -> None:
+        self.jti = jti
+        self._calls = calls
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._reason: tuple[Failure, str] | None = None
+
+    def is_stopped(self) -> bool:
+        """Return whether it is ended here, and not by its caller."""
+        return self._reason is not None
+
+    def end(self, reason: tuple[Failure, str]) -> None:
+        if self._task is not None and self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._calls.enter(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.leave(self)
+        if self._reason is None or self._task is None:
+            return
+        if kind is None or not issubclass(kind, asyncio.CancelledError):
+            # It ended at the same time: the cancellation is still pending, and must not hit other code.
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        if self._task.uncancel() > self._cancelling:
+            raise asyncio.CancelledError from error  # its caller has cancelled it too
+        raise ToolError(*self._reason) from None
+
 
 _SPAN_BYTES = 8
 
@@ -33,33 +128,24 @@ ResultListener = Callable[[Tool, Mapping[str, Any]], None]
 """Takes in the result of a call of a node's tool. Must not block, nor raise."""
 
 
+@define(eq=False, repr=False)
 class CallExecutor:
     """Makes calls over ``router``, and starts ``streams``. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        router: NodeRouter,
-        streams: SampleStreams,
-        audit: AuditLog,
-        monotonic: Callable[[], float],
-        random_bytes: Callable[[int], bytes],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._router = router
-        self._streams = streams
-        self._audit = audit
-        self._in_flight = InFlight()
-        self._monotonic = monotonic
-        self._random_bytes = random_bytes
-        self._log = log
-        self._listeners: list[ResultListener] = []
+    _router: NodeRouter
+    _streams: SampleStreams
+    _audit: AuditLog
+    _monotonic: Callable[[], float]
+    _random_bytes: Callable[[int], bytes]
+    _log: FilteringBoundLogger
+    _in_flight: InFlight = field(init=False, factory=InFlight)
+    _listeners: list[ResultListener] = field(init=False, factory=list)
 
     def on_result(self, listener: ResultListener) -> None:
         """Call ``listener`` with the result of every call of a node's tool, after it was checked."""
         self._listeners.append(listener)
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
         self._in_flight.revoke(jtis)
 
     async def drain(self, timeout_s: float) -> None:

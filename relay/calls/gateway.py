@@ -5,86 +5,87 @@ result, cross-check, record the outcome, answer. No check of a call is made befo
 transports: they are thin adapters around it.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
-from relay.calls.access_log import AccessLog
-from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
+from relay.calls.access_log import AccessLog, span_of
+from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, SampleStreams
 from relay.calls.envelope import Call, EnvelopeCheck, wants_logs
 from relay.calls.executor import CallExecutor
-from relay.calls.idempotent_calls import IdempotentCalls
-from relay.calls.offline import explained, is_offline
-from relay.calls.relay_tools import RelayTool, RelayTools
-from relay.calls.sample_streams import SampleStreams
-from relay.calls.spans import span_of
+from relay.calls.idempotency import IdempotentCalls
+from relay.calls.relay_tools import DirectedCall, RelayTool, RelayTools
+from relay.fleet.absences import OFFLINE_FIX
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import KeyedLimiters, Limiter
+from relay.limits.rate_limits import Allowance, KeyedLimiters, Limiter
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.process.spans import SpanSink, no_spans
-from schemas.projection import parse
+from schemas.registry import Validator
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
 from schemas.violations import ViolationError
 
+_FIRST_RETRY_MS, _LAST_RETRY_MS = 1_000, 30_000
+"""A node waits between its attempts to connect for about as long as it has been away, up to the second."""
 _MALFORMED_ID = "The correlation id of the call is malformed."
 _FORM_OF_ID = "Send 1 to 64 letters, digits and ._- in _meta or the header X-Correlation-Id, or no id."
 
 
+def explained(error: ToolError, since_ms: int | None, now_ms: int) -> ToolError:
+    """Return ``error``, which is NODE_OFFLINE, with what is known of the node's absence.
+
+    ``since_ms`` is when its connection was lost; None if it was not connected since this relay started.
+    """
+    if since_ms is None:
+        text, away_ms = "The node is not connected, and was not since this relay was started", _LAST_RETRY_MS
+    else:
+        away_ms = max(0, now_ms - since_ms)
+        at = datetime.fromtimestamp(since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = f"The node is not connected since {at}, {away_ms // 1000} s ago"
+    return ToolError(
+        error.failure,
+        f"{text}; the command was never sent.",
+        fix=OFFLINE_FIX,
+        retry_after_ms=min(max(away_ms, _FIRST_RETRY_MS), _LAST_RETRY_MS),
+    )
+
+
+@define(eq=False, repr=False, kw_only=True)
 class CallGateway:
     """Decides, dispatches and records calls."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        authenticator: Authenticator,
-        envelopes: EnvelopeCheck,
-        fleet: Fleet,
-        relay_tools: RelayTools,
-        streams: SampleStreams,
-        executor: CallExecutor,
-        idempotent_calls: IdempotentCalls,
-        audit: AuditLog,
-        refusals: RefusalCounter,
-        metrics: Metrics,
-        access_log: AccessLog,
-        ulids: UlidSource,
-        per_agent: Allowance,
-        revocations_known: Callable[[], bool],
-        now_ms: Callable[[], int],
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-        spans: SpanSink = no_spans,
-    ) -> None:
-        self._authenticator = authenticator
-        self._envelopes = envelopes
-        self._fleet = fleet
-        self._relay_tools = relay_tools
-        self._streams = streams
-        self._executor = executor
-        self._idempotent_calls = idempotent_calls
-        self._audit = audit
-        self._refusals = refusals
-        self._metrics = metrics
-        self._access_log = access_log
-        self._ulids = ulids
-        self._per_agent = per_agent
-        self._revocations_known = revocations_known
-        self._agents = KeyedLimiters[AgentName](monotonic)
-        self._now_ms = now_ms
-        self._monotonic = monotonic
-        self._log = log
-        self._spans = spans
+    _authenticator: Authenticator
+    _envelopes: EnvelopeCheck
+    _fleet: Fleet
+    _relay_tools: RelayTools
+    _streams: SampleStreams
+    _executor: CallExecutor
+    _idempotent_calls: IdempotentCalls
+    _audit: AuditLog
+    _refusals: RefusalCounter
+    _metrics: Metrics
+    _access_log: AccessLog
+    _ulids: UlidSource
+    _per_agent: Allowance
+    _revocations_known: Callable[[], bool]
+    _now_ms: Callable[[], int]
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
+    _spans: SpanSink = no_spans
+    _agents: KeyedLimiters[AgentName] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._agents = KeyedLimiters(self._monotonic)
 
     def change(self, per_agent: Allowance, mode: EnvelopeMode) -> None:
         """Apply other limits of an agent, and another check of envelopes, to the calls from now on."""
@@ -108,7 +109,9 @@ class CallGateway:
         try:
             return await self._run(request, record)
         except ToolError as error:
-            record.error = self._with_absence(error, record) if is_offline(error) else error
+            record.error = (
+                self._with_absence(error, record) if error.failure is Failure.NODE_OFFLINE else error
+            )
         except AuditUnavailableError as error:
             self._log.error(
                 "audit cannot be written; calls are refused",
@@ -131,29 +134,24 @@ class CallGateway:
             return error  # it is gone, or has returned meanwhile
         return explained(error, node.since_ms, self._now_ms())
 
-    def streams(self, params: Mapping[str, Any]) -> bool:
-        """Return whether a call with ``params`` may send notifications before its result."""
-        name, meta = params.get("name"), params.get("_meta")
-        if not isinstance(name, str):
-            return False
-        own = self._relay_tools.find(name)
-        if own is not None and (own.streams or (own.logs and wants_logs(meta))):
+    def streams(self, call: Call) -> bool:
+        """Return whether ``call`` may send notifications before its result."""
+        own = self._own(call)
+        if own is not None and (own.streams or (own.logs and wants_logs(call.meta))):
             return True
-        return isinstance(meta, dict) and META_PROGRESS_TOKEN in meta and self._samples(name, own)
-
-    def waits(self, params: Mapping[str, Any]) -> bool:
-        """Return whether a call with ``params`` is of a tool of the relay's own that waits."""
-        name = params.get("name")
-        own = self._relay_tools.find(name) if isinstance(name, str) else None
-        return own is not None and own.waits
-
-    def _samples(self, name: str, own: RelayTool | None) -> bool:
-        """Return whether a call of ``name`` starts telemetry, which a progress token follows."""
+        if META_PROGRESS_TOKEN not in call.meta:
+            return False
         if own is not None:
             return own.follows
-        parsed = parse(name)
-        tool = self._fleet.announced(parsed.canonical) if parsed is not None else None
+        tool = self._fleet.announced(call.parsed.canonical) if call.parsed is not None else None
         return tool is not None and tool.surface.verb.streams
+
+    def waits(self, call: Call) -> bool:
+        own = self._own(call)
+        return own is not None and own.waits
+
+    def _own(self, call: Call) -> RelayTool | None:
+        return self._relay_tools.find(call.name) if isinstance(call.name, str) else None
 
     def charge(self, principal: Principal, cost: float) -> None:
         """Charge work that is no call, or a part of one, to the agent's rate as ``cost`` calls.
@@ -171,7 +169,6 @@ class CallGateway:
             raise
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
         self._executor.revoke(jtis)
 
     async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
@@ -203,7 +200,6 @@ class CallGateway:
         return principal
 
     def _enter(self, principal: Principal, record: CallRecord) -> Limiter:
-        """Count the call towards its agent's limits."""
         try:
             self._check_revocations()
             return self._agents.acquire(principal.name, self._per_agent)
@@ -213,7 +209,6 @@ class CallGateway:
             raise
 
     def _count_refusal(self, principal: Principal, error: ToolError) -> None:
-        """Count a refusal by the agent's limits: each is not recorded."""
         who = f"{principal.tenant}/{principal.sub}"
         self._refusals.count(RefusalEvent.CALL_REFUSED, who, error.failure.value.code)
 
@@ -225,7 +220,8 @@ class CallGateway:
 
     def _decided(self, request: CallRequest, principal: Principal, record: CallRecord) -> Tool | RelayTool:
         try:
-            self._envelopes.check(request.call, record.correlation_id)
+            if request.parent is None:  # a part has no message of its own: the whole was one
+                self._envelopes.check(request.call, record.correlation_id)
             record.tool = self._decide(request, principal, record)
         except ToolError as error:
             record.denied(self._audit, error)
@@ -242,18 +238,16 @@ class CallGateway:
             raise ToolError(Failure.ENVELOPE_INVALID, _MALFORMED_ID, fix=_FORM_OF_ID)
         own = self._relay_tools.find(call.name)
         if own is not None:
-            _check(own, call, principal)
-            directed = own.directed(principal.rights, request.selection, call.arguments)
+            directed = _directed(own, request, principal)
             if directed is None:
                 return own
             record.directed = directed
-            call = record.call = call.directed(directed.canonical, directed.arguments)
+            call = record.call = call.directed(directed.tool, directed.arguments)
         self._fleet.selected.check(request.selection, call.parsed, principal.tenant)
-        tool = self._fleet.resolve(call.name, principal.rights)
-        try:
-            tool.surface.arguments.check(call.arguments)
-        except ViolationError as violation:
-            raise ToolError.from_violation(violation) from None
+        if call.parsed is None:
+            raise ToolError(Failure.NAME_UNKNOWN)
+        tool = self._fleet.resolve(call.parsed.canonical, principal.rights)
+        _check(tool.surface.arguments, call)
         if tool.surface.verb.streams:
             self._streams.admit(principal, tool)
         return tool
@@ -271,10 +265,18 @@ class CallGateway:
             self._spans(span)
 
 
-def _check(tool: RelayTool, call: Call, principal: Principal) -> None:
+def _directed(tool: RelayTool, request: CallRequest, principal: Principal) -> DirectedCall | None:
+    """Return the call of a node's tool that one of the relay's ``tool`` is; None if the relay answers."""
     if not tool.visible(principal.rights):
         raise ToolError(Failure.SAFETY_DENIED)
+    if request.parent is not None:
+        return request.parent.directed(principal.rights)
+    _check(tool.schemas.arguments, request.call)
+    return tool.directed(principal.rights, request.selection, request.call.arguments)
+
+
+def _check(arguments: Validator, call: Call) -> None:
     try:
-        tool.schemas.arguments.check(call.arguments)
+        arguments.check(call.arguments)
     except ViolationError as violation:
         raise ToolError.from_violation(violation) from None

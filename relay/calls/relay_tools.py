@@ -14,7 +14,7 @@ from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.selection import Selection
 from relay.fleet.tool_schemas import ToolSchemas
-from relay.fleet.tools import Offer
+from relay.fleet.tools import Offer, Tool
 from relay.settings.config import View
 from schemas.error_roots import PeerError
 from schemas.projection import alias_of, parse
@@ -32,19 +32,6 @@ class StreamClosedError(PeerError):
     """The client has closed the response stream of its call."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParentCall:
-    """A call whose answer is made of others, which are calls of their own.
-
-    Attributes:
-        correlation_id: names it in the audit of each of them.
-        ends: when they must have ended, on the gateway's monotonic clock.
-    """
-
-    correlation_id: str
-    ends: float
-
-
 Shown = Callable[[Mapping[str, Any], Sequence[str]], Mapping[str, Any]]
 """Returns a result as the caller gets it; the texts are the samples that were gathered before it."""
 
@@ -54,16 +41,32 @@ class DirectedCall:
     """The node's tool that the arguments of a call name, and the arguments for it.
 
     Attributes:
+        tool: as it was found; whether it may be called is not checked.
         shown: makes of the node's result the one that the caller gets.
         for_s: for how many seconds samples are gathered before the answer; None: as the caller follows them.
         samples: what was gathered, as JSON.
     """
 
-    canonical: str
+    tool: Tool
     arguments: Mapping[str, Any]
     shown: Shown
     for_s: float | None = None
     samples: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ParentCall:
+    """A call whose answer is made of others, which are calls of their own.
+
+    Attributes:
+        correlation_id: names it in the audit of each of them.
+        ends: when this one of them must have ended, on the gateway's monotonic clock.
+        directed: returns the call of the one node, for a caller with these rights. It raises ToolError.
+    """
+
+    correlation_id: str
+    ends: float
+    directed: Callable[[Rights], DirectedCall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,6 @@ class RelayToolCall:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the call."""
         arguments: Mapping[str, Any] = self.call.arguments
         return arguments
 
@@ -144,16 +146,20 @@ class RelayTool:
 
     @property
     def node_id(self) -> None:
-        """No node: the relay answers."""
         return
 
 
 class RelayTools:
-    """The tools that one relay answers itself, by name."""
+    """The tools that one relay answers itself, by name.
+
+    Attributes:
+        find: returns the tool of a canonical or dashed name, if any; whether it may be called is not checked.
+    """
 
     def __init__(self) -> None:
         self._tools: dict[str, RelayTool] = {}
         self._sorted: list[RelayTool] = []
+        self.find: Callable[[str], RelayTool | None] = self._tools.get
 
     def __iter__(self) -> Iterator[RelayTool]:
         return iter(self._sorted)
@@ -169,7 +175,3 @@ class RelayTools:
             raise ValueError(f"{tool.canonical} cannot be the name of another tool")
         self._tools.update(dict.fromkeys(names, tool))
         insort(self._sorted, tool, key=lambda known: known.canonical)
-
-    def find(self, name: str) -> RelayTool | None:
-        """Return the tool of that canonical or dashed name; whether it may be called is not checked."""
-        return self._tools.get(name)

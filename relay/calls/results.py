@@ -13,7 +13,7 @@ from typing import Any
 from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer
 from relay.fleet.tools import Tool
-from relay.state.label_forms import legible
+from relay.state.labels import legible
 from schemas.errors import Failure, ToolError
 from schemas.images import NoImageError, apart
 from schemas.payloads import CmdAck

@@ -11,7 +11,7 @@ import typer
 
 from relay.auth.permissions import SCOPES
 from relay.cli.state import name_ledger
-from relay.state.label_forms import typed_form
+from relay.state.labels import typed_form
 from schemas.error_roots import EdgeError
 
 _SPECIAL_TO_BASH = re.compile(r"[^\w.,/+@%-]")

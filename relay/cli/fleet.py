@@ -27,7 +27,7 @@ from relay.client.stdio_bridge.bearer_token import TOKEN_VARIABLE, RenewableToke
 from relay.settings.config import StateFiles
 from relay.settings.environment import now_ms
 from relay.state.key_files import read_key
-from relay.state.label_forms import with_typed_form
+from relay.state.labels import with_typed_form
 from schemas.addresses import check_private_url, mcp_url, parse_mcp_url
 from schemas.error_roots import PeerError
 from schemas.process.cli_manual import example, group

@@ -22,6 +22,7 @@ class _Commands(Manual):
             "fleet": "relay.cli.fleet:app",
             "token": "relay.cli.tokens:app",
             "audit": "relay.cli.audit:app",
+            "kind": "relay.cli.kind:app",
             "state": "relay.cli.state_show:app",
             "config": "relay.cli.config:app",
             "service": "relay.cli.service:app",

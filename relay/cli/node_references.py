@@ -12,7 +12,7 @@ from pathlib import Path
 from relay.cli.state import authority, name_ledger
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.state.certificates import CaRecords
-from relay.state.label_forms import legible
+from relay.state.labels import legible
 from relay.state.names import Names
 from schemas.error_roots import OperatorError
 

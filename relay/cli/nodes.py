@@ -16,8 +16,7 @@ from relay.cli.options import AsJson, StateDir, answer, show_table, utc
 from relay.cli.state import name_ledger
 from relay.settings.environment import now_ms
 from relay.state.certificates import KID_DIGITS
-from relay.state.label_forms import typed_form, with_typed_form
-from relay.state.name_rules import NameRuleError
+from relay.state.labels import NameRuleError, typed_form, with_typed_form
 from relay.state.names import LabelTakenError
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE

@@ -24,7 +24,7 @@ from relay.settings.config import (
     own_state_dir,
 )
 from relay.settings.kept import read_kept, write_kept
-from relay.state.label_forms import columns_of, legible
+from relay.state.labels import columns_of, legible
 from schemas.addresses import normal_url
 from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
 from schemas.process.exit_codes import EXIT_USAGE

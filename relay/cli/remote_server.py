@@ -21,7 +21,7 @@ from relay.cli.exits import fail
 from relay.client.connect.clients import Machine, token_directory
 from relay.client.connect.profile import Profile, read_profile
 from relay.client.connect.token_files import check_token_file, keep_token
-from schemas.addresses import MCP_PATH, PLAIN_OPTION
+from schemas.addresses import KINDS_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-DEFAULT_URL = "http://127.0.0.1:8700/mcp"
+DEFAULT_URL = f"http://127.0.0.1:8700{KINDS_PATH}"
 _RECORDS = "calls.jsonl"
 TOKEN_VARIABLE = "EDGE_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
@@ -65,8 +65,8 @@ Url = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The MCP server, over HTTP. Default: that of `relay login`, with its token and root; "
-        f"else {DEFAULT_URL}.",
+        help="The MCP server, over HTTP; a relay's needs no path. Default: that of `relay login`, with its "
+        f"token and root; else {DEFAULT_URL}.",
     ),
 ]
 Stdio = Annotated[
@@ -197,16 +197,16 @@ async def survey(options: RemoteOptions) -> "list[Surveyed]":
 
 
 def with_path(url: str) -> str:
-    """Return ``url`` with the usual path of an MCP server if it has none.
+    """Return ``url`` with the path of a relay's kinds view if it has none.
 
     >>> with_path("https://relay.example")
-    'https://relay.example/mcp'
+    'https://relay.example/mcp/kinds'
     """
     try:
         bare = urlsplit(url).path in {"", "/"} and "?" not in url
     except ValueError:
         return url
-    return url.rstrip("/") + MCP_PATH if bare else url
+    return url.rstrip("/") + KINDS_PATH if bare else url
 
 
 def _http_server(options: RemoteOptions) -> "HttpServer":

@@ -14,7 +14,7 @@ from relay.cli.event_loop import run_until_stopped
 from relay.http.listener import bind
 from relay.server.serving import run_relay
 from relay.server.settings_reload import ReloadSource
-from relay.settings.config import RelayConfig
+from relay.settings.config import RelayConfig, kinds_directory
 from schemas.contract import read_contract
 from schemas.process.prestarted_pool import prestarted_pool
 from schemas.process.signals import ends_with_its_terminal
@@ -36,7 +36,7 @@ def serve(config: RelayConfig, reload: ReloadSource) -> None:
     # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
-    contract = read_contract(config.kinds)
+    contract = read_contract(config.kinds, kinds_directory(config.state.root))
     helpers = prestarted_pool(HELPERS)
 
     def event_loop() -> asyncio.AbstractEventLoop:

@@ -169,7 +169,7 @@ def token_rotate_key(
 
     from relay.auth.agent_tokens import MAX_TTL_S  # noqa: PLC0415 - as above
     from relay.cli.state import authority, token_keys  # noqa: PLC0415 - as above
-    from relay.state.token_keys import key_id  # noqa: PLC0415 - as above
+    from relay.state.tokens import key_id  # noqa: PLC0415 - as above
     from schemas.keys import private_key_to_pem  # noqa: PLC0415 - as above
 
     state, now = _state(state_dir), now_ms()

@@ -1,39 +1,113 @@
-"""Assembles what joins this relay to the others of its fleet.
+"""This relay in its cluster: its parts, connected, and how they run, close and are shown.
 
-Must not decide anything: it constructs the parts and connects them.
+Must not decide anything.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from random import Random
+from typing import Any
 
-from relay.cluster.authority_answerer import AuthorityAnswerer
-from relay.cluster.authority_asker import AuthorityAsker
-from relay.cluster.cluster_part import ClusterPart
-from relay.cluster.command_owner import CommandOwner
+from relay.cluster.authority import AuthorityAnswerer, AuthorityAsker
+from relay.cluster.commands import CommandOwner, NatsRouter
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
 from relay.cluster.fleet_frames import FleetFrames
-from relay.cluster.fleet_identity import FleetIdentity
-from relay.cluster.heard_relays import RelayIdentity
+from relay.cluster.fleet_identity import FleetIdentity, RelayIdentity
 from relay.cluster.ledger_stream import LedgerStream
-from relay.cluster.peer_messages import PeerMessages
-from relay.cluster.presence import Presence
-from relay.cluster.presence_bucket import PresenceBucket
-from relay.cluster.presence_effects import Effects
-from relay.cluster.quorum import Quorum
-from relay.cluster.relay_peers import RelayPeers
-from relay.routing.authority_messages import AuthorityMessages
+from relay.cluster.messages import AuthorityMessages, ClusterMessages, PeerMessages
+from relay.cluster.peers import RelayPeers
+from relay.cluster.presence import Effects, Presence
+from relay.cluster.presence_bucket import PresenceBucket, Quorum
+from relay.part import Part
 from relay.routing.authority_port import AnsweringAuthority
-from relay.routing.cluster_messages import ClusterMessages
-from relay.routing.nats import NatsRouter
 from relay.routing.port import LocalRouter, NodeFrames, NodeRouter
 from relay.settings.config import ClusterConfig, ClusterServer
 from relay.settings.environment import RelayEnvironment
+from relay.state.kinds import OLDEST, is_older
 from relay.state.merging import SharedLedger
 from relay.state.sharer import OnThread, Sharer
-from schemas.health import Loop
+from schemas.health import Health, Loop
+from schemas.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPart(Part):
+    """This relay in its cluster.
+
+    Attributes:
+        connection: the one to NATS; what else is to use it registers a work there.
+        presence: which relay each node is connected to.
+        bucket: what it is read from, and written to.
+        ledgers: what all relays must know of the operator's decisions.
+        router, frames: reach the nodes of all relays.
+        peers: the other relays.
+        authority: asks the relay that has the CA's key.
+        answerer: answers those that do not; None where this relay does not have it.
+        identity: what the others have said of themselves.
+    """
+
+    connection: ClusterConnection
+    messages: ClusterMessages
+    owner: CommandOwner
+    presence: Presence
+    bucket: PresenceBucket
+    ledgers: Sharer
+    router: NodeRouter
+    frames: FleetFrames
+    peers: RelayPeers
+    authority: AuthorityAsker
+    answerer: AuthorityAnswerer | None
+    identity: FleetIdentity
+
+    async def run(self) -> None:
+        """Keep up the connection, and the lists without one, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.connection.run())
+            tasks.create_task(self.bucket.keep_lists())
+
+    async def close(self) -> None:
+        """End the commands and questions of other relays that are in flight, and what waits for them."""
+        await self.owner.close()
+        if self.answerer is not None:
+            await self.answerer.close()
+        await self.peers.close()
+        await self.frames.close()
+
+    def health(self) -> Mapping[str, Health]:
+        """Nodes of other relays can be reached; without that, calls of this relay's own nodes flow on."""
+        ready = self.connection.is_connected and self.presence.is_current and self.ledgers.is_current
+        return {"cluster": Health.of(self.connection.loop, ready=ready, state=self._state(), essential=False)}
+
+    def loops(self) -> Mapping[str, Loop]:
+        """The connection is made again."""
+        return {"cluster": self.connection.loop}
+
+    def status(self) -> Mapping[str, Any]:
+        """Return this relay's id, the other relays that run, their versions, and how many nodes each has."""
+        version_of = self.identity.others.version_of
+        others = [asdict(each) | {"version": version_of(each.relay)} for each in self.presence.other_relays()]
+        return {"relay": self.peers.relay, "others": others}
+
+    def _state(self) -> str:
+        if not self.connection.is_connected:
+            problem = self.connection.problem or "not tried yet"
+            return f"not connected; only this relay's own nodes can be called: {problem}"
+        if not self.ledgers.is_current:
+            problem = self.ledgers.problem or "not read yet"
+            return (
+                f"connected to {self.connection.server}: "
+                f"revocations and names of other relays are not up to date: {problem}"
+            )
+        if not self.presence.is_current:
+            return f"connected to {self.connection.server}: only this relay's own nodes are listed"
+        relays = counted(self.presence.relays(), "relay")
+        nodes = counted(self.presence.nodes_elsewhere(), "node")
+        return f"connected to {self.connection.server}: {relays}, {nodes} at others"
+
 
 _SEED_BYTES = 16
 
@@ -71,10 +145,10 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
     peers, fleet_frames = _frames(here, presence, frames, tenant_of)
     for follower in (owner.connection_changed, bucket.connection_changed):
         frames.on_connection(follower)
-    shared = _sharer(here, ledgers, on_thread)
     stream = LedgerStream(here.fleet, ledgers, environment.registry, environment.now_ms)
     asker, answerer = _authority(here, authority)
     identity = _identity(here, roots)
+    shared = _sharer(here, ledgers, on_thread, partial(_older_relay, presence, identity))
     connection = here.connection
     quorum = Quorum(presence, connection.move, stream=bucket.stream)
     connection.before(identity.check)
@@ -95,6 +169,7 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
         peers,
         asker,
         answerer,
+        identity,
     )
 
 
@@ -158,13 +233,30 @@ def _bucket(here: _Here, presence: Presence) -> PresenceBucket:
     )
 
 
-def _sharer(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) -> Sharer:
+def _older_relay(presence: Presence, identity: FleetIdentity, since: str) -> str | None:
+    """Return a relay that is older than ``since``, or may be: it was not heard yet."""
+    if not is_older(OLDEST, since):
+        return None
+    if not presence.is_current:
+        return "(not known yet)"
+    return next(
+        (relay for relay in presence.others() if is_older(identity.others.version_of(relay), since)), None
+    )
+
+
+def _sharer(
+    here: _Here,
+    ledgers: Sequence[SharedLedger],
+    on_thread: OnThread,
+    older_relay: Callable[[str], str | None],
+) -> Sharer:
     return Sharer(
         ledgers,
         now_ms=here.environment.now_ms,
         on_thread=on_thread,
         count=partial(_count_entry, here.environment),
         filled=here.environment.metrics.cluster_ledger_filled.set,
+        older_relay=older_relay,
         chance=Random(here.environment.random_bytes(_SEED_BYTES)).random,  # noqa: S311 - no secret
         log=here.environment.log,
     )
@@ -173,7 +265,7 @@ def _sharer(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) -
 def _identity(here: _Here, roots: Callable[[], Sequence[str]]) -> FleetIdentity:
     environment = here.environment
     return FleetIdentity(
-        lambda: RelayIdentity(here.relay, environment.config.public_url, roots()),
+        lambda: RelayIdentity(here.relay, environment.config.public_url, roots(), version("edge-kubelet")),
         fleet=here.fleet,
         registry=environment.registry,
         monotonic=environment.monotonic,

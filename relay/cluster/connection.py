@@ -9,18 +9,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError, NoServersError
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.client_end import END_TIMEOUT_S, closed, ended, until_lost
-from relay.cluster.client_start import ClusterConnectError, connect
+from relay.cluster.client import (
+    END_TIMEOUT_S,
+    ClusterConnectError,
+    DirectClient,
+    Replies,
+    closed,
+    connect,
+    ended,
+    reason_of,
+    reason_of_end,
+    until_lost,
+)
 from relay.cluster.credentials import Credentials
-from relay.cluster.direct_client import DirectClient
-from relay.cluster.reasons import reason_of, reason_of_end
-from relay.cluster.replies import Replies
 from relay.routing.peers import NoResponderError
 from relay.settings.config import ClusterServer
 from schemas.error_roots import EdgeError
@@ -35,6 +43,7 @@ Work = Callable[[Client], Awaitable[None]]
 """Uses a connection until cancelled. It starts with each one, and must expect that it is lost at any time."""
 
 
+@define(eq=False, repr=False)
 class ClusterConnection:
     """The connection to one of ``servers``, with ``credentials``. ``name`` is what the servers show of it.
 
@@ -46,35 +55,26 @@ class ClusterConnection:
         problem: why it is connected to none, by the last attempt; None while it is connected.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        servers: Sequence[ClusterServer],
-        credentials: Callable[[], Credentials],
-        *,
-        name: str,
-        inbox: str,
-        loop: Loop,
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        probe_interval_s: float = PROBE_INTERVAL_S,
-    ) -> None:
-        self._servers = servers
-        self._credentials = credentials
-        self._name = name
-        self._inbox = inbox
-        self._probe = f"{inbox}.probe"
-        self._log = log
-        self._sleep = sleep
-        self._probe_interval_s = probe_interval_s
-        self._turn = 0
-        self._replies: Replies | None = None
-        self._checks: list[Work] = []
-        self._works: list[Work] = []
-        self._last: list[Work] = []
-        self._reported: set[tuple[str, str]] = set()
-        self.loop = loop
-        self.server: ClusterServer | None = None
-        self.problem: str | None = None
+    _servers: Sequence[ClusterServer]
+    _credentials: Callable[[], Credentials]
+    _name: str = field(kw_only=True)
+    _inbox: str = field(kw_only=True)
+    loop: Loop = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _probe_interval_s: float = field(kw_only=True, default=PROBE_INTERVAL_S)
+    _probe: str = field(init=False)
+    _turn: int = field(init=False, default=0)
+    _replies: Replies | None = field(init=False, default=None)
+    _checks: list[Work] = field(init=False, factory=list)
+    _works: list[Work] = field(init=False, factory=list)
+    _last: list[Work] = field(init=False, factory=list)
+    _reported: set[tuple[str, str]] = field(init=False, factory=set)
+    server: ClusterServer | None = field(init=False, default=None)
+    problem: str | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._probe = f"{self._inbox}.probe"
 
     @property
     def is_connected(self) -> bool:
@@ -96,7 +96,6 @@ class ClusterConnection:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
     ) -> bytes:
-        """Return the answer to ``payload``, as ``Requests`` describes."""
         replies = self._replies
         if replies is None or not replies.client.is_connected:
             raise NoResponderError("not connected to the cluster")
@@ -107,7 +106,6 @@ class ClusterConnection:
             raise NoResponderError("the connection to the cluster was lost") from None
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send ``payload``, as ``Requests`` describes."""
         if self._replies is not None:
             with suppress(NatsError):
                 await self._replies.client.publish(subject, payload)
@@ -169,7 +167,6 @@ class ClusterConnection:
         return True
 
     def _failed(self, server: ClusterServer, error: Exception) -> None:
-        """Log an exception that was not expected, with its traceback."""
         self._log.error("cluster connection failed", server=str(server), exc_info=error)
 
     def _report(self, server: str, reason: str) -> None:
@@ -197,7 +194,6 @@ class ClusterConnection:
         return connecting.result()
 
     async def _connect(self, server: ClusterServer, lost: asyncio.Event) -> Replies:
-        """Do what ``_connected`` describes."""
 
         async def has_ended() -> None:
             lost.set()

@@ -6,28 +6,170 @@ the caller's session, samples to all that have leased them. A frame is of one se
 with it. Must not know agents.
 """
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from attrs import define, field
 from nats.aio.client import Client
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.caller_session_relays import CallerSessionRelays
-from relay.cluster.frame_queues import FrameQueues, NodeAt, QueuedFrame
-from relay.cluster.peer_messages import FRAME, CountMessage, PeerMessages
-from relay.cluster.presence_entries import NodeEntry
-from relay.cluster.sample_subjects import SAMPLE, SampleSubjects
-from relay.cluster.shared_leases import SharedLeases
+from relay.cluster.frame_queues import SAMPLE, FrameQueues, NodeAt, QueuedFrame, SampleSubjects
+from relay.cluster.messages import FRAME, CountMessage, PeerMessages
+from relay.cluster.presence import NodeEntry
 from relay.routing.peers import Peers
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef
+from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY, OneWayType, Role
 from schemas.handlers import Followers, Handlers
-from schemas.payloads import SessionEnd
+from schemas.payloads import SessionEnd, TelemetryLease
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
+
+_RETRY_MS = 60_000
+
+
+@define(eq=False, repr=False)
+class CallerSessionRelays:
+    """The relays of callers' sessions, for each node by its own session."""
+
+    _of_node: dict[NodeRef, dict[str, str]] = field(init=False, factory=lambda: defaultdict(dict))
+
+    def passed(self, where: NodeAt, type_: OneWayType, payload: Mapping[str, Any]) -> None:
+        """Take in a frame to a node of this relay, from the relay of ``where``.
+
+        Raises:
+            ToolError: RATE_LIMITED: the node has as many sessions as it may have.
+        """
+        relays = self._of_node[where.node]
+        session_id: str = payload["session_id"]
+        if type_ is OneWayType.SESSION_END:
+            relays.pop(session_id, None)
+        elif type_ is OneWayType.SESSION_OPEN:
+            if session_id not in relays and len(relays) >= MAX_SESSIONS:
+                raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_RETRY_MS)
+            relays[session_id] = where.relay
+
+    def relay_of(self, node: NodeRef, session_id: str) -> str | None:
+        """Return the other relay that has the session; None if there is none."""
+        return self._of_node.get(node, {}).get(session_id)
+
+    def node_connected(self, node: NodeRef) -> None:
+        """Forget the sessions of an older session of the node: they are opened again."""
+        for known in [known for known in self._of_node if known.node_id == node.node_id and known != node]:
+            del self._of_node[known]
+
+    def relay_gone(self, relay: str) -> list[tuple[NodeRef, str]]:
+        """Forget the sessions of a relay that has ended; return them, each with its node."""
+        ended = [
+            (node, session_id)
+            for node, relays in self._of_node.items()
+            for session_id, kept_at in relays.items()
+            if kept_at == relay
+        ]
+        for node, session_id in ended:
+            del self._of_node[node][session_id]
+        return ended
+
+
+NodeCapability = tuple[str, str]
+"""The id of a node, and that of a capability of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one relay has leased: ``include`` None for all parts; ``until_s`` on the monotonic clock."""
+
+    interval_ms: int
+    include: frozenset[str] | None
+    until_s: float
+
+
+@define(eq=False, repr=False)
+class SharedLeases:
+    """Sends leases by ``frames``. ``seconds`` is a monotonic clock."""
+
+    _frames: NodeFrames
+    _seconds: Callable[[], float]
+    _shares: dict[NodeCapability, dict[str, _Share]] = field(init=False, factory=dict)
+
+    def ask(self, relay: str, node_id: str, lease: TelemetryLease) -> None:
+        """Take in what ``relay`` leases, in place of what it had, and send the node what follows for all.
+
+        Raises:
+            ToolError: that was not sent, as ``NodeFrames`` describes. To ask again sends it.
+        """
+        capability = (node_id, lease["cap_id"])
+        shares = self._shares.setdefault(capability, {})
+        before = shares.pop(relay, None)
+        if lease["ttl_ms"] > 0:
+            until_s = self._seconds() + lease["ttl_ms"] / 1000
+            include = frozenset(lease["include"]) if "include" in lease else None
+            shares[relay] = _Share(lease["interval_ms"], include, until_s)
+        try:
+            self._send(capability, lease["interval_ms"])
+        except ToolError:
+            if lease["ttl_ms"] > 0:
+                self._restore(capability, relay, before)
+            raise
+
+    def relays_of(self, node_id: str, cap_id: str) -> Collection[str]:
+        """Return the relays that have leased the capability."""
+        now = self._seconds()
+        shares = self._shares.get((node_id, cap_id), {})
+        return [relay for relay, share in shares.items() if share.until_s > now]
+
+    def relay_gone(self, relay: str) -> None:
+        for capability, shares in list(self._shares.items()):
+            if (share := shares.pop(relay, None)) is not None:
+                with suppress(ToolError):  # the lease of the node ends by itself
+                    self._send(capability, share.interval_ms)
+
+    def node_changed(self, node_id: str) -> None:
+        """Forget the leases of a node that has connected or is lost: each relay leases it again."""
+        for capability in [known for known in self._shares if known[0] == node_id]:
+            del self._shares[capability]
+
+    def _restore(self, capability: NodeCapability, relay: str, before: _Share | None) -> None:
+        """Take back what ``relay`` has asked for, since it was not sent."""
+        shares = self._shares[capability]
+        del shares[relay]
+        if before is not None:
+            shares[relay] = before
+        elif not shares:
+            del self._shares[capability]
+
+    def _send(self, capability: NodeCapability, interval_ms: int) -> None:
+        """Send the lease for all; ``interval_ms`` is that of one that ends the last."""
+        node_id, cap_id = capability
+        now = self._seconds()
+        shares = self._shares[capability]
+        for relay in [relay for relay, share in shares.items() if share.until_s <= now]:
+            del shares[relay]
+        lease: TelemetryLease = {"cap_id": cap_id, "interval_ms": interval_ms, "ttl_ms": 0}
+        if shares:
+            lease["interval_ms"] = min(share.interval_ms for share in shares.values())
+            lease["ttl_ms"] = int(1000 * (max(share.until_s for share in shares.values()) - now))
+            if (parts := _all_parts(share.include for share in shares.values())) is not None:
+                lease["include"] = parts
+        else:
+            del self._shares[capability]
+        self._frames.send(node_id, OneWayType.TELEMETRY_LEASE, lease)
+
+
+def _all_parts(includes: Iterable[frozenset[str] | None]) -> list[str] | None:
+    """Return every part that one of ``includes`` names; None if one of them wants all."""
+    wanted: set[str] = set()
+    for include in includes:
+        if include is None:
+            return None
+        wanted |= include
+    return sorted(wanted)
+
 
 _GONE = "unknown"
 """The reason that a node is given for a session whose relay has ended."""
@@ -80,17 +222,14 @@ class FleetFrames:
                 local.on_frame(type_, partial(self._sent_by_node, type_))
 
     async def serve(self, client: Client) -> None:
-        """Publish and read samples by ``client`` until cancelled."""
         await self._samples.serve(client)
 
     async def close(self) -> None:
-        """Drop what waits to be sent to other relays."""
         await self._queues.close()
 
     # --- NodeFrames
 
     def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
-        """Queue a frame for the node, as ``NodeFrames`` describes."""
         is_lease, where = frame_type is OneWayType.TELEMETRY_LEASE, self._elsewhere.get(node_id)
         if where is not None:
             self._queues.put(where, frame_type, payload)
@@ -102,15 +241,12 @@ class FleetFrames:
             self._local.send(node_id, frame_type, payload)
 
     def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
-        """Call ``handler`` with every frame of that type, as ``NodeFrames`` describes."""
         self._handlers.add(frame_type, handler)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
-        """Call ``handler`` whenever a node connects to a relay, or is lost."""
         self._followers.add(handler)
 
     def on_announce(self, handler: AnnounceHandler) -> None:
-        """Call ``handler`` whenever a manifest was accepted over a session of this relay."""
         self._local.on_announce(handler)
 
     # --- where nodes are
@@ -129,7 +265,6 @@ class FleetFrames:
         self._notify(node, connected=True)
 
     def relay_gone(self, relay: str) -> None:
-        """End what a relay has asked of this relay's nodes, which has ended."""
         self._leases.relay_gone(relay)
         for node, session_id in self._callers.relay_gone(relay):
             end: SessionEnd = {"session_id": session_id, "reason": _GONE}
@@ -228,7 +363,6 @@ class FleetFrames:
         return {}
 
     def _published(self, relay: str, body: Mapping[str, Any]) -> None:
-        """Take in a sample that another relay has published."""
         type_, where, payload = ONE_WAY[body["type"]], self._at(relay, body), body["payload"]
         if type_ is not OneWayType.TELEMETRY or not self._fits(type_, payload):
             self._count(SAMPLE, "answered", "invalid")

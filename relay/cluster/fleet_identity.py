@@ -4,23 +4,92 @@ Nodes sign for the one, and are admitted by the other, which endorses the keys o
 relay that differs could serve neither, and would list what it cannot call. A relay that connects asks those
 that run, and does not join if one of them differs. Of two that differ and have joined all the same, at one
 moment or on two sides of a partition, the one stays that more of the relays heard lately agree with, so that
-one relay that is wrong does not put out the others. Must not know what is sent besides.
+one relay that is wrong does not end the others. Must not know what is sent besides.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.client_start import ClusterConnectError
+from relay.ascii_json import encoded
+from relay.cluster.client import ClusterConnectError
 from relay.cluster.connection import respond
-from relay.cluster.heard_relays import HeardRelays, RelayIdentity
-from relay.routing.cluster_messages import ClusterMessageError, read_document
+from relay.cluster.messages import ClusterMessageError, read_document
+from relay.state.kinds import OLDEST
 from schemas.registry import SchemaRegistry
 from schemas.text import printable
+
+_VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}(\.[0-9A-Za-z]{1,16}){0,4}")
+_VERSION_HEADER = "Edge-Version"
+MAX_HEARD = 256
+"""How many relays are counted; of more, those that were heard last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayIdentity:
+    """What a relay says of itself.
+
+    Attributes:
+        url: its public URL, in its normal form.
+        roots: the kids of the roots of nodes that it trusts now.
+        version: its own; beside the document, which relays of an older version read too.
+    """
+
+    relay: str
+    url: str
+    roots: Sequence[str]
+    version: str = OLDEST
+
+    def said(self) -> bytes:
+        return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
+
+    def headers(self) -> dict[str, str]:
+        """Return what another relay can do without."""
+        return {_VERSION_HEADER: self.version}
+
+    def agrees(self, other: "RelayIdentity") -> bool:
+        """Return whether both can be of one fleet."""
+        return self.url == other.url and not set(self.roots).isdisjoint(other.roots)
+
+
+@define(eq=False, repr=False)
+class HeardRelays:
+    """The relays that were heard in the last ``within_s`` seconds, by their ids."""
+
+    _monotonic: Callable[[], float]
+    _within_s: float
+    _heard: dict[str, tuple[RelayIdentity, float]] = field(init=False, factory=dict)
+
+    def add(self, other: RelayIdentity) -> None:
+        self._heard.pop(other.relay, None)
+        self._heard[other.relay] = (other, self._monotonic())
+        if len(self._heard) > MAX_HEARD:
+            del self._heard[next(iter(self._heard))]
+
+    def __contains__(self, relay: str) -> bool:
+        return any(each.relay == relay for each in self._lately())
+
+    def version_of(self, relay: str) -> str:
+        """Return the version of a relay; the oldest if it was not heard lately, or has not said."""
+        return next((each.version for each in self._lately() if each.relay == relay), OLDEST)
+
+    def stays(self, own: RelayIdentity, other: RelayIdentity) -> bool:
+        """Return whether ``own`` stays, and not ``other``: more relays agree with it, or its id is lower."""
+        lately = [each for each in self._lately() if each.relay not in {own.relay, other.relay}]
+        ours, theirs = (sum(map(each.agrees, lately)) for each in (own, other))
+        return own.relay < other.relay if ours == theirs else ours > theirs
+
+    def _lately(self) -> list[RelayIdentity]:
+        since = self._monotonic() - self._within_s
+        return [each for each, at in self._heard.values() if at >= since]
+
 
 REPEAT_S = 60.0
 MAX_UNREAD = 256
@@ -103,7 +172,7 @@ class FleetIdentity:
 
     async def _repeat(self, client: Client) -> None:
         while True:
-            await client.publish(self._subject, self._own().said())
+            await self._say(client)
             await self._sleep(REPEAT_S)
 
     def _heard(self, client: Client) -> Callable[[Msg], Awaitable[None]]:
@@ -126,12 +195,16 @@ class FleetIdentity:
 
         return heard
 
+    async def _say(self, client: Client) -> None:
+        own = self._own()
+        await client.publish(self._subject, own.said(), headers=own.headers())
+
     async def _object(self, client: Client) -> None:
         """Let the relay that differs hear what this one has."""
         now = self._monotonic()
         if self._objected_at is None or now - self._objected_at >= _BETWEEN_OBJECTIONS_S:
             self._objected_at = now
-            await client.publish(self._subject, self._own().said())
+            await self._say(client)
 
     def _read(self, message: Msg) -> RelayIdentity | None:
         try:
@@ -139,7 +212,9 @@ class FleetIdentity:
         except ClusterMessageError as error:
             self._log.warning("identity of another relay dropped", reason=str(error))
             return None
-        return RelayIdentity(said["relay"], said["url"], said["roots"])
+        version = (message.headers or {}).get(_VERSION_HEADER, "")
+        known = version if _VERSION.fullmatch(version) else OLDEST
+        return RelayIdentity(said["relay"], said["url"], said["roots"], known)
 
     def _difference(self, other: RelayIdentity) -> str | None:
         """Return in what ``other`` differs from this relay, and what to do about it; None if in nothing."""

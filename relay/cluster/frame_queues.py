@@ -1,24 +1,35 @@
-"""One-way frames on their way to another relay: in order for each node, bounded, and each acknowledged.
+"""How one-way frames travel to other relays: in queues, and samples on subjects of their own.
 
-A frame that another relay has refused because it is busy is sent again; one that may have arrived never is.
-Must not know what a frame is for.
+A queue is in order for each node and bounded, and each frame is acknowledged. One that another relay has
+refused because it is busy is sent again; one that may have arrived never is. Samples are published once, on
+``edge.<fleet>.telemetry.<node_id>``, by the relay that holds the node's session, and every relay that has
+leased them reads them. Must not know what a frame is for, nor who follows what.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from attrs import define, field
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
-from relay.cluster.peer_messages import FRAME, CountMessage
+from relay.cluster.messages import FRAME, ClusterMessageError, CountMessage, PeerMessages
 from relay.routing.peers import NoResponderError, Peers
 from relay.routing.port import NodeRef
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
 from schemas.frames import MAX_FRAME_BYTES
+from schemas.ulids import UlidSource
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
 """How much waits for one node on its way to one relay; the frame that exceeds it is the last."""
@@ -47,11 +58,11 @@ class QueuedFrame:
     size: int
 
 
-@dataclass(slots=True)
+@define(eq=False)
 class _FrameQueue:
     """What waits. ``is_broken`` from a frame that was lost until its loss was told."""
 
-    frames: deque[QueuedFrame] = field(default_factory=deque)
+    frames: deque[QueuedFrame] = field(factory=deque)
     size: int = 0
     is_broken: bool = False
     task: asyncio.Task[None] | None = None
@@ -63,26 +74,17 @@ Lost = Callable[[NodeAt, QueuedFrame], None]
 """Is called with the frame with which a queue broke. What waited behind it is lost too."""
 
 
+@define(eq=False, repr=False)
 class FrameQueues:
     """The queues to all other relays. One that broke takes frames again when ``lost`` is called."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        peers: Peers,
-        *,
-        before: Before,
-        lost: Lost,
-        count: CountMessage,
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._peers = peers
-        self._before = before
-        self._lost = lost
-        self._count = count
-        self._log = log
-        self._sleep = sleep
-        self._queues: dict[NodeAt, _FrameQueue] = {}
+    _peers: Peers
+    _before: Before = field(kw_only=True)
+    _lost: Lost = field(kw_only=True)
+    _count: CountMessage = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _queues: dict[NodeAt, _FrameQueue] = field(init=False, factory=dict)
 
     def put(self, where: NodeAt, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Queue a frame.
@@ -114,7 +116,6 @@ class FrameQueues:
                 task.cancel()
 
     async def close(self) -> None:
-        """Drop everything."""
         tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         self._queues.clear()
         if tasks:
@@ -181,3 +182,106 @@ class FrameQueues:
         await self._sleep(_RETRY_S)
         del self._queues[where]
         self._lost(where, frame)
+
+
+SAMPLE = "sample"
+"""What a sample is counted as."""
+MAX_WAITING = 256
+"""The samples that wait to be published: those of all nodes of this relay."""
+MAX_UNREAD = 64
+"""The samples of one node that wait to be read."""
+
+TakeFrame = Callable[[str, Mapping[str, Any]], None]
+"""Takes a body of ``cluster.frame`` that the named relay has published. Must not block."""
+
+
+@define(eq=False, repr=False, kw_only=True)
+class SampleSubjects:
+    """Publishes samples, and reads those of the nodes that are followed."""
+
+    _messages: PeerMessages
+    _fleet: str
+    _take: TakeFrame
+    _ulids: UlidSource
+    _count: CountMessage
+    _log: FilteringBoundLogger
+    _waiting: deque[tuple[str, bytes]] = field(init=False, factory=deque)
+    _wake: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _client: Client | None = field(init=False, default=None)
+    _followed: dict[str, "Subscription | None"] = field(init=False, factory=dict)
+    _ended: list["Subscription"] = field(init=False, factory=list)
+
+    def publish(self, node: NodeRef, payload: Mapping[str, Any]) -> None:
+        """Publish a sample of a node of this relay; the oldest that waits makes space for it."""
+        body = {
+            "node_id": node.node_id,
+            "session_id": node.session_id,
+            "type": OneWayType.TELEMETRY.value,
+            "payload": payload,
+        }
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.popleft()
+            self._count(SAMPLE, "asked", "dropped")
+        self._waiting.append((self._subject(node.node_id), self._messages.ask(self._ulids.new(), body)))
+        self._wake.set()
+
+    async def follow(self, node_id: str) -> None:
+        """Read the samples of a node from now on, during every connection."""
+        if node_id not in self._followed:
+            self._followed[node_id] = None
+            if self._client is not None:
+                # The connection may have just ended: the next one reads the samples of all that is followed.
+                with suppress(NatsError):
+                    await self._subscribe(self._client, node_id)
+
+    def unfollow(self, node_id: str) -> None:
+        if (subscription := self._followed.pop(node_id, None)) is not None:
+            self._ended.append(subscription)
+            self._wake.set()
+
+    async def serve(self, client: Client) -> None:
+        self._waiting.clear()  # from before the connection: too old
+        self._ended.clear()
+        self._followed = dict.fromkeys(self._followed)  # the subscriptions of a former client ended with it
+        self._client = client
+        try:
+            for node_id in list(self._followed):
+                await self._subscribe(client, node_id)
+            while True:
+                while self._waiting:
+                    await client.publish(*self._waiting.popleft())
+                    self._count(SAMPLE, "asked", "ok")
+                while self._ended:
+                    await self._ended.pop().unsubscribe()
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            self._client = None
+
+    async def _subscribe(self, client: Client, node_id: str) -> None:
+        subscription = await client.subscribe(
+            self._subject(node_id), cb=self._received, pending_msgs_limit=MAX_UNREAD
+        )
+        if self._client is not client:
+            return  # it has ended meanwhile, and its subscriptions with it
+        if node_id in self._followed:
+            self._followed[node_id] = subscription
+        else:
+            self._ended.append(subscription)
+            self._wake.set()
+
+    def _subject(self, node_id: str) -> str:
+        return f"edge.{self._fleet}.telemetry.{node_id}"
+
+    async def _received(self, message: Msg) -> None:
+        try:
+            asked = self._messages.read_ask(message.data, FRAME)
+        except ClusterMessageError as error:
+            self._count(SAMPLE, "answered", "invalid")
+            self._log.warning("sample of another relay dropped", reason=str(error))
+            return
+        if message.subject != self._subject(asked.body["node_id"]):
+            self._count(SAMPLE, "answered", "invalid")
+            self._log.warning("sample of another relay dropped", reason="it is of another node")
+            return
+        self._take(asked.relay, asked.body)

@@ -19,9 +19,8 @@ from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StreamConfig, St
 from nats.js.errors import NotFoundError
 
 from relay.ascii_json import encoded
-from relay.cluster.copies import grow, in_copies
-from relay.cluster.expected_sequence import append
-from relay.cluster.reasons import reason_of
+from relay.cluster.client import reason_of
+from relay.cluster.jetstream import append, grow, in_copies
 from relay.state.ledger import Entry
 from relay.state.merging import SharedLedger
 from relay.state.sharer import (
@@ -81,7 +80,7 @@ class _Kind:
         if any(isinstance(value, float) for value in entry.values()):
             return False  # to a JSON Schema 1.0 is an integer
         try:
-            return self.ledger.key_of(entry) == key
+            return self.ledger.form.key_of(entry) == key
         except ValueError:
             return False
 
@@ -117,7 +116,6 @@ class LedgerStream:
         }
 
     def connected(self, client: Client) -> EntryStream:
-        """Return the stream by the connection of ``client``."""
         return _ConnectedStream(self, client)
 
     async def follow(
@@ -204,7 +202,7 @@ class LedgerStream:
             f"{self._prefix}{ledger.kind}.{key}",
             encoded(entry).encode("ascii"),
             expected=expected | {Header.EXPECTED_STREAM.value: self.name},
-            kept_s=self._kept_s(ledger.end_ms_of(entry)),
+            kept_s=self._kept_s(ledger.form.end_ms_of(entry)),
         )
 
     def _kept_s(self, end_ms: int | None) -> int | None:

@@ -1,18 +1,189 @@
 """Which relay each node is connected to, as the presence bucket says, and what follows from that here.
 
 For lists, and to settle which of two sessions of a node is newer: by the revision of the entry, which the
-servers give, and never by a time. Must not be read to route a call, and must not do I/O: ``presence_bucket``
-reads and writes the bucket.
+servers give, and never by a time. Which relays run follows from the leases that each renews in the bucket.
+Time counts only while the bucket is read, which this relay's own lease shows: that none was read, as while
+the servers elect a leader, says nothing of the other relays. Must not be read to route a call, and must not
+do I/O: ``presence_bucket`` reads and writes the bucket.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 
-from relay.cluster.presence_effects import Effects, ElsewhereHandler
-from relay.cluster.presence_entries import EndedEntries, HeldSession, NodeEntry, OtherRelay
-from relay.cluster.relay_leases import LEASE_S, RelayLeases
+from attrs import define, field
+
 from relay.routing.port import NodeRef
+
+ENDED_KEPT_S = 7 * 86_400
+"""How long the servers keep the entry of a session that has ended: longer than keys of calls last, and than a
+relay that the others have ended is cut off from them while it holds the session."""
+_SURELY_DROPPED_S = ENDED_KEPT_S + 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """What the bucket has of one node: the ``session_id`` that began last, at which ``relay``."""
+
+    relay: str
+    session_id: str
+    connected: bool
+    revision: int
+
+
+@dataclass(slots=True)
+class HeldSession:
+    """A session of this relay, and the revision of its entry once that is written."""
+
+    session_id: str
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRelay:
+    """Another relay that runs.
+
+    Attributes:
+        nodes: how many are connected to it.
+        seen_s: how long ago its lease was renewed, in seconds in which leases were read.
+    """
+
+    relay: str
+    nodes: int
+    seen_s: float
+
+
+class EndedEntries:
+    """Which entries of ended sessions were read, until the servers have surely dropped them."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        # When each was read, the oldest first.
+        self._read_s: dict[str, float] = {}
+
+    def seen(self, node_id: str, *, has_ended: bool) -> None:
+        self._read_s.pop(node_id, None)
+        if has_ended:
+            self._read_s[node_id] = self._monotonic()
+
+    def take_dropped(self) -> Iterator[str]:
+        """Yield the nodes whose entries are there no longer, and forget them."""
+        until_s = self._monotonic() - _SURELY_DROPPED_S
+        while self._read_s:
+            node_id, read_s = next(iter(self._read_s.items()))
+            if read_s > until_s:
+                return
+            del self._read_s[node_id]
+            yield node_id
+
+    def clear(self) -> None:
+        self._read_s.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What presence changes in this relay.
+
+    Attributes:
+        end_superseded: ends the session of a node that has a newer one at the relay that is named.
+        show: shows in the lists whether a node is connected elsewhere; False if it is not known yet.
+        moved: takes in that another relay may have sent commands to a node.
+        history_unknown: takes in whether that is still to be found out: the session's entry is not written.
+    """
+
+    end_superseded: Callable[[str, str], None]
+    show: Callable[[str, bool], bool]
+    moved: Callable[[str], None]
+    history_unknown: Callable[[str, bool], None]
+
+
+ElsewhereHandler = Callable[[str, NodeEntry | None], None]
+"""Is called with the entry of a node that has connected to another relay, and with None when it is lost."""
+
+
+LEASE_INTERVAL_S = 2.0
+LEASE_S = 7.5
+"""How long a relay counts as running after the last sign of it, while leases are read.
+
+With the interval it is below the 10 s after which the end of a relay is known to the others.
+"""
+_LONGEST_STEP_S = 1.5 * LEASE_INTERVAL_S
+"""What counts at most between two of this relay's own leases: without them, the bucket was not read."""
+
+
+@define(eq=False, repr=False)
+class RelayLeases:
+    """The leases of a fleet's relays, as one of them has read them. ``monotonic`` is in seconds."""
+
+    _monotonic: Callable[[], float]
+    # How long the bucket was read so far, by this relay's own leases.
+    _read_s: float = field(init=False, default=0.0)
+    # That time at the last lease of each other relay.
+    _others: dict[str, float] = field(init=False, factory=dict)
+    # Those that have ended: entries of their nodes stay in the bucket, and are read again.
+    _ended: set[str] = field(init=False, factory=set)
+    # That time when each of them ended, until it is taken.
+    _ended_s: dict[str, float] = field(init=False, factory=dict)
+    _own_s: float | None = field(init=False, default=None)
+
+    @property
+    def was_read(self) -> bool:
+        return self._own_s is not None
+
+    def was_read_within(self, seconds: float) -> bool:
+        return self._own_s is not None and self._monotonic() - self._own_s < seconds
+
+    def is_running(self, relay: str) -> bool:
+        read_s = self._others.get(relay)
+        return read_s is not None and self._read_s - read_s < LEASE_S
+
+    def running(self) -> list[str]:
+        return [relay for relay in self._others if self.is_running(relay)]
+
+    def known(self) -> list[str]:
+        """Return the other relays that have not ended."""
+        return list(self._others)
+
+    def age_s(self, relay: str) -> float:
+        """Return how long the bucket was read since the last lease of another relay, which is known."""
+        return self._read_s - self._others[relay]
+
+    def presume_running(self, relay: str) -> None:
+        """Let a relay count as running whose lease was not read yet, unless it is known to have ended."""
+        if relay not in self._ended:
+            self._others.setdefault(relay, self._read_s)
+
+    def own_renewed(self) -> list[str]:
+        """Take in this relay's own lease; return the others whose leases have ended."""
+        now_s = self._monotonic()
+        if self._own_s is not None:
+            self._read_s += min(now_s - self._own_s, _LONGEST_STEP_S)
+        self._own_s = now_s
+        return [relay for relay in self._others if not self.is_running(relay)]
+
+    def renewed(self, relay: str) -> bool:
+        """Take in another relay's lease; return whether it was not running before."""
+        was_running = self.is_running(relay)
+        self._others[relay] = self._read_s
+        self._ended.discard(relay)
+        self._ended_s.pop(relay, None)
+        return not was_running
+
+    def end(self, relay: str) -> bool:
+        """Forget the lease of another relay; return whether there was one."""
+        if self._others.pop(relay, None) is None:
+            return False
+        self._ended.add(relay)
+        self._ended_s[relay] = self._read_s
+        return True
+
+    def take_ended(self, seconds: float) -> set[str]:
+        """Return, once, the relays that ended ``seconds`` ago or earlier, counted while leases were read."""
+        due = {relay for relay, ended_s in self._ended_s.items() if self._read_s - ended_s >= seconds}
+        for relay in due:
+            del self._ended_s[relay]
+        return due
+
 
 KEYS_LAST_S = 600.0
 """How long another relay may keep the key of a call: as long as ``relay.calls`` does."""
@@ -20,6 +191,7 @@ UNREAD_S = 30.0
 """How long the nodes of others are shown while the bucket is not read: the time in which servers heal."""
 
 
+@define(eq=False, repr=False)
 class Presence:
     """The nodes of all relays, as ``relay`` knows them. ``monotonic`` is in seconds.
 
@@ -27,35 +199,38 @@ class Presence:
         to_write: the nodes whose entries are to be written.
     """
 
-    def __init__(self, relay: str, effects: Effects, monotonic: Callable[[], float]) -> None:
-        self._relay = relay
-        self._effects = effects
-        self._monotonic = monotonic
-        self._leases = RelayLeases(monotonic)
-        self._bucket: str | None = None
+    _relay: str
+    _effects: Effects
+    _monotonic: Callable[[], float]
+    _leases: RelayLeases = field(init=False)
+    _bucket: str | None = field(init=False, default=None)
+    _keys_last_until: float = field(init=False)
+    _held: dict[str, HeldSession] = field(init=False, factory=dict)
+    # The entries that this relay has written, of sessions that go on or whose end is still to be written.
+    _written: dict[str, NodeEntry] = field(init=False, factory=dict)
+    _entries: dict[str, NodeEntry] = field(init=False, factory=dict)
+    _ended: EndedEntries = field(init=False)
+    # The newest revision of each node's entry, also of one that was removed or could not be read.
+    _revisions: dict[str, int] = field(init=False, factory=dict)
+    # Sessions whose entry could not replace the revision known here: a later one is about to be read.
+    _behind: dict[str, int] = field(init=False, factory=dict)
+    _shown: dict[str, NodeEntry] = field(init=False, factory=dict)
+    _not_shown_yet: set[str] = field(init=False, factory=set)
+    _on_elsewhere: list[ElsewhereHandler] = field(init=False, factory=list)
+    _on_relay_gone: list[Callable[[str], None]] = field(init=False, factory=list)
+    to_write: set[str] = field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._leases = RelayLeases(self._monotonic)
         # Until then, keys may be in use of nodes whose entries a former bucket had.
-        self._keys_last_until = monotonic()
-        self._held: dict[str, HeldSession] = {}
-        # The entries that this relay has written, of sessions that go on or whose end is still to be written.
-        self._written: dict[str, NodeEntry] = {}
-        self._entries: dict[str, NodeEntry] = {}
-        self._ended = EndedEntries(monotonic)
-        # The newest revision of each node's entry, also of one that was removed or could not be read.
-        self._revisions: dict[str, int] = {}
-        # Sessions whose entry could not replace the revision known here: a later one is about to be read.
-        self._behind: dict[str, int] = {}
-        self._shown: dict[str, NodeEntry] = {}
-        self._not_shown_yet: set[str] = set()
-        self._on_elsewhere: list[ElsewhereHandler] = []
-        self._on_relay_gone: list[Callable[[str], None]] = []
-        self.to_write: set[str] = set()
+        self._keys_last_until = self._monotonic()
+        self._ended = EndedEntries(self._monotonic)
 
     def on_elsewhere(self, handler: ElsewhereHandler) -> None:
         """Call ``handler`` whenever a node that is shown connects to another relay, and when it is lost."""
         self._on_elsewhere.append(handler)
 
     def on_relay_gone(self, handler: Callable[[str], None]) -> None:
-        """Call ``handler`` with each other relay that has ended."""
         self._on_relay_gone.append(handler)
 
     @property
@@ -68,7 +243,6 @@ class Presence:
         return self.is_current + len(self._leases.running())
 
     def others(self) -> Collection[str]:
-        """Return the other relays that run."""
         return self._leases.running()
 
     def other_relays(self) -> list[OtherRelay]:
@@ -77,7 +251,6 @@ class Presence:
         return [OtherRelay(relay, held[relay], self._leases.age_s(relay)) for relay in sorted(self.others())]
 
     def nodes_elsewhere(self) -> int:
-        """Return how many nodes are connected to other relays."""
         return len(self._shown)
 
     def relay_of(self, node_id: str) -> str | None:
@@ -90,7 +263,6 @@ class Presence:
     # --- what happens here
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected to this process, or is lost."""
         node_id = node.node_id
         self.to_write.add(node_id)
         self._behind.pop(node_id, None)
@@ -210,7 +382,6 @@ class Presence:
             self._show_nodes_of(relay)
 
     def relay_gone(self, relay: str) -> None:
-        """Take in that a relay has given up its lease."""
         if self._leases.end(relay):
             self._show_nodes_of(relay)
             for handler in self._on_relay_gone:
@@ -240,7 +411,6 @@ class Presence:
             self._revisions.pop(node_id, None)
 
     def _show_what_waits(self) -> None:
-        """Show what could not be shown before."""
         waiting, self._not_shown_yet = self._not_shown_yet, set()
         for node_id in waiting:
             self._show(node_id)

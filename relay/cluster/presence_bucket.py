@@ -1,8 +1,9 @@
 """Reads and writes the presence bucket: key-value in JetStream, an entry for each node and each relay.
 
 An entry of a node is written when a session begins or ends, and one lease for each relay every few seconds.
-That its own lease comes back shows a relay that it reads what is written. Must not decide anything by what
-it reads: ``presence`` does.
+That its own lease comes back shows a relay that it reads what is written. If it does not, the server may be
+cut off from most of its cluster: ``Quorum`` leaves it once another server is not. Must not decide anything
+by what it reads: ``presence`` does.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -21,12 +23,10 @@ from nats.js.kv import KeyValue
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
-from relay.cluster.copies import grow, in_copies
-from relay.cluster.expected_sequence import append
-from relay.cluster.presence import Presence
-from relay.cluster.presence_entries import ENDED_KEPT_S, NodeEntry
-from relay.cluster.reasons import reason_of
-from relay.cluster.relay_leases import LEASE_INTERVAL_S
+from relay.cluster.client import reason_of
+from relay.cluster.connection import Work
+from relay.cluster.jetstream import append, grow, in_copies
+from relay.cluster.presence import ENDED_KEPT_S, LEASE_INTERVAL_S, NodeEntry, Presence
 from relay.routing.port import NodeRef
 from schemas.error_roots import PeerError
 from schemas.projection import is_node_id
@@ -92,7 +92,6 @@ class PresenceBucket:
         self._leases_read_to = 0
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected to this process, or is lost, and write it."""
         self._presence.connection_changed(node, connected)
         self._wake.set()
 
@@ -154,7 +153,6 @@ class PresenceBucket:
                     await watcher.stop()  # type: ignore[no-untyped-call]  # the library's own omission
 
     def _begin(self, made: str) -> None:
-        """Take in that the bucket, which was made at ``made``, is read from its beginning."""
         self._presence.begin(made)
         self._read_to = 0
         if made != self._made:
@@ -273,3 +271,46 @@ class PresenceBucket:
             self._presence.write_conflicted(node_id, replaces)
         else:
             self._presence.written(node_id, replace(entry, revision=revision))
+
+
+CHECK_INTERVAL_S = 2.5
+FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 5.0, 60.0
+"""How long presence may be not current before other servers are tried. It doubles with each try."""
+_REASON = "it has no leader of the presence bucket: it may be cut off from the other servers"
+
+Move = Callable[[Work, str], Awaitable[bool]]
+"""Has the next connection made to another server that passes a check, for a reason; False if none does."""
+
+
+@define(eq=False, repr=False)
+class Quorum:
+    """Watches whether ``presence`` is read at the server; its bucket is kept in ``stream``."""
+
+    _presence: Presence
+    _move: Move
+    _stream: str = field(kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _patience_s: float = field(init=False, default=FIRST_PATIENCE_S)
+
+    async def serve(self, _client: Client) -> None:
+        """Return, which ends the connection, once another server is to be used instead."""
+        unread_s = 0.0
+        while True:
+            await self._sleep(CHECK_INTERVAL_S)
+            if self._presence.is_current:
+                unread_s, self._patience_s = 0.0, FIRST_PATIENCE_S
+                continue
+            unread_s += CHECK_INTERVAL_S
+            if unread_s < self._patience_s:
+                continue
+            unread_s, self._patience_s = 0.0, min(2 * self._patience_s, LONGEST_PATIENCE_S)
+            if await self._move(self._has_leader, _REASON):
+                return
+
+    async def _has_leader(self, client: Client) -> None:
+        """Return if the leader of the stream answers at the server of ``client``.
+
+        Raises:
+            NatsError, TimeoutError: it does not, or there is no such stream.
+        """
+        await client.jetstream(timeout=_TIMEOUT_S).stream_info(self._stream)

@@ -14,8 +14,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.fleet.fleet import Fleet
 from relay.fleet.mqtt_connection import MqttConnection, MqttMessage
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import KeyedLimiters
+from relay.limits.rate_limits import Allowance, KeyedLimiters
 from relay.observability.metrics import Metrics
 from schemas import topics
 from schemas.addresses import BrokerAddress

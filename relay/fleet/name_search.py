@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay.fleet.node_names import NodeNames
-from relay.state.label_forms import typed_form
-from relay.state.name_rules import MIN_PREFIX, folded, id_prefix_of
+from relay.state.labels import MIN_PREFIX, folded, id_prefix_of, typed_form
 
 _TENANTS_KEPT = 32
 _BEHIND_IDS = "~"

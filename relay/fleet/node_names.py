@@ -12,8 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from relay.fleet.close_names import closest
-from relay.state.label_forms import legible, typed_form
-from relay.state.name_rules import MIN_PREFIX, folded, id_prefix_of, node_id_of
+from relay.state.labels import MIN_PREFIX, folded, id_prefix_of, legible, node_id_of, typed_form
 from relay.state.names import NodeName
 from schemas.error_roots import PeerError
 from schemas.text import printable

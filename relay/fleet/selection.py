@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.settings.config import View
-from relay.state.name_rules import tag_key
+from relay.state.labels import tag_key
 
 TAG_SELECTOR = "tag:"
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from relay.fleet.tool_entry import EntryTemplate
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.delivery import DEFAULT_HANDLER_MS
 from schemas.kinds import Kind, KindRegistry, Verb

@@ -13,9 +13,8 @@ from starlette.types import ASGIApp
 
 from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
-from relay.http.connections import Bounds, Connections
+from relay.http.connections import Bounds, Connections, refusal_log
 from relay.http.front_page import FrontPage
-from relay.http.refusal_log import refusal_log
 from relay.http.request_guard import AllowedHosts, BeginMcp, RequestGuard
 from relay.http.routes import make_routes
 from relay.part import Part

@@ -5,6 +5,7 @@ towards that node or agent: many of them may share one address. Must not read da
 """
 
 import asyncio
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 
 from prometheus_client import Counter
 from starlette.types import Scope
+from structlog.typing import FilteringBoundLogger
 
 from relay.limits.address_groups import address_group
+from schemas.faults import OncePerPlace
 
 CONNECTION_IN_STATE = "edge.connection"
 """The key of the ``AcceptedConnection`` in the ASGI ``state`` of what is served over it."""
@@ -262,3 +265,30 @@ def _add(counts: defaultdict[Hashable, int], key: Hashable, change: int) -> None
     counts[key] += change
     if not counts[key]:
         del counts[key]
+
+
+def refusal_log(
+    log: FilteringBoundLogger,
+    bounds: Bounds,
+    descriptors: int,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Callable[[ConnectionRefusal], None]:
+    """Return what logs refused connections, each reason once a minute: often all that tells of a node.
+
+    ``descriptors`` is how many files the process may open, from which ``bounds`` are; ``monotonic`` is in
+    seconds.
+    """
+    once = OncePerPlace()
+
+    def report(reason: ConnectionRefusal) -> None:
+        suppressed = once.suppressed_before(reason, monotonic())
+        if suppressed is not None:
+            log.warning(
+                "connections refused",
+                reason=reason,
+                connections=bounds.total,
+                open_files=descriptors,
+                kept_back=suppressed,
+            )
+
+    return report

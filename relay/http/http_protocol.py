@@ -1,17 +1,23 @@
-"""uvicorn's HTTP protocol with limits on what a peer can make this process hold.
+"""uvicorn's HTTP protocol, with limits on what a peer can make it hold, and a way past ASGI for MCP.
 
 uvicorn limits bodies, but neither an endless head nor pipelined requests, and has no timeout for a request.
-Must not interpret requests.
+For a request of MCP, ASGI's scope, events and tasks cost more than its answer: ``begin`` decides by the head
+and the body whether it answers one. ASGI serves every other request, and all that would be rejected. A
+connection's first request is never answered here: until then it has no holder. Must not interpret or reject a
+request.
 """
 
 import asyncio
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from relay.http.connections import connection_in
+from relay.http.connections import AcceptedConnection, connection_in
+from relay.http.turns import LARGE_BYTES, turns_in
+from schemas.addresses import MCP_PATHS
 from schemas.error_roots import PeerError
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -24,8 +30,13 @@ A request that is sent while the server closes the connection is lost.
 Before authentication it is uvicorn's 5 s.
 """
 
+MAX_DIRECT_BYTES = 4096
+"""A larger body is passed on to ASGI as it is received."""
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What uvicorn writes before a response whose client waits for it."""
+_PATHS = frozenset(path.encode("ascii") for path in MCP_PATHS)
+_FAILED = 500
 
 
 class PipelineError(PeerError):
@@ -91,11 +102,75 @@ class JoinedHead:
         self._head = b""
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """HTTP that aborts a connection with an endless head, a slow request or too many queued ones."""
+class WholeRequest(NamedTuple):
+    """A POST to a path of MCP, complete.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    Attributes:
+        headers: as received, with lower-case names; they contain the bearer token and must not be kept.
+        address: the network address that it was sent from.
+        connection: counts towards an agent, which need not be the one that has sent this request.
+    """
+
+    headers: Sequence[tuple[bytes, bytes]]
+    address: str
+    connection: AcceptedConnection
+    path: bytes
+    query: bytes
+    body: bytes
+
+
+class HttpAnswer(NamedTuple):
+    """An answer: its status, and a body of JSON."""
+
+    status: int
+    body: bytes
+
+
+PendingAnswer = Coroutine[Any, Any, HttpAnswer]
+Begin = Callable[[WholeRequest], PendingAnswer | None]
+"""Returns what answers a request, or None if ASGI has to serve it. Its only effect is that the connection
+counts towards the agent of the request."""
+
+
+class _NothingWaits:
+    """In place of an event: all of the request is here, and a new event would take most of a kibibyte."""
+
+    def set(self) -> None:
+        """Wake nothing."""
+
+
+class DirectCycle:
+    """A request that is answered here, with what uvicorn reads of the request that it serves.
+
+    Attributes:
+        task: answers it; None once it is answered.
+    """
+
+    __slots__ = ("disconnected", "keep_alive", "response_complete", "task")
+
+    message_event = _NothingWaits()
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        self.keep_alive = keep_alive
+        self.response_complete = False
+        self.disconnected = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """HTTP that aborts a connection with an endless head, a slow request or too many queued ones.
+
+    It answers what ``begin`` begins, and passes the rest to the ASGI application.
+    """
+
+    def __init__(self, *arguments: Any, begin: Begin | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._begin = begin
+        self._turn_end = turns_in(self.app_state).turn_end
+        self._held = b""
+        """The answer that is sent at the end of the turn."""
+        self._body: bytearray | None = None
+        """What was received of a body while it is not known whether it is answered here; None otherwise."""
         self._connection = connection_in(self.app_state)
         self._head_bytes = 0
         self._in_head = False
@@ -113,13 +188,19 @@ class BoundedHttp(HttpToolsProtocol):
         self._connection.end()
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
-        if self._served is not None and not self._served.response_complete:
-            self._served.disconnected = True
-            self._served.message_event.set()
+        served = self._served
+        if served is not None and not served.response_complete:
+            served.disconnected = True
+            served.message_event.set()
         super().connection_lost(exc)
+        if isinstance(served, DirectCycle) and served.task is not None:
+            # One that has not begun never comes to where ``_answer`` discards it.
+            served.task.add_done_callback(self.tasks.discard)
+            served.task.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Parse ``data``, and abort at a head over the limit."""
+        self.send_held()
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -127,25 +208,88 @@ class BoundedHttp(HttpToolsProtocol):
                 self.transport.abort()
         self._update_timer()
 
+    def eof_received(self) -> None:
+        """Send what is held: the transport closes now."""
+        self.send_held()
+        super().eof_received()
+
+    def shutdown(self) -> None:
+        """Close the connection once the request that is received or served is answered."""
+        self.send_held()
+        if not self.transport.is_closing():
+            self._pass_on()
+        super().shutdown()
+
+    def send_held(self) -> None:
+        """Send what is held: before anything else is written, which it must not follow."""
+        held, self._held = self._held, b""
+        if held and not self.transport.is_closing():
+            self.transport.write(held)
+
     def on_message_begin(self) -> None:
         """Begin a head."""
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """End the head; abort the connection if too many requests are queued."""
+        """End the head; the body decides who answers, if the head leaves it open."""
+        self._in_head, self._in_body = False, True
+        if self._may_be_direct():
+            self._body = bytearray()
+        else:
+            self._serve_by_asgi()
+
+    def on_body(self, body: bytes) -> None:
+        """Add to the body; pass it on if it is too large to be answered here."""
+        if self._body is None:
+            super().on_body(body)
+            return
+        self._body += body
+        if len(self._body) > MAX_DIRECT_BYTES:
+            self._pass_on()
+
+    def on_message_complete(self) -> None:
+        """End the request, and answer it or pass it on."""
+        self._in_body = False
+        if self._body is not None and (work := self._begin_work(bytes(self._body))) is not None:
+            self._body = None
+            self._start(work)
+            return
+        self._pass_on()
+        super().on_message_complete()
+
+    def _may_be_direct(self) -> bool:
+        """Return whether the request may be answered here, by its head and by what else is served."""
+        return (
+            self._begin is not None
+            and self.url.partition(b"?")[0] in _PATHS
+            and self._connection.holder is not None
+            and (self._served is None or self._served.response_complete)
+            and self.parser.get_method() == b"POST"
+            and not self.expect_100_continue
+            and not self.parser.should_upgrade()
+            and not any(name == b"content-length" and _is_large(value) for name, value in self.headers)
+        )
+
+    def _pass_on(self) -> None:
+        """Let ASGI serve the request of which the body is received here, if there is one."""
+        body, self._body = self._body, None
+        if body is not None:
+            self._serve_by_asgi()
+            if body:
+                super().on_body(bytes(body))
+
+    def _serve_by_asgi(self) -> None:
+        """Pass the head on; abort the connection if too many requests are queued."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.abort()
             raise PipelineError
-        self._in_head, self._in_body = False, True
         if not self.url.startswith(b"/"):
             self._take_host_from_target()
         super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """End the request."""
-        self._in_body = False
-        super().on_message_complete()
+        if isinstance(self._served, DirectCycle) and not self._served.response_complete:
+            # uvicorn stops reading while a request is queued: a disconnect would not be noticed.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Serve the next request that is queued, or wait for one: for a time, by a timer that runs already.
@@ -211,3 +355,58 @@ class BoundedHttp(HttpToolsProtocol):
             self._connection.rest()
         else:
             self._connection.expect()
+
+    def _begin_work(self, body: bytes) -> PendingAnswer | None:
+        path, _, query = self.url.partition(b"?")
+        if self._begin is None or self.client is None or b"#" in query:
+            return None
+        return self._begin(WholeRequest(self.headers, self.client[0], self._connection, path, query, body))
+
+    def _start(self, work: PendingAnswer) -> None:
+        # This list lives until the next request, and must hold no token.
+        self.headers.clear()
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        cycle = DirectCycle(keep_alive=keep_alive)
+        self.cycle = self._served = cycle  # type: ignore[assignment]  # has what uvicorn uses of one
+        cycle.task = task = self.loop.create_task(self._answer(cycle, work))
+        self.tasks.add(task)
+
+    async def _answer(self, cycle: DirectCycle, work: PendingAnswer) -> None:
+        try:
+            answer = await work
+        except BaseException:
+            # As uvicorn does: also when the server ends the task, the client gets an answer.
+            if cycle.disconnected:
+                raise
+            self.logger.exception("a request was not answered")
+            cycle.keep_alive, answer = False, HttpAnswer(_FAILED, b'{"error":"internal"}')
+        finally:
+            # Not by a callback of the task, which would take another turn of the event loop.
+            self.tasks.discard(cycle.task)
+            cycle.task = None
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if not cycle.disconnected:
+            self._write(cycle, answer)
+
+    def _write(self, cycle: DirectCycle, answer: HttpAnswer) -> None:
+        parts = [STATUS_LINE[answer.status]]
+        for name, value in self.server_state.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body))
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", answer.body)
+        self._held = b"".join(parts)
+        if cycle.keep_alive and not self.pipeline and len(self._held) <= LARGE_BYTES:
+            self._turn_end.add(self)
+        else:
+            self.send_held()
+        cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+
+def _is_large(length: bytes) -> bool:
+    return not length.isdigit() or int(length) > MAX_DIRECT_BYTES

@@ -1,10 +1,11 @@
-"""Serves on the relay's one socket: the server, and its limits.
+"""Serves on the relay's one socket: accepts connections within their limits, and runs the server on them.
 
 Must not know what is served.
 """
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -14,15 +15,24 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp
 
-from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
-from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection, Connections
-from relay.http.deferral import DEFERRAL_IN_STATE, DEFERRED_S, Deferral
-from relay.http.direct_http import Begin, DirectHttp
-from relay.http.keepalive import KEEPALIVE_IN_STATE, Keepalive
-from relay.http.turn_end import TURN_END_IN_STATE, TurnEnd
+from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection, ConnectionRefusal, Connections
+from relay.http.http_protocol import Begin, BoundedHttp
+from relay.http.turns import (
+    DEFERRED_S,
+    TURNS_IN_STATE,
+    Deferral,
+    Keepalive,
+    TurnEnd,
+    Turns,
+)
 from relay.http.websocket_protocol import BoundedWebSocket
 from schemas.addresses import HostPort
 from schemas.frames import MAX_FRAME_BYTES
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""How long a TLS handshake may take."""
+WRITE_TIMEOUT_S = 20.0
+"""How long a peer may read nothing of what is sent to it."""
 
 _PING_INTERVAL_S = 15
 _PING_TIMEOUT_S = 10
@@ -31,6 +41,110 @@ _DATE_S = 1.0
 """How old the date in an answer's head may be."""
 _BACKLOG = 2048
 """The connections that wait in the kernel to be accepted, if its ``somaxconn`` permits as many."""
+
+_TLS_SHUTDOWN_S = 2.0
+_AT_ONCE = 16
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_EXHAUSTED_PAUSE_S = 0.2
+_UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
+
+
+@dataclass(frozen=True, slots=True)
+class SocketTimeouts:
+    """Timeouts of a peer: of its handshake, and of reading what is sent to it."""
+
+    handshake_s: float = HANDSHAKE_TIMEOUT_S
+    write_s: float = WRITE_TIMEOUT_S
+
+
+SOCKET_TIMEOUTS = SocketTimeouts()
+
+
+class Acceptor:
+    """Accepts from ``listener``, over TLS if there is a context; ``make_protocol`` makes each protocol.
+
+    asyncio's own server accepts every connection and does the handshake; this one knows the limits first.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connections: Connections,
+        make_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+        timeouts: SocketTimeouts,
+    ) -> None:
+        self._listener = listener
+        self._connections = connections
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._timeouts = timeouts
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def listen(self, backlog: int) -> None:
+        """Let connections wait to be accepted, ``backlog`` at most.
+
+        Raises:
+            OSError: the listener is broken.
+        """
+        self._listener.setblocking(False)  # noqa: FBT003 - as the standard library has it
+        self._listener.listen(backlog)
+
+    async def run(self) -> None:
+        """Accept until cancelled, and then close the listener.
+
+        Raises:
+            OSError: the listener is broken.
+        """
+        try:
+            while True:
+                for _ in range(_AT_ONCE):
+                    await self._accept()
+                # An accept that need not wait does not yield: in a flood, no other task would run.
+                await asyncio.sleep(0)
+        finally:
+            self._listener.close()
+            for task in self._opening:
+                task.cancel()
+
+    async def _accept(self) -> None:
+        try:
+            accepted, address = await asyncio.get_running_loop().sock_accept(self._listener)
+        except OSError as error:
+            if error.errno in _UNUSABLE:
+                raise
+            if error.errno in _EXHAUSTED:
+                self._connections.refuse(ConnectionRefusal.DESCRIPTORS)
+                await asyncio.sleep(_EXHAUSTED_PAUSE_S)
+            return  # else the peer disconnected before it was accepted
+        connection = self._connections.begin(address[0])
+        if connection is None:
+            accepted.close()
+            return
+        task = asyncio.create_task(self._open(accepted, connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        connection.begin(task.cancel)
+
+    async def _open(self, accepted: socket.socket, connection: AcceptedConnection) -> None:
+        is_open = False
+        try:
+            # The kernel knows what the peer reads, also while the transport is closing.
+            write_ms = int(self._timeouts.write_s * 1000)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
+            with contextlib.suppress(OSError):  # no handshake, or disconnected meanwhile
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: self._make_protocol(connection),
+                    accepted,
+                    ssl=self._tls,
+                    # asyncio allows these timeouts with TLS only.
+                    ssl_handshake_timeout=self._timeouts.handshake_s if self._tls else None,
+                    ssl_shutdown_timeout=_TLS_SHUTDOWN_S if self._tls else None,
+                )
+                is_open = True
+        finally:
+            if not is_open:
+                connection.end()
 
 
 async def _nothing_to_drain() -> None:
@@ -69,9 +183,10 @@ class _Server(uvicorn.Server):
         self._hooks = hooks
         self._ended = asyncio.Event()
         self._connections = connections
-        self._deferral = Deferral(asyncio.get_running_loop(), deferred_s)
-        self._turn_end = TurnEnd(asyncio.get_running_loop())
-        self._keepalive = Keepalive(asyncio.get_running_loop(), _PING_INTERVAL_S, _PING_TIMEOUT_S)
+        loop = asyncio.get_running_loop()
+        self._turns = Turns(
+            TurnEnd(loop), Deferral(loop, deferred_s), Keepalive(loop, _PING_INTERVAL_S, _PING_TIMEOUT_S)
+        )
         self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the acceptor has its own
@@ -103,7 +218,7 @@ class _Server(uvicorn.Server):
         await asyncio.wait([self._accepting])
         # Not the nodes' WebSockets: calls in flight need them.
         for connection in list(self.server_state.connections):
-            if isinstance(connection, DirectHttp):
+            if isinstance(connection, BoundedHttp):
                 connection.shutdown()
         await self._hooks.drain()
         await super().shutdown(sockets)
@@ -115,11 +230,9 @@ class _Server(uvicorn.Server):
         state = {
             **self.lifespan.state,
             CONNECTION_IN_STATE: connection,
-            KEEPALIVE_IN_STATE: self._keepalive,
-            DEFERRAL_IN_STATE: self._deferral,
-            TURN_END_IN_STATE: self._turn_end,
+            TURNS_IN_STATE: self._turns,
         }
-        return DirectHttp(
+        return BoundedHttp(
             config=self.config, server_state=self.server_state, app_state=state, begin=self._begin
         )
 
@@ -147,7 +260,7 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
     """
     config = uvicorn.Config(
         application,
-        http=DirectHttp,
+        http=BoundedHttp,
         ws=BoundedWebSocket,
         backlog=_BACKLOG,
         ws_max_size=MAX_FRAME_BYTES,

@@ -16,8 +16,8 @@ from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReas
 from relay.auth.agent_tokens import CALLER_IN_SCOPE, Authenticator, Caller, Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
-from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.http.front_page import Page, accepts_page
+from relay.http.http_protocol import PendingAnswer, WholeRequest
 from relay.observability.metrics import Metrics
 from schemas.addresses import CONNECT_PATH, MCP_PATH, MCP_PATHS, HostPort, is_loopback
 from schemas.errors import Failure, ToolError

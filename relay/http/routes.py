@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from relay.auth.permissions import SCOPES
 from relay.http.front_page import FrontPage
-from relay.http.health_routes import health_routes
 from relay.http.request_guard import METADATA_PATHS, METRICS_PATH
 from relay.observability.metrics import Metrics
 from schemas.addresses import mcp_url
@@ -93,3 +92,20 @@ def _metadata(resource: str, issuers: Sequence[str]) -> dict[str, Any]:
         "bearer_methods_supported": ["header"],
         "authorization_servers": list(issuers),
     }
+
+
+def health_routes(health: Callable[[], Mapping[str, Health]]) -> list[Route]:
+    """Return the two routes; ``health`` returns that of every subsystem that calls need."""
+
+    async def healthz(_request: Request) -> Response:
+        if stalled := [name for name, part in health().items() if not part.live]:
+            return JSONResponse({"status": "stalled", "stalled": stalled}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(_request: Request) -> Response:
+        parts = health()
+        ready = all(part.lets_calls_flow for part in parts.values())
+        shown = {name: part.to_json() for name, part in parts.items()}
+        return JSONResponse({"ready": ready, "subsystems": shown}, status_code=200 if ready else 503)
+
+    return [Route("/healthz", healthz), Route("/readyz", readyz)]

@@ -1,28 +1,49 @@
-"""uvicorn's WebSocket protocol with limits on what a peer, authenticated or not, can make this process do.
+"""A node's WebSocket: uvicorn's, with limits on what a peer, authenticated or not, can make this process do.
 
 uvicorn parses data when it arrives. Here bytes wait until the application receives a message, and are parsed
-frame by frame, each after ``frame_meter`` has allowed it: nothing is parsed before the application has
+frame by frame, each after its ``FrameMeter`` has allowed it: nothing is parsed before the application has
 accepted the connection. While it waits, its handler is offered each text as it arrives, or soon after if it
 lets a text wait. Must not read payloads.
 """
 
 import asyncio
-from typing import Any
+import math
+from collections.abc import Callable, MutableMapping
+from typing import Any, Protocol
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import apply_mask  # type: ignore[attr-defined]  # imported there from one of two places
 from websockets.protocol import State
 
-from relay.http.checked_texts import CheckedTexts
 from relay.http.connections import connection_in
-from relay.http.deferral import deferral_in
-from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
-from relay.http.keepalive import keepalive_in
-from relay.http.masks import unmasked
-from relay.http.message_queue import MessageQueue
-from relay.http.texts import BEGINNING_BYTES, HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
-from relay.http.turn_end import LARGE_BYTES, MOST_HELD, turn_end_in
-from relay.http.write_gate import WriteGate
+from relay.http.turns import LARGE_BYTES, MOST_HELD, turns_in
+from schemas.frames import MAX_FRAME_BYTES
+from schemas.token_bucket import TokenBucket
 from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
+
+TEXTS_IN_SCOPE = "edge.texts"
+"""The key of a connection's ``Texts`` in the scope of its WebSocket."""
+HANDLED_IN_MESSAGE = "edge.handled"
+"""The key of what a ``TextHandler`` returned, in the message that the application receives."""
+
+TextHandler = Callable[[str], object]
+"""Called with each text while the application waits for a message. Returns None if the application need not
+receive it, and else what it is to receive with it."""
+MayWait = Callable[[bytes], bool]
+"""Called with the first ``BEGINNING_BYTES`` of a text. Returns whether it may be handled up to ``DEFERRED_S``
+after it has arrived, together with those of other connections. What arrives behind it ends the wait."""
+BEGINNING_BYTES = 24
+
+METER_IN_SCOPE = "edge.frame_meter"
+"""The key of a connection's meter in the scope of its WebSocket."""
+
+FRAMES_BEFORE_ADMISSION = 8.0
+FRAMES_PER_S = 20.0
+FRAMES_AT_ONCE = 120.0
+CREDIT_OF_A_COMMAND = 16.0
+_BYTES_LIKE_A_FRAME = 4096
+_MOST_CREDIT = 1024.0
 
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
 MAX_FRAGMENTS = 64
@@ -40,9 +61,161 @@ _PONG_HEAD, _PONG_BYTES = b"\x8a\x80", 6
 """A masked pong without payload: what answers ``_PING``."""
 
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_INVALID_DATA = 1007  # RFC 6455 section 7.4.1
+_MASK_BYTES = 4
 
 
-class BoundedWebSocket(CheckedTexts):
+def unmasked(frame: bytes, head: FrameHead) -> bytes:
+    """Return what is there of the payload of ``frame``, which is masked (RFC 6455 section 5.3).
+
+    By the WebSocket library's own code, which is in C where the library was built so: in Python it takes half
+    as long as to parse the text under the mask.
+    """
+    start = head.head_bytes
+    if len(frame) <= start:
+        return b""  # nor need all of the mask be there
+    return apply_mask(frame[start:], frame[start - _MASK_BYTES : start])
+
+
+class MessageQueue:
+    """The messages of one connection that wait for its application, oldest first.
+
+    Has those of ``asyncio.Queue``'s methods that uvicorn uses. What several readers would need takes three
+    kibibytes more of every connection, and as much time again for every message.
+    """
+
+    __slots__ = ("_messages", "_reader")
+
+    def __init__(self) -> None:
+        # Not a deque, which has space for 64 from the start: there is hardly ever more than one.
+        self._messages: list[ASGIReceiveEvent] = []
+        self._reader: asyncio.Future[None] | None = None
+
+    def empty(self) -> bool:
+        """Return whether nothing waits."""
+        return not self._messages
+
+    def put_nowait(self, item: ASGIReceiveEvent) -> None:
+        """Add a message, and wake the reader."""
+        self._messages.append(item)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> ASGIReceiveEvent:
+        """Return the oldest message, and wait for one if there is none."""
+        while not self._messages:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return self._messages.pop(0)
+
+
+class WriteGate:
+    """Whether a connection may write: open while its transport takes data.
+
+    Has those of ``asyncio.Event``'s methods that uvicorn uses. An event holds a queue of waiters from the
+    start, which takes most of a kibibyte of every connection, and hardly one ever waits.
+    """
+
+    __slots__ = ("_opened",)
+
+    def __init__(self) -> None:
+        self._opened: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        """Return whether it is open."""
+        return self._opened is None
+
+    def set(self) -> None:
+        """Open it, and wake those that wait."""
+        if self._opened is not None:
+            self._opened.set_result(None)
+            self._opened = None
+
+    def clear(self) -> None:
+        """Close it."""
+        if self._opened is None:
+            self._opened = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> bool:
+        """Wait until it is open."""
+        while self._opened is not None:
+            # Shield: a writer that is cancelled must not wake the others.
+            await asyncio.shield(self._opened)
+        return True
+
+
+class Texts(Protocol):
+    """The texts of one WebSocket past ASGI, which takes a waiting task and two dictionaries for each text."""
+
+    @property
+    def can_send_now(self) -> bool:
+        """Whether ``send_now`` has an effect."""
+
+    def send_now(self, text: str) -> bool:
+        """Send ``text``; return False, without effect, if ASGI has to: it would wait, or it is closed."""
+
+    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
+        """Offer each text to ``handler`` from now on, and some of them later."""
+
+
+def take_texts(scope: MutableMapping[str, Any]) -> Texts | None:
+    """Remove and return the texts of a connection: they refer to the scope, which must not refer to them."""
+    texts: Texts | None = scope.pop(TEXTS_IN_SCOPE, None)
+    return texts
+
+
+class FrameMeter:
+    """The budget of one connection: a few frames until its node is admitted, then a rate.
+
+    For messages, fragments, pings and pongs alike. It is consulted before a frame is parsed, since parsing is
+    most of the cost of a small frame. ``monotonic`` is in seconds.
+    """
+
+    __slots__ = ("_bucket", "_credit", "_early", "_monotonic")
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._early = FRAMES_BEFORE_ADMISSION
+        self._bucket: TokenBucket | None = None
+        self._credit = 0.0
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the node is admitted."""
+        return self._bucket is not None
+
+    def admit(self) -> None:
+        """Apply the rate of a node from now on."""
+        self._bucket = TokenBucket(FRAMES_PER_S, FRAMES_AT_ONCE, self._monotonic())
+
+    def expect_answer(self, credit: float = CREDIT_OF_A_COMMAND) -> None:
+        """Add credit for what the node sends because of a frame of the relay; by default, for one command."""
+        self._credit = min(_MOST_CREDIT, self._credit + credit)
+
+    def take(self, head: FrameHead) -> float:
+        """Count a frame and return 0, or count nothing and return in how many seconds it may be parsed.
+
+        Infinity if the connection is to be aborted: more than a few frames came before authentication, or
+        a node exceeds its rate with control frames, which carry no data worth a delay.
+        """
+        # The parser rejects a longer frame at its head.
+        cost = 1.0 + min(head.payload_bytes, MAX_FRAME_BYTES) / _BYTES_LIKE_A_FRAME
+        if self._bucket is None:
+            if cost > self._early:
+                return math.inf
+            self._early -= cost
+            return 0.0
+        credit = 0.0 if head.is_control else min(cost, self._credit)
+        if cost > credit and (wait_s := self._bucket.take(self._monotonic(), cost - credit)) > 0:
+            return math.inf if head.is_control else wait_s
+        self._credit -= credit
+        return 0.0
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
     """A WebSocket with limits before authentication, and with timeouts also for a peer that does not read."""
 
     _later: asyncio.TimerHandle | None
@@ -52,9 +225,7 @@ class BoundedWebSocket(CheckedTexts):
         self.queue = MessageQueue()  # type: ignore[assignment]  # all that is used of a queue
         self.writable = WriteGate()  # type: ignore[assignment]  # all that is used of an event
         self._connection = connection_in(self.app_state)
-        self._keepalive = keepalive_in(self.app_state)
-        self._deferral = deferral_in(self.app_state)
-        self._turn_end = turn_end_in(self.app_state)
+        self._turn_end, self._deferral, self._keepalive = turns_in(self.app_state)
         self._may_wait: MayWait | None = None
         self._meter = FrameMeter(self.loop.time)
         self._slicer = FrameSlicer()
@@ -209,6 +380,18 @@ class BoundedWebSocket(CheckedTexts):
     def handle_pong(self, _event: Any) -> None:
         """Record the answer to a ping, which was sent behind or within other data."""
         self._keepalive.answered(self)
+
+    def send_receive_event_to_app(self) -> None:
+        """Pass a message on; close with 1007 for a text that is no UTF-8, of which uvicorn logs an error."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(_INVALID_DATA)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def keepalive_timeout(self) -> None:
         """Abort: closing would wait until the peer has read everything, and it does not read."""

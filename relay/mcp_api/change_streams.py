@@ -1,29 +1,174 @@
 """The streams that notify agents of changes: sessions of the old era, subscriptions of the new.
 
-Each counts towards its agent's limit (``open_streams``) and ends with its token. Must not detect changes:
-``relay.fleet.change_notifier`` does.
+Each agent has a limit of open streams, so that one cannot use up the limit of all, and a stream ends with the
+token that opened it. What one client is still to be notified of is kept once, however often it changes
+meanwhile: so one that does not read loses nothing but repetitions, and what waits for it is bounded. Must not
+detect changes: ``relay.fleet.change_notifier`` does.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from contextlib import ExitStack
+from typing import Generic, TypeVar
 
 import mcp_types as types
+from attrs import define, field
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
 
 from relay.auth.agent_tokens import AgentName, Principal
 from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.mcp_api.followed_resources import FollowedResources
-from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
-from relay.mcp_api.pending_updates import PendingUpdates
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
 from relay.streams.telemetry.fleet_listening import FleetListening
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.reading import Place, TelemetryResource
+from schemas.error_roots import PeerError
+
+PER_AGENT = 64
+IN_ALL = 4096
+
+
+class StreamLimitError(PeerError):
+    """The limit of the agent, or that of all, is reached."""
+
+
+@define(eq=False, repr=False)
+class OpenStreams:
+    """The streams of all agents."""
+
+    _per_agent: int = PER_AGENT
+    _in_all: int = IN_ALL
+    _held: Counter[AgentName] = field(init=False, factory=Counter)
+    _ends: dict[str, dict[object, Callable[[], None]]] = field(init=False, factory=dict)
+
+    def check(self, principal: Principal) -> None:
+        """Return if ``principal`` may open another stream.
+
+        Raises:
+            StreamLimitError: it may not.
+        """
+        if self._held[principal.name] >= self._per_agent or self._held.total() >= self._in_all:
+            raise StreamLimitError
+
+    def hold(self, principal: Principal, end: Callable[[], None] = lambda: None) -> Callable[[], None]:
+        """Count a stream that ``principal`` has opened; ``end`` is called if its token is revoked.
+
+        Returns what to call, once or more, when it is closed.
+        """
+        key = object()
+        self._held[principal.name] += 1
+        self._ends.setdefault(principal.jti, {})[key] = end
+
+        def release() -> None:
+            ends = self._ends.get(principal.jti, {})
+            if ends.pop(key, None) is None:
+                return
+            if not ends:
+                del self._ends[principal.jti]
+            self._held[principal.name] -= 1
+            if not self._held[principal.name]:
+                del self._held[principal.name]
+
+        return release
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        for jti in self._ends.keys() & set(jtis):
+            for end in list(self._ends[jti].values()):
+                end()
+
+
+UpdateT = TypeVar("UpdateT", bound=Hashable)
+
+
+@define(eq=False, repr=False)
+class PendingUpdates(Generic[UpdateT]):
+    """The updates for one client, in the order of their first change since they were last sent."""
+
+    _pending: dict[UpdateT, None] = field(init=False, factory=dict)
+    _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _closed: bool = field(init=False, default=False)
+
+    def add(self, update: UpdateT) -> None:
+        self._pending[update] = None
+        self._changed.set()
+
+    def close(self) -> None:
+        """Let ``next`` return None once nothing waits."""
+        self._closed = True
+        self._changed.set()
+
+    async def next(self) -> UpdateT | None:
+        """Remove the first update and return it, and wait for one; None after the last."""
+        while not self._pending:
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        update = next(iter(self._pending))
+        del self._pending[update]
+        return update
+
+
+MAX_FOLLOWED = 256
+"""Of one session, or one subscription."""
+PER_AGENT = 2 * MAX_FOLLOWED
+"""By all streams of one agent: to follow others, it opens a new stream before it closes the old one."""
+
+
+@define(eq=False, repr=False)
+class FollowedResources:
+    """The resources that ``principal`` follows here; ``updated`` is called with the URI of each update.
+
+    ``held`` counts those of each agent on all of its streams.
+    """
+
+    _telemetry: TelemetryResource | FleetListening
+    _principal: Principal
+    _updated: Callable[[str], None]
+    _held: Counter[AgentName]
+    _followed: dict[Place, tuple[str, Callable[[], None]]] = field(init=False, factory=dict)
+
+    def add(self, uri: str) -> bool:
+        """Follow ``uri``; return whether it can be followed, and there are not too many."""
+        place, name = self._place_of(uri), self._principal.name
+        if place is None or place in self._followed:
+            return place is not None
+        if len(self._followed) >= MAX_FOLLOWED or self._held[name] >= PER_AGENT:
+            return False
+        stop = self._telemetry.follow(self._principal, uri, lambda: self._updated(uri))
+        if stop is not None:
+            self._followed[place] = uri, stop
+            self._held[name] += 1
+        return stop is not None
+
+    def remove(self, uri: str) -> None:
+        """Follow no longer what ``uri`` names, or was named by it: a label may have been given away."""
+        named = [place for place, (first, _) in self._followed.items() if first == uri]
+        place = named[0] if named else self._place_of(uri)
+        if place in self._followed:
+            self._end(place)
+
+    def close(self) -> None:
+        for place in list(self._followed):
+            self._end(place)
+
+    def _end(self, place: Place) -> None:
+        _, stop = self._followed.pop(place)
+        self._held[self._principal.name] -= 1
+        if not self._held[self._principal.name]:
+            del self._held[self._principal.name]
+        stop()
+
+    def _place_of(self, uri: str) -> Place | None:
+        try:
+            return self._telemetry.place_of(self._principal, uri)
+        except UnknownNodeError:
+            return None
+
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 
@@ -37,26 +182,18 @@ RESOURCE_SUBSCRIPTIONS = ("resources/subscribe", "resources/unsubscribe")
 NOT_FOLLOWED = "This resource cannot be followed, or too many are; only node://{node_id}/telemetry changes."
 
 
+@define(eq=False, repr=False)
 class ChangeStreams:
     """The change streams of all agents."""
 
-    def __init__(
-        self,
-        notifier: ChangeNotifier,
-        telemetry: TelemetryResource | FleetListening,
-        streams: OpenStreams,
-        options: UrlOptionReader,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._notifier = notifier
-        self._telemetry = telemetry
-        self._options = options
-        self._streams = streams
-        self._now_ms = now_ms
-        self._followed_by = Counter[AgentName]()
+    _notifier: ChangeNotifier
+    _telemetry: TelemetryResource | FleetListening
+    _streams: OpenStreams
+    _options: UrlOptionReader
+    _now_ms: Callable[[], int]
+    _followed_by: Counter[AgentName] = field(init=False, factory=Counter)
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the streams that were opened with one of these tokens."""
         self._streams.revoke(jtis)
 
     def open_session(self, principal: Principal) -> Callable[[], None]:
@@ -168,8 +305,9 @@ class ChangeStreams:
         )
 
     def _selection_of(self, context: Context) -> Selection:
+        caller = caller_of(context)
         try:
-            return self._options.of(caller_of(context)).selection
+            return self._options.read(caller.query, caller.path).selection
         except UrlOptionError:
             return WHOLE_FLEET  # what is listed by this URL is an error, which says what is wrong
 

@@ -7,7 +7,8 @@ again. ``logging/setLevel`` decides whether it gets them. Must not choose events
 from http import HTTPStatus
 
 import mcp_types as types
-from starlette.types import Message, Scope, Send
+from attrs import define, field
+from starlette.types import Message, Send
 
 from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.envelope import LEVELS_WITH_INFO
@@ -19,14 +20,13 @@ _SESSION_ID = b"mcp-session-id"
 _LEVEL_IN_STATE = "log level"
 
 
+@define(eq=False, repr=False)
 class LogStreams:
     """The event streams of all MCP sessions of the old era."""
 
-    def __init__(self, streams: EventStreams) -> None:
-        self._streams = streams
+    _streams: EventStreams
 
     def follow_session(self, context: Context) -> None:
-        """Note the MCP session of ``context``, which has begun, until it ends."""
         connection = connection_of(context)
         stream_id = connection.session_id
         if stream_id is None or _LEVEL_IN_STATE in connection.state:
@@ -43,7 +43,6 @@ class LogStreams:
         connection.exit_stack.callback(self._streams.detach, stream_id)
 
     async def set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        """Serve ``logging/setLevel``."""
         connection_of(context).state[_LEVEL_IN_STATE] = params.level
         return types.EmptyResult()
 
@@ -52,17 +51,15 @@ class LogStreams:
         return WatchedStream(self._streams, caller.headers.get(_SESSION_ID), caller.principal, send)
 
 
+@define(eq=False, repr=False)
 class WatchedStream:
     """One GET request for an event stream. ``send`` is what the SDK sends its response with."""
 
-    def __init__(
-        self, streams: EventStreams, stream_id: str | None, principal: Principal, send: Send
-    ) -> None:
-        self._streams = streams
-        self._stream_id = stream_id
-        self._principal = principal
-        self._send = send
-        self._is_open = False
+    _streams: EventStreams
+    _stream_id: str | None
+    _principal: Principal
+    _send: Send
+    _is_open: bool = field(init=False, default=False)
 
     async def send(self, message: Message) -> None:
         """Pass on a part of the response; the stream is open once its head is sent."""
@@ -74,11 +71,5 @@ class WatchedStream:
             self._streams.opened(self._stream_id, self._principal)
 
     def close(self) -> None:
-        """Note that the response has ended."""
         if self._is_open and self._stream_id is not None:
             self._streams.closed(self._stream_id)
-
-
-def is_for_stream(scope: Scope) -> bool:
-    """Return whether an HTTP request can only be for the event stream of a session."""
-    return bool(scope["method"] == "GET")

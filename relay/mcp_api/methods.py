@@ -2,7 +2,7 @@
 
 A method is ``async (Caller, message, emit) -> result``. ``message`` is the JSON-RPC message. ``emit`` sends a
 notification before the result; it is None where the answer cannot be a stream. A member of the result may be
-a ``Fragment``. Must not import the MCP SDK, nor decide anything: the gateway decides who may call what, and
+``ToolEntries``. Must not import the MCP SDK, nor decide anything: the gateway decides who may call what, and
 the fleet what is listed.
 """
 
@@ -10,18 +10,18 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from attrs import define, field
+
+from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Authenticator, Caller, Principal
 from relay.auth.permissions import Rights
-from relay.calls.call_record import CallAnswer, CallRequest
+from relay.calls.call_record import CallRequest, Hop
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
-from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit
 from relay.fleet.node_names import UnknownNodeError
-from relay.mcp_api.fleet_resources import ResourceQueryError
-from relay.mcp_api.paging import CursorError, ToolEntries, page_of
-from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog
-from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog, ResourceQueryError
+from relay.mcp_api.tool_list import CursorError, ToolEntries, ToolList, page_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.settings.config import View
 from relay.streams.telemetry.reading import TelemetryQueryError
@@ -29,6 +29,7 @@ from schemas.error_roots import EdgeError
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.text import printable
+from schemas.times import dated
 from schemas.tokens import TokenError
 
 Method = Callable[[Caller, Mapping[str, Any], Emit | None], Coroutine[Any, Any, dict[str, Any]]]
@@ -39,6 +40,7 @@ BYTES_LIKE_A_CALL = 4096
 """Reading or writing this many bytes costs about as much as one call."""
 
 _TOOLS_LIKE_A_CALL = 20  # listing this many costs about as much as one call
+_OF_A_MOMENT = '_ms":'
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
 
@@ -53,23 +55,19 @@ class MethodError(EdgeError):
         self.data = data
 
 
+@define(eq=False, repr=False)
 class Methods:
     """The methods of one relay. ``table`` has a ``Method`` for each name."""
 
-    def __init__(
-        self,
-        gateway: CallGateway,
-        tools: ToolList,
-        authenticator: Authenticator,
-        resources: ResourceCatalog,
-        discover: Callable[[Rights, View], dict[str, Any]],
-    ) -> None:
-        self._gateway = gateway
-        self._tools = tools
-        self._authenticator = authenticator
-        self._resources = resources
-        self._discover = discover
-        self.table: dict[str, Method] = {
+    gateway: CallGateway
+    _tools: ToolList
+    _authenticator: Authenticator
+    _resources: ResourceCatalog
+    _discover: Callable[[Rights, View], dict[str, Any]]
+    table: Mapping[str, Method] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.table = {
             CALL_TOOL: self._call_tool,
             "tools/list": self._list_tools,
             "resources/list": self._list_resources,
@@ -87,7 +85,7 @@ class Methods:
         """
         try:
             self._authenticator.check(principal)
-            self._gateway.charge(principal, cost)
+            self.gateway.charge(principal, cost)
         except TokenError:
             refused = ToolError(Failure.TOKEN_REFUSED)
             raise MethodError(_INVALID_PARAMS, str(refused), refused.envelope()) from None
@@ -100,25 +98,29 @@ class Methods:
         Raises:
             ToolError: the limit of its agent is exceeded.
         """
-        self._gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
+        self.gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
 
-    def streams(self, message: Mapping[str, Any]) -> bool:
-        """Return whether a call may send notifications before its result: then its answer is a stream."""
-        params = message.get("params")
-        return isinstance(params, dict) and self._gateway.streams(params)
-
-    def waits(self, message: Mapping[str, Any]) -> bool:
-        """Return whether a message is a call that waits for what may not happen."""
-        params = message.get("params")
-        return isinstance(params, dict) and self._gateway.waits(params)
+    async def call(self, caller: Caller, call: Call, emit: Emit | None) -> dict[str, Any]:
+        """Answer ``tools/call`` as its ``Method`` does, with the call that the message was parsed to."""
+        selection = self.options_of(caller).selection
+        answer = await self.gateway.call(CallRequest(caller, call, emit, selection))
+        if answer.error is not None:
+            # Not in structuredContent: clients validate that against the output schema, even in an error.
+            meta = {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value}
+            return {"content": [{"type": "text", "text": answer.text}], "isError": True, "_meta": meta}
+        # The structured content has to fit the schema that the node signed; the text is for a model alone.
+        text = encoded(dated(answer.result)) if _OF_A_MOMENT in answer.text else answer.text
+        return {
+            "content": [{"type": "text", "text": text}, *answer.images],
+            "structuredContent": answer.result,
+            "isError": False,
+            "_meta": {META_CORRELATION_ID: answer.correlation_id},
+        }
 
     async def _call_tool(
         self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
     ) -> dict[str, Any]:
-        selection = self.options_of(caller).selection
-        call = Call(message, caller.traceparent, caller.correlation_id)
-        answer = await self._gateway.call(CallRequest(caller, call, emit, selection))
-        return _tool_result(answer)
+        return await self.call(caller, Call(message, caller.traceparent, caller.correlation_id), emit)
 
     async def _list_tools(
         self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
@@ -143,7 +145,7 @@ class Methods:
             MethodError: its query is none; a client must learn that at its first request.
         """
         try:
-            return self._tools.options.of(caller)
+            return self._tools.options.read(caller.query, caller.path)
         except UrlOptionError as error:
             raise MethodError(_INVALID_PARAMS, str(error)) from None
 
@@ -214,20 +216,3 @@ def _resource(resource: Resource) -> dict[str, Any]:
         "description": resource.description,
     }
     return entry if resource.title is None else entry | {"title": resource.title}
-
-
-def _tool_result(answer: CallAnswer) -> dict[str, Any]:
-    content = [{"type": "text", "text": answer.text}]
-    if answer.error is not None:
-        # Not in structuredContent: clients validate that against the tool's output schema, even in an error.
-        return {
-            "content": content,
-            "isError": True,
-            "_meta": {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value},
-        }
-    return {
-        "content": [*content, *answer.images],
-        "structuredContent": answer.result,
-        "isError": False,
-        "_meta": {META_CORRELATION_ID: answer.correlation_id},
-    }

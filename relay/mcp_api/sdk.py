@@ -1,52 +1,80 @@
-"""Adapts the MCP SDK: its server, and its own validation of requests.
+"""Adapts the MCP SDK: its server, what that says of itself to agents, and the context of a message.
 
-Must not answer a method: ``methods`` does.
+Must not answer a method: ``methods`` does. What agents read here must not contain anything that a node sent.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import mcp_types as types
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 from mcp.server.context import ServerMiddleware, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
-from mcp.server.streamable_http import check_accept_headers
 from mcp.shared.exceptions import MCPError
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_NAME_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    InboundModernRoute,
-    classify_inbound_request,
-)
-from mcp_types.methods import serialize_server_result, validate_client_request
+from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message
 
 from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
+from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit, StreamClosedError
+from relay.fleet.fleet import Fleet
 from relay.http.body_parser import MESSAGE_IN_SCOPE
-from relay.http.request_guard import TWICE
-from relay.mcp_api.methods import CALL_TOOL
 from relay.settings.config import View
+
+MAX_BYTES = 1500
+"""Clients cut instructions at two kilobytes."""
+
+_STATIC = (
+    "Each tool is one capability of one Linux node, named kind.node.capability.verb; or, named kind.verb, "
+    "it is for the node that its argument node names by label or id, and find_nodes finds nodes. "
+    "subscribe starts sampling; it stops when the call with a progress token is cancelled, or when "
+    "node://{node_id}/telemetry was not read or followed for three intervals, at least 30 seconds. "
+    "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
+)
+_BEFORE = " The operator calls the nodes: "
+_BEFORE_WITH_IDS = " The operator calls the nodes, whose ids in names of tools begin as said: "
+_MORE = ", and more, which fleet://nodes lists"
+
+
+def instructions(fleet: Fleet, rights: Rights, view: View) -> str:
+    """Return what agents with ``rights`` read when they connect: at most ``MAX_BYTES`` in UTF-8.
+
+    Clients that defer tools search it. The labels are the operator's, and each tenant reads its own alone. A
+    tool of ``View.TOOLS`` has its node's id in its name and not the label: there both are named.
+    """
+    if not rights.may_read:
+        return _STATIC
+    with_ids = view is View.TOOLS
+    # No label contains a quotation mark.
+    nodes = (
+        f'"{label}" ({fleet.names.beginning_of(rights.tenant, node_id)})' if with_ids else f'"{label}"'
+        for label, node_id in fleet.labels(rights.tenant)
+    )
+    return _STATIC + _sentence(_BEFORE_WITH_IDS if with_ids else _BEFORE, nodes, MAX_BYTES - len(_STATIC))
+
+
+def _sentence(before: str, nodes: Iterator[str], limit: int) -> str:
+    """Return the sentence with as many of ``nodes`` as fit into ``limit``; empty if there are none."""
+    first = next(nodes, None)
+    if first is None:
+        return ""
+    text = before + first
+    for node in nodes:
+        if len(f"{text}, {node}{_MORE}.".encode()) > limit:
+            return f"{text}{_MORE}."
+        text += f", {node}"
+    return f"{text}."
+
 
 Context = ServerRequestContext[Any, Any]
 
 EXCHANGE_IN_SCOPE = "edge.exchange"
 """The key of an ``Exchange`` in the scope of its request."""
-
-_ROUTING_HEADERS = {
-    name.encode("ascii"): name for name in (MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER)
-}
-_MAX_ACCEPT = 256  # clients send some fifty characters
-_OF_THE_NEW_ERA = ("ttlMs", "cacheScope")
 
 
 class Exchange:
@@ -62,15 +90,13 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """Whether the response has ended, or the client has disconnected."""
         return self._over.is_set()
 
     def end(self) -> None:
-        """Note that it is over."""
         self._over.set()
 
     async def disconnected(self) -> Message:
-        """Wait until it is over: what ``direct.until_disconnected`` takes as ``receive``."""
+        """Wait until it is over: what ``endpoint.until_disconnected`` takes as ``receive``."""
         await self._over.wait()
         return {"type": "http.disconnect"}
 
@@ -139,7 +165,6 @@ class SdkServer(Server[Any]):
         *,
         protocol_version: str | None = None,
     ) -> types.ServerCapabilities:
-        """Return what the server can do."""
         capabilities = super().get_capabilities(
             notification_options, experimental_capabilities, extensions, protocol_version=protocol_version
         )
@@ -154,86 +179,9 @@ class SdkServer(Server[Any]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """Return the options of the answer to ``initialize``."""
         # Over HTTP the SDK calls this without options, and would declare that the list never changes.
         options = notification_options or NotificationOptions(tools_changed=True)
         return super().create_initialization_options(options, experimental_capabilities, extensions)
-
-
-class Eras:
-    """The form of a result in each era of the protocol."""
-
-    def __init__(self, server: SdkServer) -> None:
-        self._stamp = {types.SERVER_INFO_META_KEY: server.server_info_stamp}
-
-    def shaped(self, result: dict[str, Any], *, modern: bool) -> dict[str, Any]:
-        """Return ``result`` in the form of its era, as the SDK's models do."""
-        if modern:
-            meta = {**result.get("_meta", {}), **self._stamp}
-            return {**result, "resultType": "complete", "_meta": meta}
-        return {name: value for name, value in result.items() if name not in _OF_THE_NEW_ERA}
-
-
-@lru_cache(maxsize=1024)
-def session_owner(issuer: str, tenant: str, sub: str) -> AuthenticatedUser:
-    """Return the owner of a session of the old era. It must not contain the token."""
-    claims = {"iss": issuer}
-    owner = AccessToken(token="", client_id=f"{tenant}/{sub}", scopes=[], subject=sub, claims=claims)
-    return AuthenticatedUser(owner)
-
-
-def is_modern(protocol_version: str | None) -> bool:
-    """Return whether a version is of the new era, which has no sessions."""
-    return protocol_version in MODERN_PROTOCOL_VERSIONS
-
-
-def opens_session(caller: Caller) -> bool:
-    """Return whether a request can only be the first of a session of the old era."""
-    headers = caller.headers
-    return b"mcp-session-id" not in headers and not is_modern(headers.get(b"mcp-protocol-version"))
-
-
-def takes(method: str, protocol_version: str, params: Mapping[str, Any] | None) -> bool:
-    """Return whether the SDK accepts the parameters of ``method``; the gateway checks those of a call."""
-    if method == CALL_TOOL:
-        return True
-    try:
-        validate_client_request(method, protocol_version, params)
-    except (KeyError, ValidationError):
-        return False
-    return True
-
-
-def answers_once(caller: Caller, message: Mapping[str, Any], methods: Container[str]) -> bool:
-    """Return whether a request is of the new era, for one of ``methods``, and valid to the SDK.
-
-    ``message`` is its body. By the SDK's own rules, and false in doubt: then the SDK decides.
-    """
-    method = message.get("method")
-    if not isinstance(method, str) or method not in methods:
-        return False
-    headers = caller.headers
-    if not headers.get(b"content-type", "").lower().startswith("application/json"):
-        return False
-    accept = headers.get(b"accept", "")
-    if len(accept) > _MAX_ACCEPT or not _accepts_both(accept):
-        return False
-    if message.get("jsonrpc") != "2.0" or type(message.get("id")) not in {int, str}:
-        return False
-    routing = {name: headers[key] for key, name in _ROUTING_HEADERS.items() if key in headers}
-    if TWICE in routing.values():
-        return False
-    route = classify_inbound_request(message, headers=routing)
-    return isinstance(route, InboundModernRoute) and takes(
-        method, route.protocol_version, message.get("params")
-    )
-
-
-@lru_cache(maxsize=256)  # a client sends the same each time
-def _accepts_both(accept: str) -> bool:
-    """Return whether a client accepts both JSON and a stream."""
-    headers = [(b"accept", accept.encode("latin-1"))]
-    return all(check_accept_headers(Request({"type": "http", "headers": headers})))
 
 
 def connection_of(context: Context) -> Any:
@@ -252,6 +200,12 @@ def message_of(context: Context) -> Mapping[str, Any]:
     """Return a message as it was received, with the members that the SDK drops."""
     message: Mapping[str, Any] = _request_of(context).scope[MESSAGE_IN_SCOPE]
     return message
+
+
+def call_of(context: Context) -> Call:
+    """Return the call that a message is."""
+    caller = caller_of(context)
+    return Call(message_of(context), caller.traceparent, caller.correlation_id)
 
 
 def exchange_of(context: Context) -> Exchange:

@@ -1,29 +1,167 @@
 """What ``tools/list`` lists to one caller: the nodes' tools, and those that the relay answers itself.
 
-Must not decide which nodes' tools a caller reaches: the fleet does.
+A page is bounded in tools and in bytes, and has a cursor to continue from. Must not decide which nodes' tools
+a caller reaches: the fleet does.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import merge
+from typing import Any
 
+from attrs import define, field
+
+from relay.ascii_json import encoded
 from relay.auth.permissions import Rights
-from relay.calls.relay_tools import RelayTools
+from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.fleet.fleet import Fleet
 from relay.fleet.selection import Selection
-from relay.fleet.tools import Position
-from relay.mcp_api.paging import ToolEntry
-from relay.mcp_api.relay_tools import RelayToolEntries
+from relay.fleet.tool_entry import hints
+from relay.fleet.tools import BEFORE_ALL, Position, Tool
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.settings.config import View
+from schemas.document_store import SCHEME
+from schemas.error_roots import PeerError
+from schemas.keys import base64url, from_base64url
+from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
+from schemas.projection import alias_of
+
+PAGE_SIZE = 1000
+MAX_PAGE_BYTES = 768 * 1024
+"""Clients reject an event of more than a mebibyte: the official one closes the stream."""
+
+_PLACE = re.compile(r"(?P<turn>[0-9]{1,4}) (?P<name>[a-z0-9_.]+)")
 
 
+class CursorError(PeerError):
+    """The cursor is not one that was issued."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayToolEntry:
+    """The entry of one tool that the relay answers, encoded once, under both forms of its name."""
+
+    place: Position
+    dotted: str
+    dashed: str
+    documents: tuple[dict[str, Any], dict[str, Any]]
+
+    @classmethod
+    def of(cls, tool: RelayTool, safety_class: str) -> "RelayToolEntry":
+        names = tool.canonical, alias_of(tool.canonical)
+        dotted, dashed = (_document(tool, name, safety_class) for name in names)
+        return cls((0, tool.canonical), encoded(dotted), encoded(dashed), (dotted, dashed))
+
+    @property
+    def listed_bytes(self) -> int:
+        return len(self.dotted)
+
+    def listed(self, *, dashed: bool = False) -> dict[str, Any]:
+        return self.documents[dashed]
+
+    def listed_text(self, *, dashed: bool = False) -> str:
+        return self.dashed if dashed else self.dotted
+
+
+ToolEntry = Tool | RelayToolEntry
+Listed = Callable[[Position, int], Sequence[ToolEntry]]
+"""Returns the tools behind a place, sorted by place, up to a number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEntries:
+    """The entries of ``tools``, under their canonical names or their aliases: the ``tools`` of a result.
+
+    Their JSON need not be encoded anew: the response gets the text as it is. The SDK encodes by itself, and
+    gets documents. Only the one that is needed is made.
+    """
+
+    tools: Sequence[ToolEntry]
+    dashed: bool
+
+    def text(self) -> str:
+        return "[" + ",".join([tool.listed_text(dashed=self.dashed) for tool in self.tools]) + "]"
+
+    def document(self) -> list[dict[str, Any]]:
+        return [tool.listed(dashed=self.dashed) for tool in self.tools]
+
+
+def with_documents(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``result`` with documents for ``ToolEntries``."""
+    return {
+        name: value.document() if isinstance(value, ToolEntries) else value for name, value in result.items()
+    }
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """Return ``result``, whose ``tools`` may be ``ToolEntries``, as JSON in ASCII."""
+    tools = result.get("tools")
+    if not isinstance(tools, ToolEntries):
+        return encoded(result)
+    others = encoded({name: value for name, value in result.items() if name != "tools"})
+    return f'{{"tools":{tools.text()}{"," if len(result) > 1 else ""}{others[1:]}'
+
+
+def page_of(listed: Listed, cursor: object) -> tuple[Sequence[ToolEntry], str | None]:
+    """Return the page of what ``listed`` returns that begins at ``cursor``, and the next cursor.
+
+    Raises:
+        CursorError: ``cursor`` is not one that this function returned.
+    """
+    after = BEFORE_ALL if cursor is None else _place_in(cursor)
+    # One more than a page has: whether it is there decides on the next cursor.
+    tools = listed(after, PAGE_SIZE + 1)
+    page = _first_page(tools)
+    if len(page) == len(tools):
+        return page, None
+    turn, name = page[-1].place
+    return page, base64url(f"{turn} {name}".encode("ascii"))
+
+
+def _first_page(tools: Sequence[ToolEntry]) -> Sequence[ToolEntry]:
+    size = 0
+    for count, tool in enumerate(tools[:PAGE_SIZE]):
+        size += tool.listed_bytes
+        if size > MAX_PAGE_BYTES and count:
+            return tools[:count]
+    return tools[:PAGE_SIZE]
+
+
+def _place_in(cursor: object) -> Position:
+    try:
+        found = _PLACE.fullmatch(from_base64url(str(cursor)).decode("ascii"))
+    except ValueError:
+        found = None
+    if found is None:
+        raise CursorError("cursor is not one that this server gave")
+    return int(found["turn"]), found["name"]
+
+
+def _document(tool: RelayTool, name: str, safety_class: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": tool.title,
+        "description": tool.description,
+        "inputSchema": tool.schemas.input_schema,
+        "outputSchema": tool.schemas.output_schema,
+        "annotations": {"title": tool.title, **hints(safety_class, idempotent=tool.idempotent)},
+        "_meta": {
+            META_SAFETY_CLASS: safety_class,
+            META_CANONICAL_NAME: tool.canonical,
+            META_SCHEMA_REF: SCHEME + tool.schema_ref,
+        },
+    }
+
+
+@define(eq=False, repr=False)
 class ToolList:
     """The lists of one relay, all sorted by place. ``options`` reads what a URL selects of them."""
 
-    def __init__(self, fleet: Fleet, relay_tools: RelayTools, options: UrlOptionReader) -> None:
-        self.options = options
-        self._fleet = fleet
-        self._of_relay = RelayToolEntries(relay_tools)
+    _fleet: Fleet
+    _relay_tools: RelayTools
+    options: UrlOptionReader
+    _entries: dict[tuple[str, str], RelayToolEntry] = field(init=False, factory=dict)
 
     def listed(
         self, rights: Rights, selection: Selection, after: Position, limit: int
@@ -37,11 +175,19 @@ class ToolList:
         if selection.view is View.TOOLS:
             tools = self._fleet.selected.listed(rights, selection, after, limit)
         offered = self._fleet.selected.offered(rights, selection) if selection.view is View.KINDS else {}
-        of_relay: Sequence[ToolEntry] = self._of_relay.listed(rights, selection.view, offered, after)
-        if not of_relay:
-            return tools
-        return list(merge(of_relay, tools, key=_place_of))[:limit]
+        of_relay = [
+            self._entry(tool, tool.safety_class if tool.offer is None else offered[tool.offer])
+            for tool in self._relay_tools
+            if selection.view in tool.views
+            and (tool.offer is None or tool.offer in offered)
+            and tool.visible(rights)
+            and (0, tool.canonical) > after
+        ]
+        return list(merge(of_relay, tools, key=lambda tool: tool.place))[:limit] if of_relay else tools
 
-
-def _place_of(tool: ToolEntry) -> Position:
-    return tool.place
+    def _entry(self, tool: RelayTool, safety_class: str) -> RelayToolEntry:
+        key = tool.canonical, safety_class
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = RelayToolEntry.of(tool, safety_class)
+        return entry

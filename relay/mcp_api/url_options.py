@@ -22,10 +22,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
-from relay.auth.agent_tokens import Caller
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.settings.config import View
-from relay.state.name_rules import NameRuleError, check_tags
+from relay.state.labels import NameRuleError, check_tags
 from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry
@@ -55,7 +54,11 @@ class UrlOptions:
 
 
 class UrlOptionReader:
-    """Reads URLs. ``kinds`` are those that there are; ``default_view`` is that of a URL without one."""
+    """Reads URLs. ``kinds`` are those that there are; ``default_view`` is that of a URL without one.
+
+    Attributes:
+        read: returns what a query and a path choose; raises UrlOptionError.
+    """
 
     def __init__(self, kinds: KindRegistry, default_view: View = View.TOOLS) -> None:
         self._kinds = kinds
@@ -63,17 +66,8 @@ class UrlOptionReader:
         self.read = lru_cache(maxsize=_KEPT)(self._read)
 
     def change_default(self, view: View) -> None:
-        """Choose another view for URLs without one, from now on."""
         self._default_view = view
         self.read.cache_clear()
-
-    def of(self, caller: Caller) -> UrlOptions:
-        """Return what the URL of ``caller`` chooses.
-
-        Raises:
-            UrlOptionError: as ``read``.
-        """
-        return self.read(caller.query, caller.path)
 
     def _read(self, query: str, path: str = MCP_PATH) -> UrlOptions:
         """Return what ``query`` and ``path`` choose.

@@ -10,7 +10,7 @@ nodes. Its files are those of ``roots`` with the prefix ``server-``, and
 | file | mode | holds |
 |---|---|---|
 | `server-cross.pem` | 0644 | the server root as certified by the root of nodes; see ``create`` |
-| `server-endorsements` | 0600 | where the key of the CA is not: the endorsements of these by roots of nodes |
+| `server-endorsements` | 0600 or 0640 | where the CA's key is not: their endorsements by roots of nodes |
 """
 
 import re

@@ -1,7 +1,7 @@
 """The interfaces by which the packages above the sessions reach nodes: commands, and one-way frames.
 
-The sessions of this process are the first implementation. ``relay.routing.nats`` is the second: it sends a
-command over a network to the relay that holds the node's session. Must not know agents.
+The sessions of this process are the first implementation. ``relay.cluster.commands`` is the second: it sends
+a command over a network to the relay that holds the node's session. Must not know agents.
 """
 
 from abc import ABC, abstractmethod

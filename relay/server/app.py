@@ -7,6 +7,7 @@ contain behaviour of its own.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
@@ -16,7 +17,6 @@ from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import FleetTrust
 from relay.http import assembly as http_assembly
 from relay.mcp_api import assembly as mcp_assembly
-from relay.mcp_api.views import assembly as views_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
@@ -25,9 +25,9 @@ from relay.server.decision_records import DecisionRecords
 from relay.server.decisions import (
     LeafDecisions,
     NameDecisions,
-    all_applied,
     token_decisions,
     token_key_decisions,
+    watched,
 )
 from relay.server.follow_ups import FollowUps
 from relay.sessions import assembly as sessions_assembly
@@ -39,9 +39,12 @@ from relay.state.kinds import (
     NODE_NAMES,
     REVOKED_TOKENS,
     VERIFYING_KEYS,
+    StateFile,
+    files_of,
     shared_ledgers,
     watched_names,
 )
+from relay.state.ledger import Ledger
 from relay.state.merging import Merging, SharedLedger
 from relay.state.names import NameLedger
 from relay.state.sharer import Sharing
@@ -63,6 +66,7 @@ class Relay:
 
     def __init__(self, environment: RelayEnvironment) -> None:
         self._clock = environment.clock
+        self._state = environment.config.state.root
         self._freshness = Freshness((*watched_names(), SHARED), environment.monotonic)
         environment.metrics.watch_health(self.health)
         authority = pki_assembly.open_authority(environment)
@@ -105,8 +109,8 @@ class Relay:
             streams=self.telemetry.hub,
             revocations_known=self._freshness.is_fresh,
         )
-        self.views = views_assembly.assemble(environment, self.fleet, self.calls)
-        self.telemetry.hub.on_sample(self.views.measurements.keep)
+        measurements = mcp_assembly.assemble_views(environment, self.fleet, self.calls)
+        self.telemetry.hub.on_sample(measurements.keep)
         self.caller_tools = caller_tools_assembly.assemble(
             environment,
             audit=self.audit,
@@ -155,7 +159,6 @@ class Relay:
             self.cluster,
             self.telemetry,
             self.calls,
-            self.views,
             self.caller_tools,
             self.mcp,
             self.http,
@@ -203,6 +206,17 @@ class Relay:
         for part in reversed(self.parts):
             await part.close()
 
+    def _ledgers(self) -> Mapping[StateFile, Ledger[Any]]:
+        """Return the files of the operator's decisions that this relay reads."""
+        root = self._state
+        return {file: file.ledger(root) for file in files_of()} | {
+            CERTIFICATES: self.pki.authority.ledger,
+            REVOKED_TOKENS: self.auth.revoked_tokens.ledger,
+            JOIN_TOKENS: self.pki.join_tokens.ledger,
+            VERIFYING_KEYS: self.auth.token_keys.ledger,
+            NODE_NAMES: self.fleet.name_ledger.ledger,
+        }
+
     def _shared_ledgers(self, environment: RelayEnvironment) -> Sequence[SharedLedger]:
         """Return what all relays of a fleet must know of the operator's decisions."""
         auth, pki = self.auth, self.pki
@@ -213,16 +227,7 @@ class Relay:
             is_endorsed={"token_key": auth.token_keys.is_endorsed},
             refused=lambda kind: environment.metrics.cluster_entries.labels(kind, "not_endorsed").inc(),
         )
-        return shared_ledgers(
-            {
-                CERTIFICATES: pki.authority.ledger,
-                REVOKED_TOKENS: auth.revoked_tokens.ledger,
-                JOIN_TOKENS: pki.join_tokens.ledger,
-                VERIFYING_KEYS: auth.token_keys.ledger,
-                NODE_NAMES: self.fleet.name_ledger.ledger,
-            },
-            merging,
-        )
+        return shared_ledgers(self._ledgers(), merging)
 
     def _watcher(
         self, environment: RelayEnvironment, reserve: DescriptorReserve, sharing: Sharing
@@ -232,7 +237,7 @@ class Relay:
         records = DecisionRecords(self.audit.log, log)
         names = NameDecisions(self.fleet.name_ledger, fleet, log)
         leaves = LeafDecisions(
-            self.pki.authority,
+            ca=self.pki.authority,
             fleet=fleet,
             sessions=self.sessions.node_sessions,
             notifier=self.fleet.notifier,
@@ -249,14 +254,16 @@ class Relay:
         ]
         auth = self.auth
         return Watcher(
-            all_applied(
-                leaves,
-                token_decisions(auth.revoked_tokens, revoke, records.add, log),
-                lambda: self.pki.join_tokens.ledger.stamp,
-                token_key_decisions(
-                    auth.token_keys, auth.accepted_keys, lambda: fleet.trust.roots, records.add
-                ),
-                names,
+            watched(
+                self._ledgers(),
+                {
+                    CERTIFICATES: leaves.applied(),
+                    REVOKED_TOKENS: token_decisions(auth.revoked_tokens, revoke, records.add, log),
+                    VERIFYING_KEYS: token_key_decisions(
+                        auth.token_keys, auth.accepted_keys, lambda: fleet.trust.roots, records.add
+                    ),
+                    NODE_NAMES: names.applied(),
+                },
             ),
             freshness=self._freshness,
             sharing=sharing,

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from relay.calls.idempotency_store import IdempotencyStore
-from relay.calls.keyed_commands import KeyedCommands
+from relay.calls.idempotency import IdempotencyStore, KeyedCommands
 from relay.fleet.fleet import Fleet
 from relay.part import Part
 from relay.pki.assembly import PkiPart
@@ -64,7 +63,7 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
         return Joined(sessions.router, sessions.frames, None, Part(), NotShared())
     try:
         from relay.cluster import assembly  # noqa: PLC0415 - the library of NATS, for a cluster alone
-        from relay.cluster.presence_effects import Effects  # noqa: PLC0415 - as above
+        from relay.cluster.presence import Effects  # noqa: PLC0415 - as above
     except ModuleNotFoundError:
         raise ClusterExtraError("--cluster needs the extra: pip install 'edge-kubelet[cluster]'") from None
     keyed = KeyedCommands(

@@ -6,8 +6,10 @@ table that has none. Must not decide who is revoked, and must not read a key or 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import AcceptedKeys
@@ -16,43 +18,60 @@ from relay.fleet.fleet import Fleet
 from relay.pki.authority import CertificateAuthority
 from relay.sessions.node_sessions import NodeSessions
 from relay.state.certificates import IssuedLeaf
-from relay.state.kinds import (
-    CERTIFICATES,
-    JOIN_TOKENS,
-    KINDS,
-    NODE_NAMES,
-    REVOKED_TOKENS,
-    VERIFYING_KEYS,
-    StateFile,
-    StateKind,
-    files_of,
-    kinds_in,
-)
+from relay.state.kinds import KINDS, StateFile, StateKind, files_of, kinds_in
+from relay.state.ledger import Ledger
 from relay.state.names import NameLedger, NodeName
-from relay.state.token_keys import AcceptedKey, TokenKeys
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import AcceptedKey, RevokedTokens, TokenKeys
 from relay.state.watcher import Record, Watched
 from schemas.identity import Identity, first_certificate_in, kid_of
 from schemas.session import CloseCode
 
-Applied = tuple[Callable[[], object], Callable[[], Any], Callable[[Any], object], Callable[[Any], object]]
-"""A file's ``stamp``, ``read``, ``begin`` and ``apply``, as ``Watched`` describes them."""
+ContentT = TypeVar("ContentT")
+
+
+class Applied(NamedTuple, Generic[ContentT]):
+    """What applies a file: ``read``, ``begin`` and ``apply``, as ``Watched`` describes them.
+
+    ``also`` returns what differs when something else has changed that is applied with the file.
+    """
+
+    read: Callable[[], ContentT]
+    begin: Callable[[ContentT], object]
+    apply: Callable[[ContentT], object]
+    also: Callable[[], object] = lambda: None
+
+
+NOTHING_APPLIED = Applied[None](lambda: None, lambda _: None, lambda _: None)
+"""Of a file that is read for each use, a change is only shared with other relays."""
 
 
 def watched(
-    applied: Mapping[StateFile, Applied], kinds: Iterable[StateKind] = KINDS
+    ledgers: Mapping[StateFile, Ledger[Any]],
+    applied: Mapping[StateFile, Applied[Any]],
+    kinds: Iterable[StateKind] = KINDS,
 ) -> Sequence[Watched[Any]]:
-    """Return the files of ``kinds`` that are watched, each with what applies it, in the order of ``applied``.
+    """Return the files of ``kinds`` that are watched, each with what applies it.
+
+    They come in the order of ``applied``: a later one may depend on an earlier one.
 
     Raises:
+        KeyError: a file is missing from ``ledgers``.
         ValueError: a file is declared and not applied, or the other way round.
     """
     kinds = tuple(kinds)
-    declared = {file for file in files_of(kinds) if file.watched}
-    if differing := declared ^ applied.keys():
+    files = [file for file in files_of(kinds) if file.watched]
+    if differing := {file for file in files if file.applied} ^ applied.keys():
         names = ", ".join(sorted(file.name for file in differing))
-        raise ValueError(f"declared as watched or applied, and not both: {names}")
-    return [Watched(file.name, kinds_in(file, kinds), *acts) for file, acts in applied.items()]
+        raise ValueError(f"declared as applied, or applied, and not both: {names}")
+    acts = {**applied, **{file: NOTHING_APPLIED for file in files if not file.applied}}
+    return [
+        Watched(file.name, kinds_in(file, kinds), partial(_stamp, ledgers[file], also), read, begin, apply)
+        for file, (read, begin, apply, also) in acts.items()
+    ]
+
+
+def _stamp(ledger: Ledger[Any], also: Callable[[], object]) -> object:
+    return ledger.stamp, also()
 
 
 class Leaves(NamedTuple):
@@ -75,40 +94,29 @@ class Leaves(NamedTuple):
     enrolled_tenant: Callable[[str], str | None]
 
 
+@define(eq=False, repr=False, kw_only=True)
 class LeafDecisions:
     """Ends nodes that are revoked, retired or moved, and those of a root that is withdrawn.
 
     ``retire`` is called with the nodes that are retired; ``due`` after every change.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts that it changes
-        self,
-        ca: CertificateAuthority,
-        *,
-        fleet: Fleet,
-        sessions: NodeSessions,
-        notifier: ChangeNotifier,
-        retire: Callable[[frozenset[str]], None],
-        due: Callable[[], None],
-        record: Record,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._ca = ca
-        self._fleet = fleet
-        self._sessions = sessions
-        self._notifier = notifier
-        self._retire = retire
-        self._due = due
-        self._record = record
-        self._log = log
-        self._roots: list[str] = []
-        self._kids: frozenset[str] = frozenset()
-        self._revoked_as: frozenset[str] = frozenset()
-        self._moved: Mapping[str, IssuedLeaf] = {}
+    _ca: CertificateAuthority
+    _fleet: Fleet
+    _sessions: NodeSessions
+    _notifier: ChangeNotifier
+    _retire: Callable[[frozenset[str]], None]
+    _due: Callable[[], None]
+    _record: Record
+    _log: FilteringBoundLogger
+    _roots: list[str] = field(init=False, factory=list)
+    _kids: frozenset[str] = field(init=False, default=frozenset())
+    _revoked_as: frozenset[str] = field(init=False, default=frozenset())
+    _moved: Mapping[str, IssuedLeaf] = field(init=False, factory=dict)
 
-    def applied(self) -> Applied:
+    def applied(self) -> Applied[Leaves]:
         """Return what applies the CA's ledger; it changes too when a root is made or expires."""
-        return lambda: self._ca.stamp, self._read, self._begin, self._apply
+        return Applied(self._read, self._begin, self._apply, lambda: self._ca.stamp)
 
     def _read(self) -> Leaves:
         records = self._ca.records()
@@ -175,19 +183,18 @@ class NameChanges(NamedTuple):
     forgotten: AbstractSet[str]
 
 
+@define(eq=False, repr=False)
 class NameDecisions:
     """Names nodes as the operator does, and forgets those that are retired."""
 
-    def __init__(self, names: NameLedger, fleet: Fleet, log: FilteringBoundLogger) -> None:
-        self._names = names
-        self._fleet = fleet
-        self._log = log
-        self._forgotten: AbstractSet[str] = frozenset()
-        self._retired: frozenset[str] = frozenset()
+    _names: NameLedger
+    _fleet: Fleet
+    _log: FilteringBoundLogger
+    _forgotten: AbstractSet[str] = field(init=False, default=frozenset())
+    _retired: frozenset[str] = field(init=False, default=frozenset())
 
-    def applied(self) -> Applied:
-        """Return what applies the names."""
-        return lambda: self._names.ledger.stamp, self._read, self._begin, self._apply
+    def applied(self) -> Applied[NameChanges]:
+        return Applied(self._read, self._begin, self._apply)
 
     def _read(self) -> NameChanges:
         """Return what has changed: comparing the names of thousands of nodes takes a millisecond or more."""
@@ -216,7 +223,7 @@ def token_decisions(
     revoke: Sequence[Callable[[frozenset[str]], None]],
     record: Record,
     log: FilteringBoundLogger,
-) -> Applied:
+) -> Applied[frozenset[str]]:
     """Return what ends agents' tokens: ``revoke`` are called with the ``jti`` of all that are revoked."""
     known: set[str] = set()
 
@@ -234,40 +241,16 @@ def token_decisions(
         for jti in sorted(revoked):
             record("token_revoked", jti=jti)
 
-    return lambda: tokens.ledger.stamp, tokens.jtis, begin, apply
+    return Applied(tokens.jtis, begin, apply)
 
 
 def token_key_decisions(
     keys: TokenKeys, accepted: AcceptedKeys, roots: Callable[[], Sequence[str]], record: Record
-) -> Applied:
+) -> Applied[Mapping[str, AcceptedKey]]:
     """Return what accepts keys of tokens; ``roots`` returns the trusted: another may endorse other keys."""
 
     def apply(endorsed: Mapping[str, AcceptedKey]) -> None:
         for kid in sorted(accepted.accept(endorsed)):
             record("token_key_accepted", kid=kid)
 
-    return lambda: (keys.ledger.stamp, *roots()), keys.accepted, accepted.accept, apply
-
-
-def nothing_applied(stamp: Callable[[], object]) -> Applied:
-    """Return what has a change shared, and applies nothing: what uses such a file reads it for each use."""
-    return stamp, lambda: None, lambda _content: None, lambda _content: None
-
-
-def all_applied(
-    leaves: LeafDecisions,
-    tokens: Applied,
-    join_tokens: Callable[[], object],
-    keys: Applied,
-    names: NameDecisions,
-) -> Sequence[Watched[Any]]:
-    """Return all files that are watched: a later one may depend on an earlier one."""
-    return watched(
-        {
-            CERTIFICATES: leaves.applied(),
-            REVOKED_TOKENS: tokens,
-            JOIN_TOKENS: nothing_applied(join_tokens),
-            VERIFYING_KEYS: keys,
-            NODE_NAMES: names.applied(),
-        }
-    )
+    return Applied(keys.accepted, accepted.accept, apply, lambda: tuple(roots()))

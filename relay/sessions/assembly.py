@@ -10,13 +10,10 @@ from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.pki.assembly import PkiPart
 from relay.routing.port import LocalRouter, NodeFrames
-from relay.sessions.capability_limits import CapabilityLimits
-from relay.sessions.connect_limiter import ConnectLimiter
-from relay.sessions.connect_queue import ConnectQueue
-from relay.sessions.connection_log import connection_log
+from relay.sessions.connects import ConnectLimiter, ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
-from relay.sessions.node_sessions import NodeSessions
+from relay.sessions.node_sessions import CapabilityLimits, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.settings.environment import RelayEnvironment
 from schemas.frames import FrameReader
@@ -36,7 +33,6 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, flee
     """Return the part."""
     config, registry = environment.config, environment.registry
     one_way = OneWayFrames(environment.metrics, environment.log)
-    one_way.on_connection(connection_log(environment.log))
     node_sessions = NodeSessions(
         handshake=Handshake(
             fleet.fleet,

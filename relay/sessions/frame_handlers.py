@@ -8,14 +8,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from attrs import define, field
 from starlette.websockets import WebSocketDisconnect
 
 from relay.fleet.fleet import Fleet
 from relay.pki.renewals import Renewals
-from relay.sessions.connection import NodeConnection
-from relay.sessions.heartbeat_interval import heartbeat_interval_ms
 from relay.sessions.one_way_frames import OneWayFrames
-from relay.sessions.session import NodeSession
+from relay.sessions.session import NodeConnection, NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY
 from schemas.frames import SUBPROTOCOL_1_1, Frame
@@ -33,30 +32,30 @@ from schemas.payloads import (
 from schemas.session import CloseCode, ProtocolError
 from schemas.verdicts import Outcome, Verdict
 
+SHORTEST_MS = 60_000
+"""The shortest heartbeat interval, and ``LONGEST_MS`` the longest."""
+LONGEST_MS = 300_000
+_FEW, _MANY = 10_000, 100_000
+_STEP_MS = 1000
+
 _MAX_REJECTED_IN_A_ROW = 3
 _RETRY_AFTER_MS = 60_000
 
 _Act = Callable[[NodeSession, NodeConnection, Frame], Awaitable[None]]
 
 
+@define(eq=False, repr=False)
 class FrameHandlers:
     """Handles the frames of an open session, except ``bye``.
 
     ``signed_at`` is called with the time of every manifest that is accepted.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        renewals: Renewals,
-        signed_at: Callable[[int], None],
-        one_way: OneWayFrames,
-    ) -> None:
-        self._fleet = fleet
-        self._renewals = renewals
-        self._signed_at = signed_at
-        self._one_way = one_way
-        self._tasks: set[asyncio.Task[None]] = set()
+    _fleet: Fleet
+    _renewals: Renewals
+    _signed_at: Callable[[int], None]
+    _one_way: OneWayFrames
+    _tasks: set[asyncio.Task[None]] = field(init=False, factory=set)
 
     def handle_now(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> bool:
         """Handle ``frame`` if that takes no waiting: no answer is expected, or it can be sent at once.
@@ -70,8 +69,7 @@ class FrameHandlers:
         elif frame.type in {"announce", "heartbeat"} and connection.can_send_now:
             answer_type, answer = self._answer(session, connection, frame)
             connection.send_now(connection.encoded(answer_type, answer, in_reply_to=frame.msg_id))
-            self._answered(session, answer_type, answer)
-            if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
+            if self._answered(session, answer_type, answer):
                 self._run_later(connection.close(CloseCode.MANIFEST_REJECTED))
         else:
             return False
@@ -83,8 +81,7 @@ class FrameHandlers:
             case "announce" | "heartbeat":
                 answer_type, answer = self._answer(session, connection, frame)
                 await connection.send(answer_type, answer, frame.msg_id)
-                self._answered(session, answer_type, answer)
-                if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
+                if self._answered(session, answer_type, answer):
                     await connection.close(CloseCode.MANIFEST_REJECTED)
             case "renew":
                 await self._start(session, connection, frame, self._renew)
@@ -111,10 +108,11 @@ class FrameHandlers:
                 session.heartbeat_interval_ms = acknowledged["heartbeat_interval_ms"] = interval_ms
         return "heartbeat_ack", acknowledged
 
-    def _answered(self, session: NodeSession, answer_type: str, answer: Mapping[str, Any]) -> None:
-        """Follow an answer that was sent: the node knows now that its manifest was accepted."""
+    def _answered(self, session: NodeSession, answer_type: str, answer: Mapping[str, Any]) -> bool:
+        """Follow an answer that was sent; return whether the node has had too many manifests rejected."""
         if answer_type == "announce_ack" and answer["ok"]:
             self._one_way.announced(session)
+        return session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW
 
     def _announced(self, session: NodeSession, frame: Frame) -> AnnounceAck:
         node_id = session.identity.node_id
@@ -206,3 +204,14 @@ def _rejection(verdict: Verdict) -> AnnounceRefused:
     if verdict.mark is not None:
         rejection["mark_issued_at_ms"] = verdict.mark.issued_at_ms
     return rejection
+
+
+def heartbeat_interval_ms(nodes: int) -> int:
+    """Return the interval for a fleet of so many ``nodes``, in ms: 60 s up to 10 000, 300 s from 100 000 on.
+
+    In between it grows evenly, in whole seconds. Each heartbeat brings a signed manifest, which every relay
+    of the fleet verifies, so its cost grows with the fleet and not with the nodes of one relay.
+    """
+    share = min(max((nodes - _FEW) / (_MANY - _FEW), 0.0), 1.0)
+    grown = SHORTEST_MS + share * (LONGEST_MS - SHORTEST_MS)
+    return int(grown // _STEP_MS) * _STEP_MS

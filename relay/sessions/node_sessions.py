@@ -11,76 +11,64 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from attrs import define, field
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter
+from relay.fleet.due_times import DueTimes
 from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
+from relay.limits.rate_limits import KeyedLimiters
 from relay.observability.metrics import Metrics
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter
-from relay.sessions.commands import cmd_payload, command_text, send_text
-from relay.sessions.connect_queue import ConnectQueue
-from relay.sessions.connection import NodeConnection
-from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection
-from relay.sessions.heartbeat_interval import heartbeat_interval_ms
-from relay.sessions.leaf_expiry import LeafExpiry
+from relay.sessions.connects import ConnectQueue
+from relay.sessions.frame_handlers import FrameHandlers, heartbeat_interval_ms
+from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
 from relay.sessions.one_way_frames import OneWayFrames
-from relay.sessions.peer_faults import PeerFaults
-from relay.sessions.session import NodeSession
+from relay.sessions.session import NodeConnection, NodeSession
 from relay.settings.environment import SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, agreed
 from schemas.identity import Identity
-from schemas.payloads import CmdCancel, Welcome
+from schemas.payloads import Cmd, CmdCancel, Welcome
 from schemas.session import CancelReason, CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5
+_UNNAMED_CALLER = ""
+"""The agents of a relay that does not name them, as one."""
 
 
+@define(eq=False, repr=False, kw_only=True)
 class NodeSessions(LocalRouter):
     """Serves ``/devices/connect``, and is the ``LocalRouter`` of the nodes that connect there."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        handshake: Handshake,
-        fleet: Fleet,
-        frames: FrameHandlers,
-        one_way: OneWayFrames,
-        connects: ConnectQueue,
-        reader: FrameReader,
-        ulids: UlidSource,
-        metrics: Metrics,
-        refusals: RefusalCounter,
-        now_ms: Callable[[], int],
-        ticks_ms: Callable[[], int],
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-        auth_timeout_s: float = AUTH_TIMEOUT_S,
-    ) -> None:
-        self._handshake = handshake
-        self._fleet = fleet
-        self._frames = frames
-        self._one_way = one_way
-        self._connects = connects
-        self._reader = reader
-        self._ulids = ulids
-        self._metrics = metrics
-        self._now_ms = now_ms
-        self._ticks_ms = ticks_ms
-        self._monotonic = monotonic
-        self._log = log
-        self._faults = PeerFaults(metrics, refusals, log)
-        self._auth_timeout_s = auth_timeout_s
-        self._sessions: dict[str, NodeSession] = {}
-        self._expiry = LeafExpiry()
-        self._tasks: set[asyncio.Task[None]] = set()
+    _handshake: Handshake
+    _fleet: Fleet
+    _frames: FrameHandlers
+    _one_way: OneWayFrames
+    _connects: ConnectQueue
+    _reader: FrameReader
+    _ulids: UlidSource
+    _metrics: Metrics
+    _refusals: RefusalCounter
+    _now_ms: Callable[[], int]
+    _ticks_ms: Callable[[], int]
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
+    _auth_timeout_s: float = AUTH_TIMEOUT_S
+    _faults: PeerFaults = field(init=False)
+    _sessions: dict[str, NodeSession] = field(init=False, factory=dict)
+    _leaf_ends: DueTimes = field(init=False, factory=DueTimes)
+    _leaves_checked_ms: int = field(init=False, default=0)
+    _tasks: set[asyncio.Task[None]] = field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._faults = PeerFaults(self._metrics, self._refusals, self._log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one WebSocket, as an ASGI application."""
@@ -165,7 +153,18 @@ class NodeSessions(LocalRouter):
 
     def end_expired(self) -> None:
         """End the sessions whose leaf is not valid now, and the calls in flight in them."""
-        self._end(self._expiry.expired(self._sessions, self._now_ms()), CloseCode.AUTH_FAILED)
+        now_ms = self._now_ms()
+        # After the clock was set back, leaves may not be valid yet: none of them is due for that.
+        is_set_back, self._leaves_checked_ms = now_ms < self._leaves_checked_ms, now_ms
+        due = [node_id for node_id in self._leaf_ends.take(now_ms) if node_id in self._sessions]
+        expired = []
+        for node_id in list(self._sessions) if is_set_back else due:
+            identity = self._sessions[node_id].identity
+            if identity.valid_at(now_ms):
+                self._leaf_ends.no_later_than(node_id, identity.not_after_ms)
+            else:
+                expired.append(node_id)
+        self._end(expired, CloseCode.AUTH_FAILED)
 
     def _end(self, node_ids: Sequence[str], code: CloseCode) -> None:
         for node_id in node_ids:
@@ -247,7 +246,8 @@ class NodeSessions(LocalRouter):
             return known, before
         session = NodeSession(self._ulids.new(), boot_id, identity, connection, clock)
         self._sessions[node_id] = session
-        self._expiry.watch(session)
+        # A leaf that replaces it is found when this one would have expired.
+        self._leaf_ends.no_later_than(node_id, identity.not_after_ms)
         return session, before
 
     async def _welcome(self, session: NodeSession, connection: NodeConnection, auth: Frame) -> None:
@@ -299,3 +299,72 @@ class NodeSessions(LocalRouter):
         self._one_way.lost(session)
         self._metrics.sessions.labels("closed").inc()
         self._metrics.nodes_connected.dec()
+
+
+def cmd_payload(command: Command, sent_at_ms: int) -> Cmd:
+    """Return the payload of the ``cmd`` for ``command``; ``sent_at_ms`` is the session's time."""
+    payload: Cmd = {
+        "tool": command.tool,
+        "arguments": command.arguments,
+        "deadline_ms": command.deadline_ms,
+        "sent_at_ms": sent_at_ms,
+        "correlation_id": command.correlation_id,
+    }
+    if command.traceparent is not None:
+        payload["traceparent"] = command.traceparent
+    return payload
+
+
+def command_text(connection: NodeConnection, msg_id: str, payload: Cmd) -> str:
+    """Return the frame of a command that is about to be sent.
+
+    Raises:
+        ToolError: INTERNAL, it does not fit one.
+    """
+    connection.meter.expect_answer()
+    try:
+        return connection.encoded("cmd", payload, msg_id)
+    except ProtocolError as error:
+        # Arguments within their schema fit a frame; in any case, nothing was sent.
+        raise ToolError(Failure.INTERNAL, "The command does not fit a frame.") from error
+
+
+async def send_text(connection: NodeConnection, text: str, deadline_ms: int) -> None:
+    """Send a command, and wait for the node to read what was sent before until its deadline."""
+    # Part of it may have been sent. The same process may still resume before the deadline.
+    with suppress(TimeoutError, WebSocketDisconnect):
+        async with asyncio.timeout(deadline_ms / 1000):
+            await connection.send_text(text)
+
+
+class CapabilityLimits(LocalRouter):
+    """Applies the limits that capabilities announce, in front of ``sessions``. ``monotonic`` is in seconds.
+
+    In the relay that holds the node's session: so a capability has one limiter, whichever relay a call
+    arrived at, and its rate is divided fairly among the agents that call it.
+    """
+
+    def __init__(self, fleet: Fleet, sessions: LocalRouter, monotonic: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._sessions = sessions
+        self._limiters: KeyedLimiters[tuple[str, str]] = KeyedLimiters(monotonic)
+
+    def start(self, command: Command) -> CommandAnswer:
+        """Send ``command``, as ``LocalRouter`` describes.
+
+        Raises:
+            ToolError: also RATE_LIMITED, with ``retry_after_ms``; then it was never sent.
+        """
+        tool = self._fleet.announced(command.tool)
+        if tool is None:
+            # It was announced when the call was decided, and is not any more.
+            raise ToolError(Failure.NODE_OFFLINE)
+        holder = (command.caller or _UNNAMED_CALLER) if command.cost else None
+        limiter = self._limiters.acquire(tool.capability, tool.allowance, command.cost, holder)
+        try:
+            answer = self._sessions.start(command)
+        except BaseException:
+            limiter.release()
+            raise
+        answer.at_end(lambda _: limiter.release())
+        return answer

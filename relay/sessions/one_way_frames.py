@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from attrs import define, field
 from starlette.websockets import WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
-from relay.http.frame_meter import CREDIT_OF_A_COMMAND
+from relay.http.websocket_protocol import CREDIT_OF_A_COMMAND
 from relay.observability.metrics import Metrics
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeRef
-from relay.sessions.connection import NodeConnection
-from relay.sessions.session import NodeSession
+from relay.sessions.session import NodeConnection, NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY, OneWayType
 from schemas.frames import MAX_FRAME_BYTES, Frame
@@ -36,19 +36,22 @@ _CREDITS = MappingProxyType(
 """What a node may send besides its rate because of a frame: its local agent's requests and replies."""
 
 
+@define(eq=False, repr=False)
 class OneWayFrames:
     """The one-way frames of all sessions of this process."""
 
-    def __init__(self, metrics: Metrics, log: FilteringBoundLogger) -> None:
-        self._metrics = metrics
-        self._log = log
-        self._queues: dict[str, _Queue] = {}
-        self._handlers = Handlers[OneWayType, FrameHandler]()
-        self._followers = Followers[[NodeRef, bool]](self._connection_not_followed)
-        self._announce_followers = Followers[[NodeRef]](self._announce_not_followed)
+    _metrics: Metrics
+    _log: FilteringBoundLogger
+    _queues: "dict[str, _Queue]" = field(init=False, factory=dict)
+    _handlers: Handlers[OneWayType, FrameHandler] = field(init=False, factory=Handlers)
+    _followers: Followers[[NodeRef, bool]] = field(init=False)
+    _announce_followers: Followers[[NodeRef]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._followers = Followers(self._connection_not_followed)
+        self._announce_followers = Followers(self._announce_not_followed)
 
     def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
-        """Queue a frame for the node, as ``NodeFrames`` describes."""
         queue = self._queues.get(node_id)
         if queue is None or not queue.connection.is_open:
             raise ToolError(Failure.NODE_OFFLINE)
@@ -60,23 +63,19 @@ class OneWayFrames:
         self._metrics.one_way_frames.labels(frame_type, "sent").inc()
 
     def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
-        """Call ``handler`` with every frame of that type, as ``NodeFrames`` describes."""
         self._handlers.add(frame_type, handler)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
-        """Call ``handler`` whenever a node connects or is lost."""
         self._followers.add(handler)
 
     def on_announce(self, handler: AnnounceHandler) -> None:
-        """Call ``handler`` whenever a manifest was accepted over a session."""
         self._announce_followers.add(handler)
 
     def announced(self, session: NodeSession) -> None:
-        """Take in that a manifest was accepted over ``session``."""
         self._announce_followers.notify(_reference(session))
 
     def connected(self, session: NodeSession, connection: NodeConnection) -> None:
-        """Take in a connection whose session is open."""
+        """Handle a connection whose session is open."""
         node_id = session.identity.node_id
         if (before := self._queues.get(node_id)) is not None:
             before.close()
@@ -90,7 +89,6 @@ class OneWayFrames:
             self._notify(_reference(session), connected=False)
 
     def received(self, session: NodeSession, frame: Frame) -> None:
-        """Hand over a frame of a one-way type."""
         frame_type = ONE_WAY[frame.type]
         handler = self._handlers.get(frame_type)
         self._metrics.one_way_frames.labels(frame_type, "received" if handler else "unhandled").inc()
@@ -104,6 +102,8 @@ class OneWayFrames:
             )
 
     def _notify(self, node: NodeRef, *, connected: bool) -> None:
+        event = "node connected" if connected else "node disconnected"
+        self._log.info(event, node_id=node.node_id, tenant=node.tenant, session_id=node.session_id)
         self._followers.notify(node, connected)
 
     def _connection_not_followed(

@@ -1,17 +1,197 @@
-"""The session of one process of one node, which outlives its connections.
+"""A node's session, which outlives its connections, and a connection: a socket and the machine of its frames.
 
-Must not send or receive: ``connection`` does.
+Must not act on frames.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from relay.ascii_json import encoded
+from relay.http.websocket_protocol import HANDLED_IN_MESSAGE, METER_IN_SCOPE, FrameMeter, take_texts
 from relay.routing.answer import CommandAnswer
-from relay.sessions.connection import NodeConnection
 from relay.settings.environment import SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
+from schemas.frames import Frame, agreed, begins_announce, includes
 from schemas.identity import Identity
-from schemas.payloads import CmdAck
+from schemas.payloads import Bye, CmdAck, Welcome
+from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
+from schemas.ulids import UlidSource
+
+_NO_CODE = 1006  # RFC 6455: closed without a code
+_BYE_REASONS = {
+    CloseCode.SUPERSEDED: ByeReason.SUPERSEDED,
+    CloseCode.MANIFEST_REJECTED: ByeReason.MANIFEST_REJECTED,
+    CloseCode.REVOKED: ByeReason.REVOKED,
+    CloseCode.OVER_CAPACITY: ByeReason.OVER_CAPACITY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A text that was read as it arrived, for ``receive``: its frame, or how the node broke the protocol."""
+
+    frame: Frame | None = None
+    error: PeerProtocolError | None = None
+
+
+class NodeConnection:
+    """One connection: a socket and the protocol machine.
+
+    Sending and receiving raise WebSocketDisconnect once either end has closed. The server and its library
+    raise a plain RuntimeError then; it is caught around their own calls alone, since any other is a bug.
+
+    Attributes:
+        meter: how many frames the node may send; the server consults it before it parses them.
+    """
+
+    __slots__ = ("_is_welcomed", "_machine", "_socket", "_subprotocol", "_texts", "_ulids", "meter")
+
+    meter: FrameMeter
+
+    def __init__(self, socket: WebSocket, machine: SessionMachine, ulids: UlidSource) -> None:
+        self.meter = socket.scope[METER_IN_SCOPE]
+        self._texts = take_texts(socket.scope)
+        self._socket = socket
+        self._subprotocol = agreed(socket.scope["subprotocols"])
+        self._machine = machine
+        self._ulids = ulids
+        self._is_welcomed = False
+
+    @property
+    def peer(self) -> str:
+        """The network address at the other end."""
+        client = self._socket.client
+        return client.host if client else "unknown"
+
+    def speaks(self, version: str) -> bool:
+        """Return whether the node speaks the subprotocol ``version``, or a newer one that both know."""
+        return includes(self._subprotocol, version)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the welcome was written and neither end has closed."""
+        return self._is_welcomed and self._machine.state is SessionState.OPEN
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether either end has closed."""
+        return self._machine.state is SessionState.CLOSED
+
+    async def welcome(self, payload: Welcome, auth_id: str) -> None:
+        """Answer the ``auth`` with that id. Open once it is written: nothing may overtake it."""
+        await self.send("welcome", payload, auth_id)
+        self._is_welcomed = True
+
+    async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
+        """Send a frame and return its ``msg_id``."""
+        msg_id = self._ulids.new()
+        await self.send_as(msg_id, type_, payload, in_reply_to)
+        return msg_id
+
+    async def send_as(
+        self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
+    ) -> None:
+        """Send a frame with the given ``msg_id``."""
+        await self.send_text(self.encoded(type_, payload, msg_id, in_reply_to))
+
+    def encoded(
+        self,
+        type_: str,
+        payload: Mapping[str, Any],
+        msg_id: str | None = None,
+        in_reply_to: str | None = None,
+    ) -> str:
+        """Return the text of a frame for ``send_text``, with a fresh ``msg_id`` unless it has one.
+
+        Raises:
+            ProtocolError, OverRateError: as ``SessionMachine.send``.
+        """
+        # The standard encoder, by which the machine would encode it, takes four times as long.
+        wire = encoded(payload).encode("ascii")
+        return self._machine.send(type_, msg_id or self._ulids.new(), wire, in_reply_to)
+
+    async def send_text(self, text: str) -> None:
+        """Send a frame that is encoded."""
+        if self.send_now(text):
+            return
+        try:
+            await self._socket.send_text(text)
+        except RuntimeError as error:
+            raise WebSocketDisconnect(_NO_CODE) from error
+
+    @property
+    def can_send_now(self) -> bool:
+        """Whether ``send_now`` has an effect: the connection is open, and the node reads."""
+        return self.is_open and self._texts is not None and self._texts.can_send_now
+
+    def send_now(self, text: str) -> bool:
+        """Send a frame that is encoded; return False, without effect, if that has to wait, or must fail."""
+        return self._texts is not None and self._texts.send_now(text)
+
+    def handle_frames(self, handle: Callable[[Frame], bool]) -> None:
+        """Call ``handle`` with each frame as it arrives, while ``receive`` waits.
+
+        ``receive`` returns only those for which it returns False.
+        """
+
+        def handled(text: str) -> _Received | None:
+            try:
+                frame = self._machine.receive(text)
+            except PeerProtocolError as error:
+                return _Received(error=error)
+            return None if frame is not None and handle(frame) else _Received(frame)
+
+        if self._texts is not None:
+            self._texts.handle_texts(handled, begins_announce)
+
+    async def receive(self) -> Frame | None:
+        """Return the next frame; None if it is dropped."""
+        try:
+            message = await self._socket.receive()
+        except RuntimeError as error:
+            raise WebSocketDisconnect(_NO_CODE) from error
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
+        received: _Received | None = message.get(HANDLED_IN_MESSAGE)
+        if received is not None:
+            if received.error is not None:
+                raise received.error
+            return received.frame
+        text = message.get("text")
+        if text is None:
+            raise PeerProtocolError("a binary frame")
+        return self._machine.receive(text)
+
+    def know_announces(self, is_known: Callable[[bytes], bool]) -> None:
+        """Do not parse the payload of an ``announce`` of which ``is_known`` returns that it need not be."""
+        self._machine.is_known = is_known
+
+    def forget(self, msg_id: str) -> None:
+        """Stop waiting for the answer to ``msg_id``."""
+        self._machine.forget(msg_id)
+
+    def take_dropped(self) -> dict[DropReason, int]:
+        """Return how many frames were dropped since the last call, by reason."""
+        dropped = dict(self._machine.dropped)
+        self._machine.dropped.clear()
+        return dropped
+
+    async def close(self, code: CloseCode, retry_after_ms: int | None = None) -> None:
+        """Send ``bye`` where the code has a reason for it, with the retry time, and close."""
+        try:
+            if code in _BYE_REASONS and self._machine.state is not SessionState.CLOSED:
+                bye: Bye = {"reason": _BYE_REASONS[code]}
+                if retry_after_ms is not None:
+                    bye["retry_after_ms"] = retry_after_ms
+                await self.send("bye", bye)
+            self._machine.close()
+            await self._socket.close(code)
+        except (RuntimeError, WebSocketDisconnect):
+            self._machine.close()  # the other end closed first
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from schemas.addresses import (
     PLAIN_OPTION,
     AddressError,
@@ -246,6 +246,12 @@ def _is_trustworthy(url: str) -> bool:
 
 
 SERVICE_STATE_DIR = Path("/var/lib/edge-relay")
+SERVICE_KINDS = Path("/etc/edge-kubelet/relay-kinds")
+
+
+def kinds_directory(state_dir: Path) -> Path:
+    """Return where `relay kind install` puts packages. Those of the service belong to root."""
+    return SERVICE_KINDS if state_dir == SERVICE_STATE_DIR else state_dir / "kinds"
 
 
 def own_state_dir(home: Path | None) -> Path | None:

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.settings.broker import (
     BROKER,
     BROKER_ALTERNATIVES,
@@ -36,6 +36,7 @@ from relay.settings.config import (
     StateFiles,
     TlsFiles,
     View,
+    kinds_directory,
 )
 from relay.settings.kept import KeptSettings, read_kept
 from schemas.addresses import PLAIN_OPTION, HostPort, collector_url, normal_url, parse_host_port
@@ -218,9 +219,9 @@ class LoadedRelaySettings:
         return self.settings.get(KINDS) or ()
 
     @property
-    def kinds_directory(self) -> None:
-        """Nowhere: the relay finds the packages of its environment alone."""
-        return None
+    def kinds_directory(self) -> Path:
+        """Where packages are installed for their kinds alone."""
+        return kinds_directory(self.state.root)
 
     def broker(self, find_free: FindFree = HostPort) -> BrokerChoice:
         """Return the relay's broker; ``find_free`` finds a port for its own, by default without looking.

@@ -2,7 +2,8 @@
 
 names = NameLedger(root / NODE_NAMES.path, now_ms)          # a command, or the relay, appends
 names.label(node_id, "default", "Greenhouse")
-shared = shared_ledgers({NODE_NAMES: names.ledger, ...}, Merging(now_ms, log))
+files = {file: file.ledger(root) for file in files_of()} | {NODE_NAMES: names.ledger}
+shared = shared_ledgers(files, Merging(now_ms, log))
 sharer = Sharer(shared, ...)                                # merges them with other relays'
-watcher = Watcher(all_applied(...), sharing=sharer, ...)    # applies what has changed
+watcher = Watcher(watched(files, applied), sharing=sharer, ...)   # applies what has changed
 """

@@ -54,12 +54,10 @@ class IssuedLeaf:
         return {"node_id": self.node_id, "kid": self.kid}
 
     def facts(self) -> dict[str, Any]:
-        """Return it for programs."""
         times = {"issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
         return {**self.subject(), "tenant": self.tenant, **times, "join_id": self.join_id}
 
     def entry(self) -> dict[str, Any]:
-        """Return the entry that records it."""
         entry: dict[str, Any] = {
             "action": "issue",
             "ts_ms": self.issued_ms,
@@ -74,7 +72,6 @@ class IssuedLeaf:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "IssuedLeaf":
-        """Return the leaf that ``entry`` records."""
         issued_ms = int(entry["ts_ms"])
         return cls(
             node_id=str(entry["node_id"]),
@@ -103,15 +100,12 @@ class IssuedServer:
         """A server belongs to no tenant."""
 
     def subject(self) -> dict[str, str]:
-        """Return what names it in other entries."""
         return {"name": self.name, "kid": self.kid}
 
     def facts(self) -> dict[str, Any]:
-        """Return it for programs."""
         return {**self.subject(), "issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
 
     def entry(self) -> dict[str, Any]:
-        """Return the entry that records it."""
         return {
             "action": "serve",
             "ts_ms": self.issued_ms,
@@ -123,7 +117,6 @@ class IssuedServer:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "IssuedServer":
-        """Return the certificate that ``entry`` records."""
         return cls(
             name=str(entry["name"]),
             kid=str(entry["kid"]),
@@ -168,7 +161,6 @@ class CaRecords:
             self.apply(entry)
 
     def copy(self) -> "CaRecords":
-        """Return other records with the same contents."""
         other = CaRecords()
         other.issued, other.revoked = self.issued.copy(), self.revoked.copy()
         other._told_serials, other._told_ends_ms = self._told_serials.copy(), self._told_ends_ms.copy()
@@ -205,7 +197,6 @@ class CaRecords:
                 raise ValueError(other)
 
     def state(self, issued: IssuedLeaf | IssuedServer, now_ms: int) -> str:
-        """Return the state of a certificate, in words."""
         if issued.kid in self.revoked:
             return "revoked"
         return "in force" if now_ms < issued.not_after_ms else "expired"
@@ -219,7 +210,6 @@ class CaRecords:
         return node_id in self._of_node
 
     def leaves_of(self, node_id: str) -> Sequence[IssuedLeaf]:
-        """Return every leaf of the node, oldest first."""
         return self._of_node.get(node_id, ())
 
     def may_replace(self, node_id: str, join_id: str, replaces: str) -> bool:
@@ -234,7 +224,6 @@ class CaRecords:
         return {node_id: leaves[-1].tenant for node_id, leaves in self._of_node.items()}
 
     def unrevoked(self, node_id: str) -> list[IssuedLeaf]:
-        """Return the node's leaves that are not revoked, oldest first."""
         return [leaf for leaf in self._of_node.get(node_id, ()) if leaf.kid not in self.revoked]
 
     def enrolled_tenant(self, node_id: str) -> str | None:
@@ -280,11 +269,9 @@ class CaRecords:
         return frozenset(issued_as(kid, serial) for kid in kids for serial in self.revoked_serials())
 
     def revoked_serials(self) -> list[int]:
-        """Return the serial number of every revoked certificate that has one on record."""
         return [serial for serial in map(self.serial_of, self.revoked) if serial]
 
     def serial_of(self, kid: str) -> int:
-        """Return the serial number of a certificate; 0 if none is on record."""
         issued = self.issued.get(kid)
         return issued.serial if issued is not None else self._told_serials.get(kid, 0)
 

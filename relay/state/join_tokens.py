@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from relay.state.label_forms import kept_form, look_of, shown_form
+from relay.state.labels import kept_form, look_of, shown_form
 from relay.state.ledger import Entry, Ledger
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.certificates import UNENROLLED_TENANT
@@ -89,7 +89,6 @@ class JoinGrant:
 
     @property
     def used(self) -> int:
-        """How many nodes have used it."""
         if not self.counted:
             return len(self.node_ids)
         return len({*self.node_ids, *(node_id for _, node_id in self.counted)})
@@ -103,7 +102,6 @@ class JoinGrant:
         return [*counted.items(), *zip(free, waiting, strict=False)]
 
     def state(self, now_ms: int) -> JoinState:
-        """Return its state at ``now_ms``."""
         if self.revoked:
             return JoinState.REVOKED
         if now_ms >= self.expires_at_ms:
@@ -146,7 +144,6 @@ class JoinGrants:
         self._ids: dict[str, str] = {}
 
     def copy(self) -> "JoinGrants":
-        """Return an independent copy."""
         other = JoinGrants()
         other.grants, other.revoked, other._ids = self.grants.copy(), self.revoked.copy(), self._ids.copy()
         return other
@@ -164,7 +161,6 @@ class JoinGrants:
         return None
 
     def apply(self, entry: Entry) -> None:
-        """Apply the next entry, as ``relay.state.ledger.LedgerState`` describes."""
         match entry["action"]:
             case "create":
                 self.grants[entry["id"]] = JoinGrant(
@@ -310,7 +306,6 @@ class JoinTokens:
         return is_new
 
     def all(self) -> list[JoinGrant]:
-        """Return every token that was ever made, oldest first."""
         return list(self.ledger.read().grants.values())
 
 

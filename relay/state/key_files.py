@@ -56,7 +56,7 @@ def load_or_create(
     except KeyFileError as error:
         raise KeyFileError(f"{error}: restore it, or remove it and another is made") from None
     except FileNotFoundError:
-        make_private_directory(path.parent)
+        make_private_directory(path.parent, shown=True)
         key = make()
         write_atomic(path, to_pem(key), PRIVATE)
         return key

@@ -17,8 +17,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from attrs import define, field
+
 from schemas.error_roots import StateError
-from schemas.files import PRIVATE, check_state, open_state, sync_directory, write_atomic
+from schemas.files import (
+    PRIVATE,
+    check_state,
+    mode_without_secrets,
+    open_state,
+    sync_directory,
+    write_atomic,
+)
 
 Entry = dict[str, Any]
 
@@ -49,6 +58,25 @@ class LedgerState(Protocol):
 
 
 StateT = TypeVar("StateT", bound=LedgerState)
+ValueT = TypeVar("ValueT")
+
+
+@define(eq=False, repr=False)
+class Keyed(Generic[ValueT]):
+    """Entries of which each says one thing, by key: of two with one key the first counts.
+
+    ``read`` returns key and value of an entry; it raises as ``LedgerState.apply``.
+    """
+
+    _read: Callable[[Entry], tuple[str, ValueT]]
+    by_key: dict[str, ValueT] = field(factory=dict)
+
+    def copy(self) -> "Keyed[ValueT]":
+        return Keyed(self._read, self.by_key.copy())
+
+    def apply(self, entry: Entry) -> None:
+        key, value = self._read(entry)
+        self.by_key.setdefault(key, value)
 
 
 class _KeptFile:
@@ -207,7 +235,10 @@ class Ledger(Generic[StateT]):
             parsed = self._read_on()
         entries = lasting(parsed.state)
         if parsed.number >= WORTH_COMPACTING and 2 * len(entries) <= parsed.number:
-            write_atomic(self.path, _lines(entries), PRIVATE)
+            write_atomic(self.path, _lines(entries), self._mode())
+
+    def _mode(self) -> int:
+        return PRIVATE if self._secret else mode_without_secrets(self.path.parent)
 
     @contextmanager
     def _exclusive_file(self) -> Iterator[FileIO]:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.state.ledger import Entry, Ledger
@@ -57,14 +58,6 @@ class LazyEntries(Mapping[str, Entry]):
         return sum(1 for _ in self._keys)
 
 
-def _never(_entry: Entry) -> None:
-    return None
-
-
-def _none(_state: State, _entry: Entry) -> Iterable[Entry]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class SharedForm:
     """How the entries of a kind are shared: their document is ``cluster.<kind>@1.0.0``.
@@ -85,14 +78,14 @@ class SharedForm:
     entries: Callable[[State], Mapping[str, Entry]]
     has: Callable[[State, Entry], bool]
     line: Callable[[State, Entry, int], Entry]
-    end_ms_of: Callable[[Entry], int | None] = _never
+    end_ms_of: Callable[[Entry], int | None] = lambda _entry: None
     holder_takes: bool = False
     unshared: Callable[[State], Mapping[str, Entry]] = lambda _state: {}
-    displaced: Callable[[State, Entry], Iterable[Entry]] = _none
+    displaced: Callable[[State, Entry], Iterable[Entry]] = lambda _state, _entry: ()
     displaced_event: str = "entry displaced by that of another node"
 
 
-@dataclass(frozen=True, slots=True)
+@define(frozen=True, eq=False)
 class Merging:
     """What the rules ask of the relay.
 
@@ -106,39 +99,30 @@ class Merging:
     now_ms: Callable[[], int]
     log: FilteringBoundLogger
     issues: bool = False
-    is_endorsed: Mapping[str, Callable[[Entry], bool]] | None = None
+    is_endorsed: Mapping[str, Callable[[Entry], bool]] = field(factory=dict)
     refused: Callable[[str], None] = lambda _kind: None
 
 
+@define(eq=False, repr=False)
 class SharedLedger:
-    """The entries of one kind in a file of this relay's, as all relays have them in common.
+    """The entries of one kind in a file of this relay's, as all relays have them in common."""
 
-    Attributes:
-        kind: names them.
-        ordered: whether an entry is valid only after those before it. Others commute.
-    """
+    kind: str
+    rule: Rule
+    form: SharedForm
+    since: str
+    _ledger: Ledger[Any]
+    _merging: Merging
+    _refused: dict[str, Entry] = field(init=False, factory=dict)
 
-    def __init__(
-        self, kind: str, rule: Rule, form: SharedForm, ledger: Ledger[Any], merging: Merging
-    ) -> None:
-        self.kind = kind
-        self.ordered = rule is Rule.ORDERED
-        self.key_of = form.key_of
-        self.end_ms_of = form.end_ms_of
-        self._form = form
-        self._ledger = ledger
-        self._merging = merging
-        self._refused: dict[str, Entry] = {}
-        if rule is Rule.ENDORSED:
-            if merging.is_endorsed is None or kind not in merging.is_endorsed:
-                raise ValueError(f"nothing says which entries of {kind} are endorsed")
-            self._is_endorsed = merging.is_endorsed[kind]
-        self._settle = {
-            Rule.FINAL: self._settle_final,
-            Rule.ORDERED: self._settle_ordered,
-            Rule.ENDORSED: self._settle_endorsed,
-            Rule.ISSUED: self._settle_issued,
-        }[rule]
+    def __attrs_post_init__(self) -> None:
+        if self.rule is Rule.ENDORSED and self.kind not in self._merging.is_endorsed:
+            raise ValueError(f"nothing says which entries of {self.kind} are endorsed")
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an entry is valid only after those before it. Others commute."""
+        return self.rule is Rule.ORDERED
 
     def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
         """Add to the file what has ``arrived`` and is not in it, by key.
@@ -150,32 +134,33 @@ class SharedLedger:
         Raises:
             StateError, OSError: the file cannot be used. What has arrived is given again.
         """
-        return self._settle(arrived, known)
-
-    def _settle_final(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
-        self._take(arrived)
+        match self.rule:
+            case Rule.ORDERED:
+                return self._settle_ordered(arrived, known)
+            case Rule.ENDORSED:
+                self._take_endorsed(arrived)
+            case Rule.ISSUED:
+                if self.form.holder_takes is self._merging.issues:
+                    self._take(arrived)
+                if not self._merging.issues:
+                    return {}
+            case _:
+                self._take(arrived)
         return self._lacking(known)
 
-    def _settle_issued(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
-        issues = self._merging.issues
-        if self._form.holder_takes is issues:
-            self._take(arrived)
-        return self._lacking(known) if issues else {}
-
-    def _settle_endorsed(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
-        state = self._ledger.read()
+    def _take_endorsed(self, arrived: Mapping[str, Entry]) -> None:
+        state, is_endorsed = self._ledger.read(), self._merging.is_endorsed[self.kind]
         waiting = {
             key: entry
             for key, entry in (self._refused | dict(arrived)).items()
-            if not self._form.has(state, entry)
+            if not self.form.has(state, entry)
         }
-        endorsed = {key: entry for key, entry in waiting.items() if self._is_endorsed(entry)}
+        endorsed = {key: entry for key, entry in waiting.items() if is_endorsed(entry)}
         self._take(endorsed)
         for key in endorsed:
             self._refused.pop(key, None)
         for key in arrived.keys() & waiting.keys() - endorsed.keys():
             self._refuse(key, arrived[key])
-        return self._lacking(known)
 
     def _refuse(self, key: str, entry: Entry) -> None:
         self._merging.refused(self.kind)
@@ -192,15 +177,13 @@ class SharedLedger:
                 if lines := self._in_order(state.copy(), arrived):
                     self._ledger.append(*lines)
         state = self._ledger.read()
-        decided = self._form.entries(state)
-        missing = {key: decided[key] for key in decided if key not in known} | dict(
-            self._form.unshared(state)
-        )
+        decided = self.form.entries(state)
+        missing = {key: decided[key] for key in decided if key not in known} | dict(self.form.unshared(state))
         return dict(islice(missing.items(), AT_ONCE))
 
     def _in_order(self, draft: State, arrived: Mapping[str, Entry]) -> list[Entry]:
         """Return the lines to be written; ``draft`` is the state before, and then the one that follows."""
-        form, lines = self._form, list[Entry]()
+        form, lines = self.form, list[Entry]()
 
         def write(entry: Entry, *, shared: bool) -> None:
             lines.append(
@@ -231,19 +214,15 @@ class SharedLedger:
             self._ledger.append(*self._new(state, arrived))
 
     def _new(self, state: State, arrived: Mapping[str, Entry]) -> list[Entry]:
-        now = self._merging.now_ms()
-        lines = (
-            self._form.line(state, entry, now)
-            for entry in arrived.values()
-            if not self._form.has(state, entry)
-        )
+        now, form = self._merging.now_ms(), self.form
+        lines = (form.line(state, entry, now) for entry in arrived.values() if not form.has(state, entry))
         return sorted(lines, key=lambda line: int(line.get("ts_ms", 0)))
 
     def _lacking(self, known: Container[str]) -> Mapping[str, Entry]:
-        entries = self._form.entries(self._ledger.read())
+        entries = self.form.entries(self._ledger.read())
         lacking = ((key, entries[key]) for key in entries if key not in known)
         return dict(islice(((key, entry) for key, entry in lacking if self._lasts(entry)), AT_ONCE))
 
     def _lasts(self, entry: Entry) -> bool:
-        end_ms = self.end_ms_of(entry)
+        end_ms = self.form.end_ms_of(entry)
         return end_ms is None or end_ms > self._merging.now_ms()

@@ -19,10 +19,19 @@ from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
-from relay.state.label_forms import kept_form, look_of, shown_form
+from relay.state.labels import (
+    NameRuleError,
+    check_kept,
+    check_tags,
+    folded,
+    kept_form,
+    label_of,
+    look_of,
+    shown_form,
+    tag_key,
+)
 from relay.state.ledger import Entry, Ledger
 from relay.state.merging import LazyEntries, SharedForm
-from relay.state.name_rules import NameRuleError, check_kept, check_tags, folded, label_of, tag_key
 from schemas.error_roots import OperatorError
 from schemas.projection import is_node_id
 
@@ -69,11 +78,9 @@ class Names:
 
     @property
     def by_node(self) -> Mapping[str, NodeName]:
-        """The nodes that have a name."""
         return MappingProxyType(self._by_node)
 
     def copy(self) -> "Names":
-        """Return other names with the same contents."""
         other = Names()
         other._by_node, other._by_label = self._by_node.copy(), self._by_label.copy()
         other._by_look = self._by_look.copy()

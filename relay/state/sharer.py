@@ -12,9 +12,9 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.state.ledger import Entry
@@ -60,6 +60,10 @@ class NotUnderstoodError(PeerError):
 
     def __str__(self) -> str:
         return f"entry {self.sequence} ({self.subject}) {self.problem}"
+
+
+class HeldBackError(StreamError):
+    """Entries wait while a relay of the fleet does not know their kind: it would refuse every call."""
 
 
 class UnfitEntryError(StateError):
@@ -168,11 +172,10 @@ class NotShared:
         """There is no other relay."""
 
     async def written(self, within_s: float) -> None:
-        """Return after ``within_s``."""
         await asyncio.sleep(within_s)
 
 
-@dataclass(slots=True)
+@define(eq=False)
 class Compared:
     """One ledger, and what is known of its entries in the stream.
 
@@ -188,9 +191,9 @@ class Compared:
 
     ledger: SharedLedger
     backoff: Backoff
-    known: dict[str, int | None] = field(default_factory=dict)
-    unfit: set[str] = field(default_factory=set)
-    arrived: dict[str, Entry] = field(default_factory=dict)
+    known: dict[str, int | None] = field(factory=dict)
+    unfit: set[str] = field(factory=set)
+    arrived: dict[str, Entry] = field(factory=dict)
     newest: int = 0
     due: bool = True
     waits: bool = False
@@ -260,7 +263,7 @@ class Reading:
         count = sum(len(each.known) for each in self.ledgers.values())
         if count >= MAX_KEYS and read.key not in compared.known:
             raise NotUnderstoodError(read.sequence, read.key, f"is one of more than {MAX_KEYS}")
-        end_ms = compared.ledger.end_ms_of(read.entry)
+        end_ms = compared.ledger.form.end_ms_of(read.entry)
         if read.key in compared.known:
             self._ends[_hour_of(compared.known[read.key])] -= 1
         compared.known[read.key] = end_ms
@@ -309,45 +312,40 @@ def _hour_of(end_ms: int | None) -> int | None:
     return None if end_ms is None else end_ms - end_ms % _HOUR_MS
 
 
+@define(eq=False, repr=False)
 class Sharer:
     """Shares ``ledgers``, each with a file of its own: a ``Sharing``.
 
-    ``filled`` is told which share of the stream is used; ``chance`` is uniform in [0, 1).
+    ``filled`` is called with the share of the stream that is used. ``older_relay`` returns a relay of the
+    fleet that does not know what relays know from a version on. ``chance`` is uniform in [0, 1).
 
     Attributes:
         is_current: whether files and stream are equal, and were found so lately.
         problem: why they are not equal; empty if that was not tried, or they are.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        ledgers: Sequence[SharedLedger],
-        *,
-        now_ms: Callable[[], int],
-        on_thread: OnThread,
-        count: CountEntry,
-        filled: Callable[[float], None],
-        chance: Callable[[], float],
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._ledgers = ledgers
-        self._now_ms = now_ms
-        self._on_thread = on_thread
-        self._count = count
-        self._filled = filled
-        self._chance = chance
-        self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, half_by_chance(chance))
-        self._log = log
-        self._sleep = sleep
-        self._wake = asyncio.Event()
-        self._written = asyncio.Event()
-        self._understands = True
-        self._reported: dict[str, str] = {}
-        self._stream: EntryStream | None = None
-        self._answers = True
-        self.is_current = False
-        self.problem = ""
+    _ledgers: Sequence[SharedLedger]
+    _now_ms: Callable[[], int] = field(kw_only=True)
+    _on_thread: OnThread = field(kw_only=True)
+    _count: CountEntry = field(kw_only=True)
+    _filled: Callable[[float], None] = field(kw_only=True)
+    _older_relay: Callable[[str], str | None] = field(kw_only=True)
+    _chance: Callable[[], float] = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _backoff: Backoff = field(init=False)
+    _wake: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _written: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _understands: bool = field(init=False, default=True)
+    _reported: dict[str, str] = field(init=False, factory=dict)
+    _stream: EntryStream | None = field(init=False, default=None)
+    _answers: bool = field(init=False, default=True)
+    is_current: bool = field(init=False, default=False)
+    problem: str = field(init=False, default="")
+    _reading: Reading = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, half_by_chance(self._chance))
         self._reading = self._new_reading()
 
     def _begin(self) -> None:
@@ -374,13 +372,11 @@ class Sharer:
         return self._understands and self._reading.not_understood is None
 
     def changed(self, *kinds: str) -> None:
-        """Compare ``kinds`` again: there may be new entries in their files."""
         for kind in kinds:
             self._reading.ledgers[kind].due = True
         self._wake.set()
 
     async def written(self, within_s: float) -> None:
-        """Return when entries of other relays were added to a file, or after ``within_s``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._written.wait()
@@ -483,6 +479,9 @@ class Sharer:
         if len(missing) >= AT_ONCE:
             compared.due = True
             self._wake.set()
+        ledger = compared.ledger
+        if missing and (older := self._older_relay(ledger.since)) is not None:
+            raise HeldBackError(f"{ledger.kind}: kept here until relay {older} has version {ledger.since}")
         for key, entry in missing.items():
             appended = await self._append(stream, compared, key, entry, newest)
             if compared.ledger.ordered:

@@ -20,6 +20,7 @@ from functools import partial
 from threading import Event, Lock
 from typing import Any, Generic, Protocol, TypeVar
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.state.sharer import Sharing
@@ -79,7 +80,6 @@ class DescriptorReserve:
                 self._fill()
 
     def close(self) -> None:
-        """Release the descriptors."""
         with self._lock:
             self._count = 0
             self._release()
@@ -124,7 +124,6 @@ class Freshness:
         self._read_at[source] = self._monotonic()
 
     def is_fresh(self) -> bool:
-        """Return whether every source was read within the limit."""
         return min(self._read_at.values()) > self._monotonic() - LIMIT_S
 
     def health(self) -> Health:
@@ -162,6 +161,7 @@ class Watched(Generic[ContentT]):
     apply: Callable[[ContentT], object]
 
 
+@define(eq=False, repr=False)
 class Watcher:
     """Watches ``files`` for one relay.
 
@@ -172,35 +172,26 @@ class Watcher:
         loop: the progress of ``run``.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        files: Sequence[Watched[Any]],
-        *,
-        freshness: Freshness,
-        sharing: Sharing,
-        reserve: DescriptorReserve,
-        after_poll: Sequence[Callable[[], None]],
-        log: FilteringBoundLogger,
-        look_s: float = LOOK_S,
-        poll_s: float = POLL_S,
-    ) -> None:
-        self._files = files
-        self._freshness = freshness
-        self._sharing = sharing
-        self._reserve = reserve
-        self._after_poll = after_poll
-        self._log = log
-        self._look_s = look_s
-        self._poll_s = poll_s
-        self._due = asyncio.Event()
-        self.loop = Loop()
+    _files: Sequence[Watched[Any]]
+    _freshness: Freshness = field(kw_only=True)
+    _sharing: Sharing = field(kw_only=True)
+    _reserve: DescriptorReserve = field(kw_only=True)
+    _after_poll: Sequence[Callable[[], None]] = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _look_s: float = field(kw_only=True, default=LOOK_S)
+    _poll_s: float = field(kw_only=True, default=POLL_S)
+    loop: Loop = field(init=False, factory=Loop)
+    _due: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _threads: LedgerThreads = field(init=False)
+    _was_fresh: bool = field(init=False, default=True)
+    # The stamps of what was applied, and of what the other relays were told of.
+    _seen: dict[str, object] = field(init=False, factory=dict)
+    _shared: dict[str, object] = field(init=False, factory=dict)
+    _read_errors: dict[str, str] = field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
         # One for each file, and the one that looks at all of them.
-        self._threads = LedgerThreads(reserve, len(files) + 1, "watch")
-        self._was_fresh = True
-        # The stamps of what was applied, and of what the other relays were told of.
-        self._seen: dict[str, object] = {}
-        self._shared: dict[str, object] = {}
-        self._read_errors: dict[str, str] = {}
+        self._threads = LedgerThreads(self._reserve, len(self._files) + 1, "watch")
 
     def begin(self) -> None:
         """Apply what was decided before the relay was started.

@@ -12,7 +12,7 @@ from schemas.process.cli_manual import example
 from schemas.process.cli_settings import takes_settings
 from schemas.process.exit_codes import EXIT_CONFIG
 from schemas.settings import Settings
-from schemas.settings_report import as_document, as_toml
+from schemas.settings_report import as_document, as_toml, given_in
 from schemas.settings_sources import Program, Sources
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -51,15 +51,19 @@ def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], L
     )
     @takes_settings(program)
     def check(sources: Sources, as_json: AsJson = False) -> None:
-        problems = _problems_in(lambda: load(sources))
+        loaded, problems = _checked(lambda: load(sources))
         file = None if sources.file is None else str(sources.file)
+        given = {} if loaded is None else given_in(loaded.settings)
         if as_json:
-            typer.echo(json.dumps({"valid": not problems, "file": file, "problems": problems}))
+            document = {"valid": not problems, "file": file, "problems": problems, "given": given}
+            typer.echo(json.dumps(document))
         else:
             for problem in problems:
                 typer.echo(problem, err=True)
-            if not problems:
+            if loaded is not None and not problems:
                 typer.echo(f"valid: {file or 'no file, the environment and the options'}")
+                for line in as_toml(loaded.settings, given):
+                    typer.echo(line)
         if problems:
             raise SystemExit(EXIT_CONFIG)
 
@@ -75,18 +79,21 @@ def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], L
             typer.echo(line)
 
 
-def _problems_in(load: Callable[[], Loaded]) -> tuple[str, ...]:
-    """Return why the program would not start. Kinds are read too where it is not enrolled yet."""
+def _checked(load: Callable[[], Loaded]) -> tuple[Loaded | None, tuple[str, ...]]:
+    """Return the settings, if they can be read, and why the program would not start.
+
+    Kinds are read too where it is not enrolled yet.
+    """
     from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for this command alone
 
     problems: tuple[str, ...] = ()
     try:
         loaded = load()
     except ConfigError as error:
-        return error.problems
+        return None, error.problems
     for step in (loaded.config, lambda: read_contract(loaded.kinds, loaded.kinds_directory)):
         try:
             step()
         except ConfigError as error:
             problems += error.problems
-    return problems
+    return loaded, problems

@@ -6,7 +6,7 @@ Must not hold what the commands do: the steps and the machine are modules of the
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ import typer
 from schemas.process.cli_manual import example
 from schemas.process.service_host import Host, ServiceError, check_reachable, scripts_of
 from schemas.process.service_steps import (
+    Run,
     Service,
     Step,
     as_document,
@@ -49,7 +50,8 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
     def install(source: From = None, dry_run: DryRun = False, as_json: AsJson = False) -> None:
         """Put unit, user, directories and configuration in place, for where this program lies.
 
-        With --from, what was tried as another user becomes the service's: its state directory is moved.
+        With --from, what was tried as another user becomes the service's: its state directory is moved, with
+        the packages of kinds in it.
         """
         steps = _install_steps(service, source)
         if not dry_run:
@@ -87,11 +89,13 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
 def _install_steps(service: Service, source: Path | None) -> list[Step]:
     """Return what is due. Of what a package has installed the state alone is missing."""
     host, moved = Host(), None if source is None else source.resolve()
+    packages: Sequence[str] = ()
     if moved is not None:
-        host.check_movable(service, moved)
+        packages = host.check_movable(service, moved)
         if host.is_packaged(service):
-            return host.due(move_steps(service, moved))
-    return host.due(install_steps(service, scripts_of(service.name), moved))
+            shown = Run(("systemd-tmpfiles", "--create", f"{service.name}.conf"))
+            return host.due([*move_steps(service, moved, packages), shown])
+    return host.due(install_steps(service, scripts_of(service.name), moved, packages))
 
 
 def _check_installable(service: Service, source: Path | None) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from schemas.addresses import host_of, port_of
 from schemas.connection_faults import connection_reason
 from schemas.error_roots import PeerError
-from schemas.files import check_state
+from schemas.files import check_secret
 from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding
 from schemas.process.status_view import Status, days_text
@@ -133,7 +133,7 @@ def keys(files: Sequence[Path]) -> Finding:
     """
     there = [file for file in files if file.exists()]
     for file in there:
-        check_state(file, file.stat(), secret=True)
+        check_secret(file)
     return Finding.good(f"{len(there)} files with keys are readable by their user alone")
 
 

@@ -1,6 +1,7 @@
 """Checks that an operator runs when something does not work: each has what was found, and what to do.
 
-A check that cannot be made has failed, or is skipped where another check says why. Must not repair anything,
+A check that cannot be made has failed, or is skipped: where another check says why, or it takes more rights
+than those of the group that sees what is no secret. Must not repair anything,
 and must not know what is checked.
 """
 
@@ -12,12 +13,12 @@ from enum import IntEnum
 from typing import TextIO
 
 from schemas.error_roots import EdgeError
-from schemas.process.command_errors import os_error_text
+from schemas.process.command_errors import is_kept_from_member, os_error_text
 from schemas.text import printable
 
 
 class Severity(IntEnum):
-    """How bad it is. What is skipped says nothing: the check that says why has failed."""
+    """How bad it is. What is skipped says nothing: another check says why, or root must make it."""
 
     SKIPPED = 0
     OK = 1
@@ -96,6 +97,8 @@ def made(check: Check) -> Finding:
     except NotCheckedError as error:
         return Finding(Severity.SKIPPED, f"not checked: {error}")
     except (EdgeError, OSError) as error:
+        if isinstance(error, OSError) and is_kept_from_member(error):
+            return Finding(Severity.SKIPPED, f"not checked: {os_error_text(error)}")
         text = os_error_text(error) if isinstance(error, OSError) else str(error)
         return Finding.failure(text, f"see --explain {check.name}")
 

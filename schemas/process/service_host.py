@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.error_roots import OperatorError
-from schemas.process.service_steps import PACKAGED_UNITS, UNITS, Remove, Run, Service, Step, Write
+from schemas.kind_packages import sites_in
+from schemas.process.service_steps import OWN_KINDS, PACKAGED_UNITS, UNITS, Remove, Run, Service, Step, Write
 from schemas.process.status_socket import NotRunningError, read_status
 from schemas.text import printable
 
@@ -143,8 +144,8 @@ class Host:
                 f"{unit} belongs to a package: apt installs, upgrades and removes {service.name}"
             )
 
-    def check_movable(self, service: Service, source: Path) -> None:
-        """Check that ``source`` can become the state directory of ``service``.
+    def check_movable(self, service: Service, source: Path) -> Sequence[str]:
+        """Return the packages of kinds in ``source``, which can become the state directory of ``service``.
 
         Raises:
             ServiceError: it is no such directory, a process uses it, or the service has one that was set up.
@@ -162,6 +163,11 @@ class Host:
             raise ServiceError(f"{service.program.name} runs with {source}: stop it first")
         if taken.is_dir() and any(taken.iterdir()):
             raise ServiceError(f"{place} is in use, and {source} would replace it: move it away first")
+        packages = [site.name for site in sites_in(source / OWN_KINDS)]
+        for name in packages:
+            if self._at(service.kinds / name).exists():
+                raise ServiceError(f"{service.kinds / name} is there: `kind uninstall` first")
+        return packages
 
     def status(self, service: Service) -> Mapping[str, str]:
         """Return what systemd says of ``service``; without ``ActiveState`` it is not installed.

@@ -21,6 +21,8 @@ _DESTINATIONS = {
     ".service": UNITS,
     ".path": UNITS,
 }
+OWN_KINDS = "kinds"
+"""Where packages of kinds are in a state directory that is not the service's."""
 _PUBLIC_MODE = 0o644
 
 
@@ -34,6 +36,7 @@ class Service:
         program: its name, and the settings that its configuration may have.
         directories: what it writes, which only ``purge`` removes; the first is the state directory.
         state_mark: what a state directory has that was set up.
+        kinds: where packages of kinds are, which belong to root.
         groups: those that its sysusers file makes besides that of its user.
     """
 
@@ -42,6 +45,7 @@ class Service:
     program: Program
     directories: tuple[Path, ...]
     state_mark: str
+    kinds: Path
     groups: tuple[str, ...] = ()
 
     @property
@@ -85,10 +89,12 @@ class Run:
 Step = Write | Remove | Run
 
 
-def install_steps(service: Service, scripts: Path, moved: Path | None = None) -> Iterator[Step]:
+def install_steps(
+    service: Service, scripts: Path, moved: Path | None = None, packages: Iterable[str] = ()
+) -> Iterator[Step]:
     """Yield what installs ``service``, whose program is in ``scripts``. Once more, they change nothing.
 
-    ``moved`` is a state directory that becomes the service's.
+    ``moved`` is a state directory that becomes the service's, with the ``packages`` of kinds in it.
     """
     for path, source in _placed(service):
         text = source.read_text("utf-8").replace(f"{DEFAULT_SCRIPTS}/", f"{scripts}/")
@@ -98,7 +104,7 @@ def install_steps(service: Service, scripts: Path, moved: Path | None = None) ->
         if path.parent == _DESTINATIONS[".sysusers.conf"]:
             yield Run(("systemd-sysusers", str(path)))
             if moved is not None:
-                yield from move_steps(service, moved)
+                yield from move_steps(service, moved, packages)
         elif path.parent == _DESTINATIONS[".tmpfiles.conf"]:
             yield Run(("systemd-tmpfiles", "--create", str(path)))
     yield Run(("systemctl", "daemon-reload"))
@@ -106,9 +112,20 @@ def install_steps(service: Service, scripts: Path, moved: Path | None = None) ->
     yield Run(("systemctl", "try-restart", service.unit), if_changed=True)
 
 
-def move_steps(service: Service, moved: Path) -> Iterator[Step]:
-    """Yield what makes ``moved`` the state directory of ``service``. Moved: there must be no second CA."""
-    place = str(service.directories[0])
+def move_steps(service: Service, moved: Path, packages: Iterable[str] = ()) -> Iterator[Step]:
+    """Yield what makes ``moved`` the state directory of ``service``. Moved: there must be no second CA.
+
+    The ``packages`` of kinds become root's: what the service runs, it cannot change.
+    """
+    place, kinds = str(service.directories[0]), str(service.kinds)
+    names = list(packages)
+    if names:
+        yield Run(("install", "--directory", "--mode=0755", kinds))
+    for name in names:
+        there = f"{kinds}/{name}"
+        yield Run(("mv", "--no-target-directory", str(moved / OWN_KINDS / name), there))
+        yield Run(("chown", "--recursive", "--no-dereference", "root:root", there))
+        yield Run(("chmod", "--recursive", "u=rwX,go=rX", there))
     yield Run(("mv", "--no-target-directory", str(moved), place))
     yield Run(("chown", "--recursive", "--no-dereference", f"{service.name}:{service.name}", place))
     yield Run(("chmod", "0750", place))

@@ -7,8 +7,10 @@ line is still the operator's to read and write: ``as_operator``. Must not read a
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from schemas.files import is_shown_to_group
 
 _ROOT = 0
 
@@ -56,6 +58,15 @@ def as_operator() -> Iterator[None]:
     finally:
         os.setegid(group)
         os.seteuid(user)
+
+
+def sees_as_member(path: Path) -> bool:
+    """Return whether ``path`` is in a state directory where this user has the rights of its group alone."""
+    for directory in path.parents:
+        with suppress(OSError):
+            if is_shown_to_group(directory):
+                return directory.stat().st_uid != os.geteuid()
+    return False
 
 
 def _owner_of(directory: Path) -> int | None:

@@ -19,9 +19,9 @@ from nats.errors import Error as NatsError
 
 from relay.auth.agent_tokens import TokenIssuer
 from relay.cli.demo.cluster_server import new_credentials
+from relay.cluster.messages import command_subject
 from relay.pki.broker_access import nats_users
 from relay.pki.relay_tls import RELAY_NAME
-from relay.routing.cluster_messages import command_subject
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem

@@ -16,7 +16,7 @@ from nats.js import JetStreamContext
 from relay.auth.agent_tokens import AcceptedKeys, Authenticator, TokenIssuer
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import CountedUses, EnrolmentInfo, EnrolmentRefusedError
-from relay.state.token_keys import TokenKeys, key_of
+from relay.state.tokens import TokenKeys, key_of
 from schemas.addresses import mcp_url
 from schemas.certificates import make_csr
 from schemas.enrolment import NODE, JoinToken, proven

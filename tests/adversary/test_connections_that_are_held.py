@@ -19,9 +19,9 @@ from pathlib import Path
 
 from starlette.types import Receive, Scope, Send
 
-from relay.http.acceptor import SocketTimeouts
 from relay.http.connections import Bounds
 from relay.http.http_protocol import MAX_PIPELINED
+from relay.http.listener import SocketTimeouts
 from schemas.session import CloseCode
 from tests.fakes.hub import Hub
 from tests.fakes.polling import until

@@ -15,7 +15,7 @@ import pytest
 
 from relay.fleet.fleet import Fleet
 from relay.fleet.mqtt_feed import MqttFeed
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.registry import SchemaRegistry

@@ -17,9 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.fleet.tools import Projector
-from relay.state.label_forms import kept_form, shown_form, typed_form
+from relay.state.labels import (
+    MAX_LABEL,
+    NameRuleError,
+    id_prefix_of,
+    kept_form,
+    label_of,
+    shown_form,
+    typed_form,
+)
 from relay.state.ledger import LedgerError
-from relay.state.name_rules import MAX_LABEL, NameRuleError, id_prefix_of, label_of
 from relay.state.names import NameLedger
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
@@ -32,6 +39,7 @@ ALMOST_LABELS = (
     st.text(st.characters(max_codepoint=0x2100), max_size=MAX_LABEL + 2)
     | st.text(st.sampled_from('ab 01-=*:<>`"\\&#[]()\n\x1b'), max_size=12)
     | st.text(st.sampled_from("äßбяΩω温室ポ온 a0-_\u0301\u202e\u200b"), max_size=12)
+    | st.text(st.sampled_from("กำเั้ะา\u0e4d0 कर\u094d\u093eंअ़\u0903\u200d"), max_size=12)
     | st.text(st.sampled_from("ab-01_ n"), max_size=12).map("xn--{}".format)
 )
 
@@ -56,8 +64,10 @@ def test_what_is_accepted_has_no_meaning_to_json_html_selectors_or_terminals(wri
     assert text.isprintable()
     assert len(text) <= MAX_LABEL
     for char in text:
-        assert char.isascii() or (char.isalpha() and unicodedata.bidirectional(char) == "L")
-        assert unicodedata.is_normalized("NFKC", char)
+        is_mark = unicodedata.category(char) in {"Mn", "Mc"}
+        assert char.isascii() or char.isalpha() or is_mark
+        assert char.isascii() or unicodedata.bidirectional(char) in ({"L", "NSM"} if is_mark else {"L"})
+        assert char == "ำ" or unicodedata.is_normalized("NFKC", char)
     kept = kept_form(text)
     assert kept.isascii()
     assert shown_form(kept) == text

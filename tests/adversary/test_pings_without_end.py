@@ -7,7 +7,7 @@ off; the audit says why.
 
 import pytest
 
-from relay.http.frame_meter import FRAMES_AT_ONCE, FRAMES_BEFORE_ADMISSION
+from relay.http.websocket_protocol import FRAMES_AT_ONCE, FRAMES_BEFORE_ADMISSION
 from tests.fakes.flood import answered_until_cut
 from tests.fakes.raw_websocket import ws_frame
 from tests.fakes.served_relay import HERE, ServedRelay

@@ -7,7 +7,7 @@ stranger is closed at the first one.
 
 import pytest
 
-from relay.http.frame_meter import FRAMES_AT_ONCE
+from relay.http.websocket_protocol import FRAMES_AT_ONCE
 from tests.fakes.flood import answered_until_cut
 from tests.fakes.raw_websocket import ws_frame
 from tests.fakes.served_relay import HERE, ServedRelay

@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,12 +27,22 @@ def current() -> Programs:
 
 @pytest.fixture(scope="session")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """The programs of the previous version's wheel, which is built from its commit.
+    """The programs of the previous version's wheel."""
+    return _built(tmp_path_factory.mktemp("previous"), PREVIOUS)
+
+
+@pytest.fixture(scope="session")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """The programs of the last wheel that was released, which an operator may go back to."""
+    return _built(tmp_path_factory.mktemp("released"), PREVIOUS["released"])
+
+
+def _built(work: Path, version: Mapping[str, Any]) -> Programs:
+    """Return the programs of the wheel that is built from the commit of ``version``.
 
     They run with this environment's dependencies: what the two say to each other is the subject here.
     """
-    work = tmp_path_factory.mktemp("previous")
-    if reason := _take_sources(work / "source.tar"):
+    if reason := _take_sources(work / "source.tar", version["commit"]):
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
@@ -42,16 +54,16 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Programs:
         timeout=_BOUND_S,
         check=True,
     )
-    wheel = work / f"edge_kubelet-{PREVIOUS['version']}-py3-none-any.whl"
+    wheel = work / f"edge_kubelet-{version['version']}-py3-none-any.whl"
     shutil.unpack_archive(wheel, work / "programs", format="zip")
-    return Programs(work / "programs", PREVIOUS["version"], PREVIOUS["second"])
+    return Programs(work / "programs", version["version"], version["second"])
 
 
-def _take_sources(archive: Path) -> str | None:
-    """Write the previous version's sources to ``archive``; return why that is not possible."""
+def _take_sources(archive: Path, commit: str) -> str | None:
+    """Write the sources of ``commit`` to ``archive``; return why that is not possible."""
     git = shutil.which("git")
     if git is None:
         return "not installed: git"
-    command = [git, "-C", ROOT, "archive", "--output", archive, PREVIOUS["commit"]]
+    command = [git, "-C", str(ROOT), "archive", "--output", str(archive), commit]
     taken = subprocess.run(command, capture_output=True, timeout=_BOUND_S, check=False)
-    return f"this checkout has no commit {PREVIOUS['commit']}" if taken.returncode != 0 else None
+    return f"this checkout has no commit {commit}" if taken.returncode != 0 else None

@@ -118,6 +118,11 @@ class Agent:
         """Wait until the node's tools are listed."""
         await until_listed(self.client, {node_id}, self.site.processes.check)
 
+    async def title(self, node_id: str) -> str | None:
+        """Return the title of the node's echo, as it is listed."""
+        tools = (await self.client.list_tools()).tools
+        return next(tool.title for tool in tools if tool.name == f"sysecho.{node_id}.echo.invoke")
+
     async def uses(self, node_id: str) -> None:
         """Call each tool of the node, then the first again after heartbeats: all in one session."""
         await self.until_listed(node_id)

@@ -4,15 +4,18 @@ Enrolment, manifests, heartbeats, calls and telemetry, over TLS with the relay's
 then both in place, in the order that docs/protocol.md prescribes.
 """
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from relay.cli.demo.processes import Processes
+from relay.state.labels import kept_form
 from schemas.addresses import BrokerAddress
 from tests.compatibility.site import Programs, Site
 
+LABEL = "Gewächshaus ปั๊มน้ำ"
 # One kind of broker: both versions speak the same MQTT to it.
 pytestmark = [pytest.mark.long, pytest.mark.parametrize("broker_kind", ["nats-server"])]
 
@@ -34,6 +37,26 @@ async def test_both_combinations_work(
     await site.start_node(node)
     async with site.agent(relay) as agent:
         await agent.uses(node_id)
+
+
+async def test_a_relay_of_the_previous_version_shows_and_finds_a_label_in_the_form_that_is_kept(
+    site: Site, previous: Programs, current: Programs
+) -> None:
+    await site.relay(previous, "ca", "init")
+    await site.start_relay(previous)
+    node_id = await site.enroll(previous, previous)
+    # The line that the ledger has after a downgrade; a relay of this version sends the same to others.
+    await site.relay(current, "node", "label", node_id, LABEL)
+    await site.start_node(previous)
+    async with site.agent(previous) as agent:
+        await agent.until_listed(node_id)
+        assert await agent.title(node_id) == f"{kept_form(LABEL)}: Echo"
+    (listed,) = json.loads(await site.relay(previous, "node", "list", "--json"))
+    assert (listed["node_id"], listed["label"]) == (node_id, kept_form(LABEL))
+    # What it writes back is the same label to this version.
+    await site.relay(previous, "node", "tag", kept_form(LABEL), "site=north")
+    (again,) = json.loads(await site.relay(current, "node", "list", "--json"))
+    assert (again["label"], again["tags"]) == (LABEL, ["site=north"])
 
 
 async def test_the_relay_is_upgraded_in_place_and_then_its_node(

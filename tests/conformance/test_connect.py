@@ -1,7 +1,8 @@
 """``relay connect`` and the clients themselves: each reads what was written for it.
 
-Claude Code and Codex are run. Claude Desktop and VS Code are desktop programs: what is written for them is
-held against their documentation, in ``tests/relay/client/connect``, and the command in their entry is run.
+Claude Code and Codex are run, for calls with a model that is scripted. Claude Desktop and VS Code are desktop
+programs: what is written for them is held against their documentation, in ``tests/relay/client/connect``, and
+the command in their entry is run here.
 """
 
 import json
@@ -16,8 +17,10 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from relay.calls.call_record import FOLLOWED_S
 from tests.fakes.demo import Demo
 from tests.fakes.npm import TIMEOUT_S, NpmPrograms
+from tests.fakes.scripted_model import ScriptedModel, scripted_model
 
 pytestmark = pytest.mark.long
 
@@ -58,6 +61,32 @@ class ClientMachine:
             *("--token-file", str(self.token_file), *options),
         )
 
+    def ask_claude_code(self, model: ScriptedModel) -> subprocess.CompletedProcess[str]:
+        """Run Claude Code until ``model`` has said that it is done."""
+        return self.run(
+            *(self.npm.claude_code(), "--print", "Go on.", "--allowedTools", "mcp__edge"),
+            ANTHROPIC_BASE_URL=model.url,
+            ANTHROPIC_API_KEY="none",
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+            ENABLE_TOOL_SEARCH="false",
+        )
+
+    def ask_codex(self, model: ScriptedModel) -> subprocess.CompletedProcess[str]:
+        """Run Codex until ``model`` has said that it is done."""
+        settings = {
+            # Of a model that it does not know, it does not take it that it searches for tools.
+            "model": "scripted",
+            "model_provider": "scripted",
+            "model_providers.scripted": f'{{name="scripted", base_url="{model.url}", wire_api="responses"}}',
+            # Codex asks its model before a server is connected that it does not have to wait for.
+            "mcp_servers.edge.required": "true",
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return self.run(
+            *self.npm.command("codex", "exec", "--skip-git-repo-check", *options),
+            *("--dangerously-bypass-approvals-and-sandbox", "Go on."),
+        )
+
     def without_token(self) -> None:
         """Assert that no file below the home directory holds the token, but its own."""
         holding = [
@@ -67,6 +96,10 @@ class ClientMachine:
         ]
         assert holding == []
 
+
+INTERVAL_MS = 1000
+SLOW_MS = 5_000
+"""What a busy machine may add to a promised time."""
 
 KINDS_VIEW = {"sys-snapshot", "sys-subscribe", "sysecho-invoke", "find_nodes"}
 
@@ -116,6 +149,31 @@ def test_codex_lists_the_server_and_keeps_what_its_user_wrote(machine: ClientMac
     assert server["transport"]["command"] == entry["command"]
     assert server["transport"]["args"] == entry["args"]
     machine.without_token()
+
+
+@pytest.mark.parametrize("client", ["claude-code", "codex"])
+@pytest.mark.parametrize("view", ["tools", "kinds"])
+def test_a_subscription_comes_back_to_the_model(machine: ClientMachine, client: str, view: str) -> None:
+    # Both send a progress token with every call, and show their model nothing before the call has ended.
+    node = machine.demo.real_node
+    name, arguments = f"sys-{node}-sysmetrics-subscribe", dict[str, Any](interval_ms=INTERVAL_MS)
+    if view == "kinds":
+        name, arguments = "sys-subscribe", {**arguments, "node": node, "for_s": 3}
+    assert machine.connect(client, "--view", view).returncode == 0
+    ask = {"claude-code": machine.ask_claude_code, "codex": machine.ask_codex}[client]
+    with scripted_model(name, arguments) as model:
+        done = ask(model)
+    assert done.returncode == 0, done.stderr
+    assert len(model.answers) == 1, done.stdout + done.stderr
+    [answer] = model.answers
+    # Codex puts a line on the time before it.
+    sample = json.loads(answer[answer.index("{") :])
+    started, ended = [line for line in machine.demo.audit() if "tool" in line][-2:]
+    assert (started["decision"], ended["outcome"]) == ("allow", "ok")
+    assert sample["node_id"] == started["node_id"] == node
+    # The last sample, not the first: the client has sent a token, and was kept no longer than is promised.
+    assert sample["ts_ms"] - started["ts_ms"] > INTERVAL_MS
+    assert ended["duration_ms"] < FOLLOWED_S * 1000 + SLOW_MS
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def inspect(
     header = f"Authorization: Bearer {demo.facts['token']}"
     done = npm.run(
         "mcp-inspector",
-        *("--cli", demo.facts["mcp_url"] + query, "--transport", "http", "--header", header),
+        *("--cli", demo.mcp_url + query, "--transport", "http", "--header", header),
         *("--format", "json", *arguments),
     )
     assert done.returncode == expect, done.stderr
@@ -132,7 +132,7 @@ def test_the_inspector_shows_a_refused_call_as_the_tool_s_error(
 def test_the_inspector_without_a_token_is_refused(npm: NpmPrograms, demo: Demo) -> None:
     done = npm.run(
         "mcp-inspector",
-        *("--cli", demo.facts["mcp_url"], "--transport", "http", "--method", "tools/list"),
+        *("--cli", demo.mcp_url, "--transport", "http", "--method", "tools/list"),
         *("--stored-auth-only", "--format", "json"),
     )
     assert done.returncode != 0
@@ -152,7 +152,7 @@ def with_typescript(  # noqa: PLR0913, PLR0917 - what a test may want to have ot
 ) -> dict[str, Any]:
     done = npm.run(
         "call_tools.mjs",
-        *(typescript.sdk, demo.facts["mcp_url"] + query, typescript.era),
+        *(typescript.sdk, demo.mcp_url + query, typescript.era),
         stdin=json.dumps(calls),
         environment={
             "EDGE_TOKEN": demo.facts["token"],
@@ -256,7 +256,7 @@ def test_a_client_of_an_old_version_is_answered_in_that_version(demo: Demo, vers
         "Authorization": f"Bearer {demo.facts['token']}",
         "Accept": "application/json, text/event-stream",
     }
-    url = demo.facts["mcp_url"]
+    url = demo.mcp_url
 
     def ask(client: httpx2.Client, number: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
         message = said(

@@ -129,7 +129,7 @@ def is_result(item: object) -> bool:
 
 
 def relay_of(demo: Demo) -> HttpServer:
-    return HttpServer(demo.facts["mcp_url"], BearerToken(demo.facts["token"]))
+    return HttpServer(demo.mcp_url, BearerToken(demo.facts["token"]))
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -172,17 +172,32 @@ async def test_an_error_of_this_relay_keeps_its_code_and_correlation_id(demo: De
         assert error.remote_correlation_id in audited
 
 
-def test_the_command_line_calls_this_relay(demo: Demo, tmp_path: Path) -> None:
-    name = f"sysecho.{demo.real_node}.echo.invoke"
-    done = subprocess.run(
+def call_echo(demo: Demo, state: Path, **token: str) -> "subprocess.CompletedProcess[str]":
+    arguments = json.dumps({"node": demo.real_node, "message": "ping"})
+    return subprocess.run(
         [
-            *(sys.executable, "-P", "-m", "relay", "call", name, '{"message": "ping"}', "-o", "message"),
+            *(sys.executable, "-P", "-m", "relay", "call", "sysecho-invoke", arguments, "-o", "message"),
             *("--url", demo.base_url, "--verify-manifests", demo.facts["ca_root"], "--max-risk", "read"),
         ],
-        env={"PATH": "", "EDGE_TOKEN": demo.facts["token"], "XDG_STATE_HOME": str(tmp_path)},
+        env={"PATH": "", "XDG_STATE_HOME": str(state), **token},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_the_command_line_calls_this_relay(demo: Demo, tmp_path: Path) -> None:
+    # By its kinds view, for its URL has no path.
+    done = call_echo(demo, tmp_path, EDGE_TOKEN=demo.facts["token"])
     assert (done.returncode, done.stdout, done.stderr) == (0, "ping\n", "")
+
+
+def test_the_command_line_without_a_token_shows_the_words_of_this_relay(demo: Demo, tmp_path: Path) -> None:
+    done = call_echo(demo, tmp_path)
+    assert (done.returncode, done.stdout) == (11, "")
+    said, fix, correlation = done.stderr.splitlines()
+    assert said == "relay: ToolUnauthorized [401]: The request has no bearer token."
+    # That of the relay: our client's own would not name its command.
+    assert fix.endswith("issues one with: relay token issue --sub NAME")
+    assert correlation.startswith("  correlation id ")

@@ -35,10 +35,11 @@ def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert done.stdout.count(".echo.invoke\n") == 3
-    assert done.stdout.count(".sysmetrics.snapshot\n") == 3
-    assert done.stdout.count(".sysmetrics.subscribe\n") == 3
-    assert done.stdout.count("hello from the demo") == 3
+    # As they are typed: the tools of the kinds view, and the node.
+    assert done.stdout.count('  sysecho-invoke {"node": "') == 3
+    assert done.stdout.count('  sys-snapshot {"node": "') == 3
+    assert done.stdout.count('  sys-subscribe {"node": "') == 3
+    assert done.stdout.count("message   hello from the demo") == 3
     assert "FAILED" not in done.stdout
     assert list(temporary.iterdir()) == []
 
@@ -118,6 +119,7 @@ def test_stopping_the_demo_leaves_no_process_and_no_file(
 
 
 def test_the_ready_file_says_where_everything_is(demo: Demo) -> None:
+    assert demo.facts["mcp_url"] == f"{demo.base_url}/mcp/kinds"
     assert set(demo.facts) == {
         "mcp_url",
         "token",

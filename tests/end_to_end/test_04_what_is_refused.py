@@ -94,7 +94,7 @@ async def test_control_characters_in_a_name_reach_no_error_and_no_audit(
 )
 async def test_without_a_token_there_is_no_mcp(demo: Demo, headers: dict[str, str], challenge: str) -> None:
     async with httpx2.AsyncClient() as http:
-        answer = await http.post(demo.facts["mcp_url"], json={}, headers=headers)
+        answer = await http.post(demo.mcp_url, json={}, headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"].startswith(challenge)
         assert "tools:call:read_only" in answer.headers["www-authenticate"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from relay.cli.demo.local_system import until_listed
-from schemas.addresses import mcp_url
+from schemas.addresses import KINDS_PATH, mcp_url
 from tests.fakes.demo import Demo, error_of, running_demo
 from tests.fakes.polling import before_asking_again
 
@@ -27,7 +27,7 @@ PROGRAMS = {"broker", "cluster", "relay", "kubelet", "relay-2", "fleet-2", "rela
 
 async def called(demo: Demo, url: str, node_id: str) -> object:
     """Return what a node's echo has answered by way of the relay at ``url``, once that node is reached."""
-    at_relay = replace(demo, facts={**demo.facts, "mcp_url": mcp_url(url)})
+    at_relay = replace(demo, facts={**demo.facts, "mcp_url": mcp_url(url, KINDS_PATH)})
     async with asyncio.timeout(BOUND_S), at_relay.client() as client:
         await until_listed(client, {node_id}, lambda: None)
         while True:

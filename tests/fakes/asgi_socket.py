@@ -6,7 +6,7 @@ from typing import Any
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
-from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
+from relay.http.websocket_protocol import METER_IN_SCOPE, FrameMeter
 from schemas.addresses import CONNECT_PATH
 from schemas.frames import SUBPROTOCOL
 

@@ -10,7 +10,7 @@ from relay.auth.agent_tokens import Caller
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit
-from relay.http.frame_meter import FrameMeter
+from relay.http.websocket_protocol import FrameMeter
 from schemas.frame_types import OneWayType
 from schemas.frames import Frame
 from tests.fakes.callers import principal_of

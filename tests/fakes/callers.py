@@ -6,7 +6,7 @@ from typing import Any
 from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.keys import from_base64url
 from tests.fakes.signer import key_named
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from relay.cluster.assembly import assemble
-from relay.cluster.cluster_part import ClusterPart
-from relay.cluster.presence_effects import Effects
+from relay.cluster.assembly import ClusterPart, assemble
+from relay.cluster.messages import command_subject
+from relay.cluster.presence import Effects
 from relay.observability.metrics import Metrics
 from relay.routing.authority_port import AnsweringAuthority
-from relay.routing.cluster_messages import command_subject
 from relay.routing.peers import NoResponderError
 from relay.routing.port import (
     AnnounceHandler,

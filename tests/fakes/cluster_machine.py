@@ -13,15 +13,17 @@ from relay.state.join_tokens import JoinTokens
 from relay.state.kinds import (
     CERTIFICATES,
     JOIN_TOKENS,
+    KINDS,
     NODE_NAMES,
     REVOKED_TOKENS,
     VERIFYING_KEYS,
+    StateKind,
+    files_of,
     shared_ledgers,
 )
 from relay.state.merging import Merging, SharedLedger
 from relay.state.names import NameLedger
-from relay.state.token_keys import TokenKeys
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import RevokedTokens, TokenKeys
 from schemas.certificates import make_csr
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.logs import make_logger
@@ -51,6 +53,7 @@ class Machine:
     issues: bool
     lines: LogLines = field(default_factory=LogLines)
     refused: int = 0
+    kinds: Sequence[StateKind] = KINDS
 
     @classmethod
     def made(cls, directory: Path, *, issues: bool) -> "Machine":
@@ -95,8 +98,10 @@ class Machine:
             is_endorsed={"token_key": self.keys.is_endorsed},
             refused=self._count_refused,
         )
+        others = {file: file.ledger(self.directory) for file in files_of(self.kinds)}
         return shared_ledgers(
-            {
+            others
+            | {
                 CERTIFICATES: self.ca.ledger,
                 REVOKED_TOKENS: self.tokens.ledger,
                 VERIFYING_KEYS: self.keys.ledger,
@@ -104,6 +109,7 @@ class Machine:
                 NODE_NAMES: self.names.ledger,
             },
             merging,
+            self.kinds,
         )
 
     def _count_refused(self, _kind: str) -> None:

@@ -18,15 +18,14 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from kubelet.daemon.composition import make_handlers
-from kubelet.handlers.echo import CAPABILITY as ECHO
-from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.cli.demo.local_system import LocalSystem, start_system
 from relay.cli.demo.plan import Plan
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
-from schemas.kinds import KINDS
+from schemas.addresses import KINDS_PATH, mcp_url
 from schemas.process.logs import make_logger
 from tests.fakes.ports import unused_port
+from tests.fakes.shipped_kinds import ECHO, KINDS, METRICS
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
@@ -50,7 +49,12 @@ class Demo:
     @property
     def base_url(self) -> str:
         """The relay's public URL."""
-        return str(self.facts["mcp_url"]).removesuffix("/mcp")
+        return str(self.facts["mcp_url"]).removesuffix(KINDS_PATH)
+
+    @property
+    def mcp_url(self) -> str:
+        """The URL of the nodes' own tools, by their canonical names."""
+        return mcp_url(self.base_url)
 
     @property
     def directory(self) -> Path:
@@ -101,7 +105,7 @@ class Demo:
         """Hold the official client in the era that ``mode`` names, as ``mcp.client.Client`` has it."""
         headers = {"Authorization": f"Bearer {self.facts['token']}"}
         async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT) as http:
-            transport = streamable_http_client(self.facts["mcp_url"] + query, http_client=http)
+            transport = streamable_http_client(self.mcp_url + query, http_client=http)
             async with Client(transport, mode=mode, **options) as client:
                 yield client
 

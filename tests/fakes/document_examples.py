@@ -3,18 +3,13 @@
 import json
 from typing import Any
 
+from schemas.kinds import RFC_0001
 from tests.fakes.frames import ERROR, PAYLOADS, REQUEST_ID, SESSION_ID, message
+from tests.fakes.shipped_kinds import examples
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
-SAMPLE = {
-    "ts_ms": NOW_MS,
-    "node_id": NODE_ID,
-    "uptime_s": 12,
-    "cpu": {"cores": 4, "usage_pct": 12.5, "per_core_pct": [0, 100]},
-    "mem": {"total_bytes": 1, "available_bytes": 0},
-    "load": {"one": 0, "five": 0.5, "fifteen": 1.25},
-    "disk": [{"mount": "/", "fs_type": "ext4", "total_bytes": 2, "available_bytes": 1}],
-}
+OF_KINDS = examples(*RFC_0001)
+SAMPLE = OF_KINDS["system.metrics.sample@1.0.0"]
 REQUEST_ULID = "01HZX9K3M4P7Q8R9S0T1V2W3XA"
 TOOL_ID = f"mcp.tool:sysecho.{NODE_ID}.echo.invoke"
 CLAIMS = {"aud": "relay", "iat": 1, "exp": 2, "jti": "j"}
@@ -46,6 +41,7 @@ PRINCIPAL = {
     "kid": "ab" * 32,
 }
 EXAMPLES: dict[str, Any] = {
+    **OF_KINDS,
     "capability@1.0.0": MANIFEST["capabilities"][0],
     "enrol.request@1.0.0": {
         "join_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
@@ -286,11 +282,6 @@ EXAMPLES: dict[str, Any] = {
     },
     "manifest@1.0.0": MANIFEST,
     "manifest@1.1.0": MANIFEST,
-    "system.echo.invoke.input@1.0.0": {"message": "ping"},
-    "system.echo.invoke.output@1.0.0": {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID},
-    "system.metrics.sample@1.0.0": SAMPLE,
-    "system.metrics.snapshot.input@1.0.0": {"include": ["cpu", "disk"]},
-    "system.metrics.subscribe.input@1.0.0": {"interval_ms": 1000},
     "tool_io@1.0.0": {
         "tool": TOOL_ID,
         "input": {"message": "ping"},

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from schemas.registry import SchemaRegistry
+
 Spoil = Callable[[bytes], bytes]
 
 TWICE = "a duplicate key in an object"
@@ -85,3 +87,10 @@ NO_OBJECTS: Final = (b"[]", b"null", b"true", b"0", b'"{}"', b"[[{}]]")
 def document_file(directory: Path, name: str, document: object) -> None:
     """Write ``document`` to the file ``name``: a text as it is, anything else as JSON."""
     (directory / name).write_text(document if isinstance(document, str) else json.dumps(document))
+
+
+def write_contract(directory: Path) -> None:
+    """Write the documents that every process has into ``directory``, which this makes."""
+    directory.mkdir()
+    for ref, text in SchemaRegistry().documents.items():
+        (directory / f"{ref}.json").write_bytes(text)

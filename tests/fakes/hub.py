@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from relay.calls.call_record import CallAnswer
 from relay.calls.envelope import EnvelopeCheck
 from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
-from relay.calls.idempotency_store import QUOTA_OF_ALL, IdempotencyStore, Quota
-from relay.calls.idempotent_calls import IdempotentCalls
+from relay.calls.idempotency import QUOTA_OF_ALL, IdempotencyStore, IdempotentCalls, Quota
 from relay.calls.relay_tools import RelayTools
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
@@ -30,36 +29,32 @@ from relay.fleet.kept_leaves import KeptLeaves
 from relay.fleet.leaves import FleetTrust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
-from relay.limits.allowance import Allowance
-from relay.mcp_api.change_streams import ChangeStreams
+from relay.limits.rate_limits import Allowance
+from relay.mcp_api.assembly import view_tools
+from relay.mcp_api.change_streams import ChangeStreams, OpenStreams
 from relay.mcp_api.endpoint import McpEndpoint
-from relay.mcp_api.instructions import Instructions
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
-from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
-from relay.mcp_api.sdk import SdkServer
+from relay.mcp_api.sdk import SdkServer, instructions
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
-from relay.mcp_api.views.assembly import view_tools
-from relay.mcp_api.views.measurements import Measurements
+from relay.mcp_api.views.find_nodes import Measurements
 from relay.observability.metrics import Metrics
 from relay.pki.authority import EndorsedRoots
 from relay.pki.errors import AuthorityStateError
 from relay.pki.renewals import LeafAuthority, OwnLeaves, Renewals
 from relay.routing.peers import Peers
 from relay.routing.port import LocalRouter, NodeFrames
-from relay.sessions.capability_limits import CapabilityLimits
-from relay.sessions.connect_limiter import ConnectLimiter
-from relay.sessions.connect_queue import ConnectQueue
+from relay.sessions.connects import ConnectLimiter, ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
-from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
+from relay.sessions.node_sessions import AUTH_TIMEOUT_S, CapabilityLimits, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.settings.config import PER_AGENT, EnvelopeMode
 from relay.settings.environment import RelayClock
 from relay.state.kinds import watched_names
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from relay.state.watcher import SHARED, Freshness
 from relay.streams.caller_tools.assembly import build as caller_tools
 from relay.streams.caller_tools.forwarded_calls import tag_of
@@ -306,7 +301,7 @@ class Hub:
         self, gateway: CallGateway, notifier: ChangeNotifier | None = None, streams: OpenStreams | None = None
     ) -> McpEndpoint:
         """Return MCP over ``gateway``."""
-        server = SdkServer("0.0.0", Instructions(self.fleet).text)
+        server = SdkServer("0.0.0", partial(instructions, self.fleet))
         telemetry = TelemetryResource(self.telemetry, self.fleet)
         elsewhere = None if self.peers is None else FleetReading(telemetry, self.peers, self.authenticator)
         relay_of = None if self.peers is None else self.peers.relay_of

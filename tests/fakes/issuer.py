@@ -15,7 +15,7 @@ from nacl.signing import SigningKey
 from relay.auth.agent_tokens import Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.observability.metrics import Metrics
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.addresses import mcp_urls
 from schemas.keys import base64url
 from schemas.process.logs import make_logger

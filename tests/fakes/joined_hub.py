@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from relay.cluster.assembly import assemble
-from relay.cluster.cluster_part import ClusterPart
-from relay.cluster.presence_effects import Effects
+from relay.cluster.assembly import ClusterPart, assemble
+from relay.cluster.presence import Effects
 from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames
 from relay.settings.config import ClusterConfig

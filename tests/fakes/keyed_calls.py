@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from relay.calls.call_record import CallAnswer, CallRequest
-from relay.calls.idempotency_store import QUOTA_OF_ALL
+from relay.calls.idempotency import QUOTA_OF_ALL
 from relay.routing.port import Command, LocalRouter
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.kinds import KINDS, KindRegistry
+from schemas.kinds import KindRegistry
 from schemas.payloads import CmdAck, ErrorEnvelope
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
 from tests.fakes.seconds import Seconds
+from tests.fakes.shipped_kinds import KINDS
 from tests.fakes.signer import ECHO, METRICS, NODE_ID
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"

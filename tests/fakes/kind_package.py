@@ -140,12 +140,16 @@ def imported(site: Path) -> list[str]:
 
 
 def wheel(
-    directory: Path, name: str = "acme_relay_board", files: Mapping[str, str] | None = None, needs: str = ""
+    directory: Path,
+    name: str = "acme_relay_board",
+    files: Mapping[str, str] | None = None,
+    needs: str = "",
+    package: KindPackage | None = None,
 ) -> Path:
-    """Write the wheel of ``files``, by default those of a kind's package, and return it."""
+    """Write the wheel of ``files``, by default those of ``package``, and return it."""
     if files is None:
         site = directory / "site"
-        KindPackage().install(site)
+        (package or KindPackage()).install(site)
         files = {
             str(file.relative_to(site)): file.read_text("utf-8").replace(
                 str(imported_file(site)), "/dev/null"

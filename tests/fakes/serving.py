@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.http.acceptor import SOCKET_TIMEOUTS, SocketTimeouts
 from relay.http.connections import REQUEST_TIMEOUT_S, Bounds, Connections
-from relay.http.direct_http import PendingAnswer, WholeRequest
-from relay.http.listener import Hooks, bind, serve
+from relay.http.http_protocol import PendingAnswer, WholeRequest
+from relay.http.listener import SOCKET_TIMEOUTS, Hooks, SocketTimeouts, bind, serve
 from relay.observability.metrics import Metrics
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted

@@ -29,4 +29,4 @@ def shared(  # noqa: PLR0913 - what a relay gives its ledgers
     merging = Merging(
         now_ms or FakeClock(NOW_MS), log, issues=issues, is_endorsed={kind: is_endorsed}, refused=refused
     )
-    return SharedLedger(row.name, row.rule, row.form, ledger, merging)
+    return SharedLedger(row.name, row.rule, row.form, row.since, ledger, merging)

@@ -6,16 +6,17 @@ really do is here: a result is one JSON object that fits a document. Must not be
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from kubelet.handlers.base import Handler
 from schemas.document_store import SCHEME
-from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb
+from schemas.kinds import MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.projection import NODE_ID_PATTERN, ToolName
 from schemas.registry import SchemaRegistry
+from tests.fakes.documents import write_contract
+from tests.fakes.shipped_kinds import KINDS
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 SIMPLE_TEXT: Final = "This is a simple text response for testing."
@@ -86,9 +87,7 @@ _TOOLS: Final[Mapping[str, tuple[Kind, str]]] = {
 
 def write_documents(directory: Path) -> None:
     """Write the documents that ship into ``directory``, amended, and those of the suite's kinds."""
-    directory.mkdir()
-    for entry in files("schemas").joinpath("documents").iterdir():
-        (directory / entry.name).write_text(entry.read_text("utf-8"), "utf-8")
+    write_contract(directory)
     for ref, document in _DOCUMENTS.items():
         _write(directory, {"$schema": DIALECT, "$id": SCHEME + ref, **document})
     manifest = SchemaRegistry(directory).document(MANIFEST_REF)

@@ -17,8 +17,7 @@ from kubelet.config import NodeConfig
 from kubelet.daemon.composition import node_environment
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
-from kubelet.handlers.echo import EchoHandler
-from kubelet.handlers.metrics import MetricsHandler
+from kubelet.handlers.system_metrics import MetricsHandler
 from relay.auth.agent_tokens import TokenIssuer
 from relay.http.listener import bind
 from relay.pki.authority import CertificateAuthority
@@ -33,6 +32,7 @@ from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.broker import Broker
 from tests.fakes.lines import LogLines
+from tests.fakes.shipped_kinds import METRICS, echo_handler
 from tests.fakes.suite_kinds import (
     SuiteTool,
     kinds_with_the_suites,
@@ -105,7 +105,7 @@ class _Change:
 
     async def __call__(self) -> None:
         identity = self._spare.pop()
-        handler = EchoHandler(identity.node_id, self._environment.now_ms)
+        handler = echo_handler(identity.node_id, self._environment.now_ms)
         self._tasks.append(asyncio.create_task(_node(identity, [handler], self._environment).run()))
 
     @asynccontextmanager
@@ -134,8 +134,8 @@ async def _nodes(
     identity: NodeIdentity, tools: Sequence[SuiteTool], environment: NodeEnvironment
 ) -> AsyncIterator[None]:
     own = [
-        EchoHandler(identity.node_id, environment.now_ms),
-        MetricsHandler(identity.node_id, environment.now_ms, log=environment.log),
+        echo_handler(identity.node_id, environment.now_ms),
+        MetricsHandler(METRICS, identity.node_id, environment.now_ms, environment.log),
     ]
     environment.publisher.start()
     try:

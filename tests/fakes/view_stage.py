@@ -6,7 +6,7 @@ from zlib import crc32
 
 from relay.calls.call_record import CallAnswer
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.routing.port import LocalRouter
 from relay.settings.config import PER_AGENT
 from relay.state.names import NodeName

@@ -17,17 +17,18 @@ from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.server.decision_records import DecisionRecords
 from relay.server.decisions import (
+    NOTHING_APPLIED,
     LeafDecisions,
     NameDecisions,
-    all_applied,
     token_decisions,
     token_key_decisions,
+    watched,
 )
 from relay.server.follow_ups import Follow, FollowUps
 from relay.state.join_tokens import JoinTokens
+from relay.state.kinds import CERTIFICATES, JOIN_TOKENS, NODE_NAMES, REVOKED_TOKENS, VERIFYING_KEYS, files_of
 from relay.state.names import NameLedger
-from relay.state.token_keys import TokenKeys
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import RevokedTokens, TokenKeys
 from relay.state.watcher import DescriptorReserve, Watcher
 from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
@@ -89,9 +90,11 @@ class Stage:
         self.follow_ups = FollowUps([self._follow, *follows], retry_s=1000)
         hub = self.hub
         records = DecisionRecords(hub.audit, hub.log)
-        names = NameDecisions(NameLedger(self.directory / "node_names.jsonl", hub.clock), hub.fleet, hub.log)
+        name_ledger = NameLedger(self.directory / "node_names.jsonl", hub.clock)
+        revoked = RevokedTokens(self.directory / "revoked_tokens.jsonl")
+        names = NameDecisions(name_ledger, hub.fleet, hub.log)
         leaves = LeafDecisions(
-            self.real.ca,
+            ca=self.real.ca,
             fleet=hub.fleet,
             sessions=self.sessions,
             notifier=self.notifier,
@@ -101,14 +104,30 @@ class Stage:
             log=hub.log,
         )
         tokens = token_decisions(
-            RevokedTokens(self.directory / "revoked_tokens.jsonl"),
+            revoked,
             [hub.authenticator.revoke, self.gateway.revoke],
             records.add,
             hub.log,
         )
         keys = token_key_decisions(self.keys, self.accepted, lambda: hub.fleet.trust.roots, records.add)
         return Watcher(
-            all_applied(leaves, tokens, lambda: self.join_tokens.ledger.stamp, keys, names),
+            watched(
+                {file: file.ledger(self.directory) for file in files_of()}
+                | {
+                    CERTIFICATES: self.real.ca.ledger,
+                    REVOKED_TOKENS: revoked.ledger,
+                    JOIN_TOKENS: self.join_tokens.ledger,
+                    VERIFYING_KEYS: self.keys.ledger,
+                    NODE_NAMES: name_ledger.ledger,
+                },
+                {file: NOTHING_APPLIED for file in files_of() if file.watched and file.applied}
+                | {
+                    CERTIFICATES: leaves.applied(),
+                    REVOKED_TOKENS: tokens,
+                    VERIFYING_KEYS: keys,
+                    NODE_NAMES: names.applied(),
+                },
+            ),
             freshness=hub.freshness,
             sharing=self.sharing,
             reserve=self.reserve,

@@ -22,8 +22,7 @@ from relay.calls.canaries import Canaries
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.replay_marks import MarkStore
-from relay.http.acceptor import Acceptor
-from relay.http.listener import bind
+from relay.http.listener import Acceptor, bind
 from relay.pki.authority import CertificateAuthority
 from relay.pki.relay_tls import RelayTls
 from relay.server.follow_ups import FollowUps

@@ -16,6 +16,7 @@ from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.config import NodeConfig, read_stored, store, stored_file
 from kubelet.daemon.composition import caller_ids_file, last_issued_file
 from kubelet.session.tls import NodeTls
+from kubelet.settings import LOG_LEVEL
 from relay.audit.verify import keep_verified_head, read_verified_head
 from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
@@ -23,13 +24,14 @@ from relay.settings.kept import KeptSettings, read_kept, write_kept
 from relay.state.join_tokens import JoinTokens
 from relay.state.key_files import load_or_create_key, read_key
 from relay.state.names import NameLedger
-from relay.state.token_keys import TokenKeys
-from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens
+from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens, TokenKeys
 from schemas.addresses import BrokerAddress
 from schemas.error_roots import EdgeError
 from schemas.identity_files import IdentityFiles
 from schemas.process.logs import make_logger
+from schemas.settings import Settings
 from schemas.strict_json import MAX_SAFE_INTEGER
+from schemas.told_settings import ToldSettings, read_told
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
 from tests.fakes.lines import LogLines
@@ -58,6 +60,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> State:
     ca.revoke(other)
     node = relay.root / "nodes" / node_id
     store(NodeConfig(BrokerAddress("127.0.0.1", 1883), "http://127.0.0.1:8700"), node)
+    told(node).keep({LOG_LEVEL.name}, Settings((LOG_LEVEL,), ()), Path("/etc/edge-kubelet/kubelet.toml"))
     names = CallerNames(caller_ids_file(node), LOG)
     assert all(names.claim(caller, f"{TENANT}/agent") for caller in ("one", "two"))
     last_issued(node).advance(NOW_MS, NOW_MS)
@@ -74,6 +77,10 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> State:
     for _ in range(2):
         join_tokens(relay).create(TENANT, 60, 1, ca.root_pem())
     return State(relay, node)
+
+
+def told(node: Path) -> ToldSettings:
+    return read_told(node, frozenset({LOG_LEVEL.name}))
 
 
 def authority(relay: StateFiles) -> CertificateAuthority:
@@ -119,6 +126,7 @@ WHOLE_OR_NOTHING: Sequence[tuple[str, Callable[[State], Path], Callable[[State],
         trusted_servers,
         None,
     ),
+    ("run.json", lambda state: state.node / "run.json", lambda state: told(state.node).texts, None),
     ("kubelet.json", lambda state: stored_file(state.node), lambda state: read_stored(state.node), None),
     ("caller_ids.json", lambda state: caller_ids_file(state.node), owners, None),
     (

@@ -70,6 +70,9 @@ KEPT_SETTINGS: Final = (
     compact({"public_url": "https://hub.example:8700", "broker": "mqtts://hub.example", "tenant": TENANT}),
     compact({"own_broker": "0.0.0.0:8883"}),
 )
+TOLD_SETTINGS: Final = (
+    compact({"log_level": "warning", "kinds": "acme.oven,acme.kiln", "config": "/etc/kubelet.toml"}),
+)
 STORED_CONFIGS: Final = (
     compact(
         {

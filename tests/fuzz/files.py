@@ -30,8 +30,10 @@ from relay.state.tokens import RevokedTokens
 from schemas.error_roots import ConfigError
 from schemas.kind_packages import KindPackageError, read_kind
 from schemas.process.logs import make_logger
+from schemas.settings import Settings
 from schemas.settings_report import as_document
 from schemas.settings_sources import Program, read_sources
+from schemas.told_settings import ToldSettingsError, read_told
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS
@@ -97,6 +99,16 @@ def kept_settings(data: bytes) -> None:
     if kept is not REFUSED:
         write_kept(path, kept)
         assert read_kept(path) == kept
+
+
+def told_settings(data: bytes) -> None:
+    """What a start was told is names of options alone, each with its text."""
+    path, names = scratch("told/run.json", data), frozenset({"log_level", "kinds"})
+    told = tried(lambda: read_told(path.parent, names), ToldSettingsError, OSError)
+    if told is not REFUSED:
+        assert told.texts.keys() <= names | {"config"}
+        assert all(isinstance(text, str) for text in told.texts.values())
+        tried(lambda: Settings(KUBELET.table, [told.source()]), ConfigError)
 
 
 def stored_config(data: bytes) -> None:
@@ -205,6 +217,7 @@ TARGETS: Final = {
     "audit": Target(audit, (samples.AUDIT,)),
     "verified_head": Target(verified_head, samples.VERIFIED_HEADS, max_bytes=1024),
     "kept_settings": Target(kept_settings, samples.KEPT_SETTINGS),
+    "told_settings": Target(told_settings, samples.TOLD_SETTINGS),
     "stored_config": Target(stored_config, samples.STORED_CONFIGS),
     "node_files": Target(node_files, samples.NODE_FILES),
     "relay_settings": Target(relay_settings, samples.RELAY_SETTINGS),

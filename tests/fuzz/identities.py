@@ -10,7 +10,7 @@ from relay.auth.agent_tokens import Authenticator
 from relay.auth.issuer_keys import MAX_KEYS, JwksError, JwksReader
 from relay.pki.roots import read_server_key
 from relay.state.key_files import KeyFileError
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.certificates import IdentityError, read_csr, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
 from schemas.enrolment import MAX_REQUEST_BYTES, NODE, REQUEST_REF, JoinToken, JoinTokenError, is_proven

@@ -15,8 +15,7 @@ from relay.state.join_tokens import JoinTokens, digest_of
 from relay.state.merging import SharedLedger
 from relay.state.names import NameLedger
 from relay.state.sharer import NotUnderstoodError
-from relay.state.token_keys import TokenKey, TokenKeys, key_of
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import RevokedTokens, TokenKey, TokenKeys, key_of
 from schemas.canonical import jcs
 from schemas.endorsement import endorse_token_key
 from schemas.files import PRIVATE

@@ -7,19 +7,21 @@ from relay.calls.envelope import Call
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.tools import Position
-from relay.mcp_api.fleet_resources import FleetResources, ResourceQueryError
-from relay.mcp_api.paging import CursorError, ToolEntry, page_of
+from relay.mcp_api.resources import FleetResources, ResourceQueryError
+from relay.mcp_api.tool_list import CursorError, ToolEntry, page_of
 from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader
-from relay.state.label_forms import kept_form, legible, typed_form
-from relay.state.name_rules import (
+from relay.state.labels import (
     MAX_LABEL,
     MAX_TAGS,
     NameRuleError,
     check_tags,
     folded,
     id_prefix_of,
+    kept_form,
     label_of,
+    legible,
     node_id_of,
+    typed_form,
 )
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryQueryError, TelemetryResource

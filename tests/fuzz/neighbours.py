@@ -9,15 +9,18 @@ import httpx2
 from nats.js.kv import KeyValue
 
 from relay.client.stdio_bridge.http_client import LostError, RelayResponse
-from relay.cluster.peer_messages import FRAME, PeerMessages
-from relay.cluster.presence import Presence
+from relay.cluster.messages import (
+    FRAME,
+    AskedCommand,
+    AuthorityMessages,
+    ClusterMessageError,
+    ClusterMessages,
+    PeerMessages,
+)
+from relay.cluster.presence import LEASE_INTERVAL_S, Effects, Presence
 from relay.cluster.presence_bucket import PresenceBucket
-from relay.cluster.presence_effects import Effects
-from relay.cluster.relay_leases import LEASE_INTERVAL_S
 from relay.fleet.mqtt_feed import MqttFeed
-from relay.routing.authority_messages import AuthorityMessages
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
-from relay.routing.cluster_messages import AskedCommand, ClusterMessageError, ClusterMessages
 from relay.routing.port import Command, Idempotency
 from schemas.addresses import parse_broker
 from schemas.errors import ToolError

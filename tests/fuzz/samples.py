@@ -5,7 +5,7 @@ import json
 from typing import Any, Final
 
 from relay.pki.roots import make_server_key, server_key_to_pem
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.certificates import make_csr
 from schemas.endorsement import endorse
 from schemas.enrolment import NODE as SPEAKER

@@ -17,7 +17,7 @@ from relay.client.stdio_bridge.messages import Message as StdioMessage
 from relay.client.stdio_bridge.messages import MessageSplitter
 from relay.client.stdio_bridge.messages import read as read_message
 from relay.http.body_parser import MESSAGE_IN_SCOPE, BodyParser
-from relay.http.masks import unmasked
+from relay.http.websocket_protocol import unmasked
 from schemas.strict_json import StrictJsonError, loads
 from schemas.websocket_frames import FrameHead, FrameSlicer
 from tests.fakes.callers import principal_of

@@ -11,13 +11,14 @@ from kubelet.handlers.base import Handler, ToolFault
 from schemas.delivery import CALL_BUDGET_MS, FEWEST_COMMANDS
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
-from schemas.kinds import SYSTEM_ECHO, Fault, KindRegistry
+from schemas.kinds import Fault, KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, message_id
 from tests.fakes.lines import LogLines
+from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
 BOUND_S = 10

@@ -8,9 +8,7 @@ from kubelet.caller_tools.requests import CallerFailedError
 from kubelet.caller_tools.sessions import SessionRefusedError
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.cli.fleet import FleetProcessError
-from kubelet.cli.kind_store import KindStoreError
 from kubelet.cli.retire import RetirementError
-from kubelet.cli.wheel import WheelError
 from kubelet.config import StoredConfigError
 from kubelet.handlers.base import ToolFault
 from kubelet.identity.enrolment import ClockError, EnrolmentError, NotAdmittedError
@@ -42,10 +40,8 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     StoredConfigError: StateError,
     # The operator's options, and the fleet that they start.
     FleetProcessError: OperatorError,
-    KindStoreError: OperatorError,
     ServerRootsMissingError: OperatorError,
     SocketFileError: OperatorError,
-    WheelError: OperatorError,
     # The daemon's, of another version.
     DaemonMessageError: PeerError,
     # A caller's, who wrote the schema.

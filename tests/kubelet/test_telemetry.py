@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from kubelet.handlers.base import Handler
-from kubelet.handlers.echo import EchoHandler
 from kubelet.telemetry import TelemetrySampler
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
@@ -15,6 +14,7 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
 from tests.fakes.seconds import Seconds
+from tests.fakes.shipped_kinds import echo_handler
 from tests.fakes.signer import METRICS, NODE_ID, NOW_MS
 
 
@@ -47,7 +47,7 @@ class Stage:
         self.pauses = Pauses()
         self.taken: list[tuple[str, Mapping[str, Any]]] = []
         self.telemetry = TelemetrySampler(
-            [EchoHandler(NODE_ID, lambda: NOW_MS), self.meter],
+            [echo_handler(NODE_ID, lambda: NOW_MS), self.meter],
             KindRegistry(),
             registry,
             lambda cap_id, sample: self.taken.append((cap_id, sample)),

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command
-from relay.sessions.commands import cmd_payload
+from relay.sessions.node_sessions import cmd_payload
 from relay.sessions.session import NodeSession
 from relay.settings.environment import SessionClock
 from schemas.delivery import PendingCommands

@@ -29,7 +29,7 @@ def number(ref: str = REF, **rules: object) -> dict[str, object]:
 def test_a_bad_document_is_refused_and_the_others_are_not(tmp_path: Path, document: object) -> None:
     document_file(tmp_path, f"{REF}.json", document)
     document_file(tmp_path, "good@1.0.0.json", number("good@1.0.0"))
-    documents = DocumentStore(tmp_path, {})
+    documents = DocumentStore([tmp_path], {})
     for _ in range(2):
         with pytest.raises(ValueError, match=r"\$id must be mcp://schemas/a@1\.0\.0|Expecting"):
             documents[REF]
@@ -43,13 +43,13 @@ def test_a_bad_document_is_refused_and_the_others_are_not(tmp_path: Path, docume
 def test_a_reference_to_what_is_no_document_here_is_refused(tmp_path: Path, target: str) -> None:
     document_file(tmp_path, f"{REF}.json", number(items={"$ref": target}))
     with pytest.raises(ValueError, match=r"a@1\.0\.0\.json: refers to .*, which is no document here"):
-        DocumentStore(tmp_path, {})[REF]
+        DocumentStore([tmp_path], {})[REF]
 
 
 def test_other_files_in_the_directory_are_no_documents(tmp_path: Path) -> None:
     document_file(tmp_path, f"{REF}.json", number())
     document_file(tmp_path, "README.md", "not a document")
-    documents = DocumentStore(tmp_path, {})
+    documents = DocumentStore([tmp_path], {})
     assert (list(documents), len(documents)) == ([REF], 1)
     with pytest.raises(KeyError):
         documents["README.md"]
@@ -57,14 +57,14 @@ def test_other_files_in_the_directory_are_no_documents(tmp_path: Path) -> None:
 
 def test_a_document_is_given_in_its_canonical_bytes_each_time(tmp_path: Path) -> None:
     document_file(tmp_path, f"{REF}.json", json.dumps(dict(reversed(number().items())), indent=8))
-    documents = DocumentStore(tmp_path, {})
+    documents = DocumentStore([tmp_path], {})
     canonical = b'{"$id":"mcp://schemas/a@1.0.0","type":"number"}'
     assert [documents[REF], documents[REF]] == [canonical, canonical]
 
 
 def test_what_changes_below_a_running_process_is_not_seen(tmp_path: Path) -> None:
     document_file(tmp_path, f"{REF}.json", number(maximum=1))
-    documents = DocumentStore(tmp_path, {})
+    documents = DocumentStore([tmp_path], {})
     document_file(tmp_path, f"{REF}.json", number(maximum=2))
     assert json.loads(documents[REF])["maximum"] == 1
 
@@ -72,7 +72,7 @@ def test_what_changes_below_a_running_process_is_not_seen(tmp_path: Path) -> Non
 def test_what_is_brought_is_a_document_like_those_of_the_directory(tmp_path: Path) -> None:
     document_file(tmp_path, f"{REF}.json", number())
     brought = number("b@1.0.0", items={"$ref": SCHEME + REF})
-    documents = DocumentStore(tmp_path, {"b@1.0.0": brought, "bad@1.0.0": number("b@1.0.0")})
+    documents = DocumentStore([tmp_path], {"b@1.0.0": brought, "bad@1.0.0": number("b@1.0.0")})
     assert json.loads(documents["b@1.0.0"]) == brought
     with pytest.raises(ValueError, match=r"its \$id must be"):
         documents["bad@1.0.0"]

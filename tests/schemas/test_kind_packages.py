@@ -93,7 +93,9 @@ def test_nothing_of_the_package_is_imported_before_its_handler_is_loaded(site: P
     KindPackage().install(site)
     contract = read_contract((KIND,))
     assert imported(site) == []
-    contract.named[0].load_handler()
+    load_handler = contract.named[0].load_handler
+    assert load_handler is not None
+    load_handler()
     assert imported(site) == ["acme_relay_board", "acme_relay_board.handler"]
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from schemas.document_store import SCHEME
-from schemas.kinds import SYSTEM_ECHO, KindRegistry
+from schemas.kinds import KindRegistry
 from schemas.registry import TOOL_PREFIX, SchemaRegistry
 from schemas.violations import ViolationError
 from tests.fakes.document_examples import EXAMPLES, TOOL_ID
 from tests.fakes.documents import document_file
+from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import NODE_ID
 
 if TYPE_CHECKING:

@@ -18,8 +18,10 @@ from tests.fakes.frames import ERROR, message
 from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID
 
-DOCUMENTS = Path(__file__).parents[2] / "schemas" / "documents"
-REFS = sorted(path.name.removesuffix(".json") for path in DOCUMENTS.iterdir())
+ROOT = Path(__file__).parents[2] / "schemas"
+DOCUMENTS = ROOT / "documents"
+FILES = [*DOCUMENTS.iterdir(), *(ROOT / "kinds").glob("system.[em]*/documents/*.json")]
+REFS = sorted(path.name.removesuffix(".json") for path in FILES)
 
 
 # Documents of outside issuers contain members that are ignored here; a call of a kind, those of its verb.

@@ -1,6 +1,6 @@
 import pytest
 
-from schemas.times import iso, moments_of, with_iso
+from schemas.times import dated, iso, moments_of, with_iso
 
 MOMENT = {"type": "integer", "minimum": 1_700_000_000_000}
 
@@ -29,3 +29,22 @@ def test_the_iso_form_is_beside_its_milliseconds(ms: float) -> None:
 
 def test_a_moment_that_has_no_iso_form_is_left_as_it_is() -> None:
     assert with_iso({"ts_ms": 2**53 - 1}, {"ts_ms": "ts"}) == {"ts_ms": 2**53 - 1}
+
+
+def test_every_moment_of_a_document_has_its_iso_form() -> None:
+    moment, shown = 1_760_000_000_007, "2025-10-09T08:53:20.007Z"
+    document = {"list": [{"at_ms": moment}], "took_ms": 5, "never_ms": None, "on_ms": True, "ms": moment}
+    assert dated(document) == {**document, "list": [{"at_ms": moment, "at": shown}]}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"ts_ms": 1_760_000_000_007, "ts": "its own"},
+        {"ts_ms": 10**15},
+        {"ts_ms": 1e308},
+        {"_ms": 1_760_000_000_007},
+    ],
+)
+def test_a_document_keeps_its_own_members(document: dict[str, object]) -> None:
+    assert dated(document) == document

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import Failure
-from schemas.kinds import SYSTEM_ECHO, SYSTEM_METRICS, Kind, KindRegistry
+from schemas.kinds import Kind, KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import ManifestReason, Mark, Outcome
@@ -23,6 +23,7 @@ from tests.fakes.judged_manifests import (
     echoes,
     rejected,
 )
+from tests.fakes.shipped_kinds import SYSTEM_ECHO, SYSTEM_METRICS
 from tests.fakes.signer import ABSENT, DAY_MS, ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS
 
 # --- what is rejected ---------------------------------------------------------------------------------

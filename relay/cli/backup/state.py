@@ -7,6 +7,7 @@ Must not encrypt, and must not decide where a backup goes.
 
 import os
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,15 @@ from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
 from relay.state.kinds import KINDS, StateKind, files_of
 from schemas.error_roots import OperatorError
-from schemas.files import PRIVATE, PUBLIC, make_private_directory, read_state, sync_directory, write_atomic
+from schemas.files import (
+    PRIVATE,
+    PUBLIC,
+    make_private_directory,
+    mode_without_secrets,
+    read_state,
+    sync_directory,
+    write_atomic,
+)
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROOT, _ROOT_KEY, _ENDORSEMENTS = "ca/root.pem", "ca/root.key", "ca/server-endorsements"
@@ -34,6 +43,10 @@ _POSSIBLE = (
         *("tls/server.pem", "tls/server.key", "tls/relay.pem", "tls/relay.key"),
     }
 )
+
+
+_SECRET = frozenset({MARKS, *(name for name in _POSSIBLE if name.endswith(".key"))})
+_PUBLIC = frozenset({"settings.json", *(name for name in _POSSIBLE if name.endswith(".pem"))})
 
 
 class RestoreError(OperatorError):
@@ -105,19 +118,22 @@ def restore(archive: bytes, state: StateFiles, kinds: Iterable[StateKind] = KIND
         raise RestoreError(f"{state.root} is not empty, and nothing in it is overwritten")
     # The root comes last: without it there is no CA here, and no relay starts.
     ordered = {**{name: data for name, data in files.items() if name != _ROOT}, _ROOT: files[_ROOT]}
+    secret = _SECRET | {file.path for file in files_of(kinds) if file.secret}
     try:
-        _write(ordered, state.root)
+        _write(ordered, state.root, secret)
     except BaseException:
         _take_back(ordered, state.root)
         raise
     return has_ca_key
 
 
-def _write(files: Mapping[str, bytes], root: Path) -> None:
+def _write(files: Mapping[str, bytes], root: Path, secret: AbstractSet[str]) -> None:
+    """Write ``files`` with the modes that a relay gives them, which shows its group what is no secret."""
     for name, data in files.items():
         path = root / name
-        make_private_directory(path.parent)
-        write_atomic(path, data, PUBLIC if path.suffix == ".pem" else PRIVATE)
+        make_private_directory(path.parent, shown=name != MARKS)
+        shown = PUBLIC if name in _PUBLIC else mode_without_secrets(path.parent)
+        write_atomic(path, data, PRIVATE if name in secret else shown)
 
 
 def _take_back(files: Mapping[str, bytes], root: Path) -> None:

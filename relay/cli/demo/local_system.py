@@ -117,10 +117,11 @@ async def until_listed(client: Client, wanted: AbstractSet[str], check: Callable
     """
     while True:
         check()
-        tools = await list_tools(client)
-        listed = {name.node_id for tool in tools if (name := parse(tool.name))}
-        if wanted <= listed & await connected_nodes(client):
-            return tools
+        # The tools of a large fleet are many pages: they are not listed before it is there.
+        if wanted <= await connected_nodes(client):
+            tools = await list_tools(client)
+            if wanted <= {name.node_id for tool in tools if (name := parse(tool.name))}:
+                return tools
         await asyncio.sleep(_POLL_S)
 
 

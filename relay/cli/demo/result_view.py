@@ -10,7 +10,8 @@ from schemas.text import printable
 _GIB = 1024**3
 _MAX_OTHER = 96
 _WORDED = frozenset(
-    {"node_id", "ts_ms", "message", "received_at_ms", "uptime_s", "cpu", "mem", "load", "disk"}
+    {"node_id", "ts_ms", "ts", "message", "received_at_ms", "received_at"}
+    | {"uptime_s", "cpu", "mem", "load", "disk"}
 )
 
 

@@ -137,44 +137,35 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 
 
 async def _show_calls(system: LocalSystem) -> bool:
-    """Call each tool as an agent runtime would that does not trust the relay."""
+    """Call each tool of each node as an agent runtime would that does not trust the relay."""
+    # This machine first: its values are the ones that a user can check.
+    nodes = [system.real_node, *system.mock_nodes[: _NODES_CALLED - 1]]
+    offered = [name for tool in await system.until_listed() if (name := parse(tool.name))]
     worked = True
     async with _guarded(system) as tools:
-        try:
-            contracts = await tools.list_tools()
-        except RemoteToolError as error:
-            raise DemoError(str(error)) from None
-        nodes = {system.real_node, *system.mock_nodes[: _NODES_CALLED - 1]}
-        called = [contract for contract in contracts if _node_of(contract.name) in nodes]
-        which = "each" if len(called) == len(contracts) else f"those of {len(nodes)} nodes, each"
-        _print(f"\nThe guarded client has verified the manifests of {len(contracts)} tools. Calling {which}:")
-        # This machine first: its values are the ones that a user can check.
-        for contract in sorted(called, key=lambda contract: system.real_node not in contract.name):
-            name = contract.name
-            arguments = _ARGUMENTS.get(name.rpartition(".")[2], {})
+        several = f"{len(nodes)} nodes" if len(nodes) > 1 else "one node"
+        _print(f"\nThe guarded client verifies each node's manifest first. Calling each tool of {several}:")
+        for name in (name for node in nodes for name in offered if name.node_id == node):
+            tool = f"{name.kind_short}-{name.verb}"
+            arguments = {"node": name.node_id, **_ARGUMENTS.get(name.verb, {})}
             started = time.perf_counter()
             try:
-                result = await tools.execute(name, arguments)
+                result = await tools.execute(tool, arguments)
                 lines = [(f"{label:<8}", line) for label, line in lines_of(result.structured)]
             except RemoteToolError as error:
                 worked, lines = False, [("FAILED", str(error))]
             took_ms = (time.perf_counter() - started) * 1000
-            where = "this machine" if system.real_node in name else "mock node"
-            _print(f"\n  {name}\n    {where}, {took_ms:.1f} ms")
+            where = "this machine" if name.node_id == system.real_node else "mock node"
+            _print(f"\n  {tool} {json.dumps(arguments)}\n    {where}, {took_ms:.1f} ms")
             for label, line in lines:
                 _print(f"    {label}  {line}")
     return worked
 
 
-def _node_of(tool: str) -> str | None:
-    name = parse(tool)
-    return name.node_id if name else None
-
-
 def _guarded(system: LocalSystem) -> RemoteTools:
     plan = system.plan
     return RemoteTools(
-        HttpServer(mcp_url(plan.url), BearerToken(system.token)),
+        HttpServer(mcp_url(plan.url, KINDS_PATH), BearerToken(system.token)),
         permissions=Permissions(allow=("*",), scopes=frozenset({"tools:call:read_only"})),
         verify_manifests=plan.state.ca / "root.pem",
         kinds=plan.kinds,
@@ -194,7 +185,7 @@ def _show_how_to_connect(system: LocalSystem) -> None:
 def _ready_facts(system: LocalSystem) -> dict[str, object]:
     plan = system.plan
     return {
-        "mcp_url": mcp_url(plan.url),
+        "mcp_url": mcp_url(plan.url, KINDS_PATH),
         "token": system.token,
         "broker": plan.broker,
         "ca_root": str(plan.state.ca / "root.pem"),

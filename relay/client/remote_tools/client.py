@@ -80,10 +80,10 @@ class Surveyed:
 class RemoteTools:
     """The tools of one MCP server, behind this caller's own checks.
 
-        server = HttpServer("https://relay.example/mcp", BearerToken(Path("token")))
+        server = HttpServer("https://relay.example/mcp/kinds", BearerToken(Path("token")))
         async with RemoteTools(server, audit=Path("calls.jsonl"),
-                               permissions=Permissions(allow=("sysecho.*",))) as tools:
-            result = await tools.execute("sysecho.01hz....echo.invoke", {"message": "ping"})
+                               permissions=Permissions(allow=("sysecho-*",))) as tools:
+            result = await tools.execute("sysecho-invoke", {"node": "greenhouse", "message": "ping"})
 
     Args:
         server: an ``HttpServer`` or ``StdioServer``, or the URL of one on this machine.

@@ -66,11 +66,9 @@ class AnswerQuery:
 
     @property
     def most_asked(self) -> int:
-        """How many nodes are asked."""
         return MOST_RANKED if self.ranks else self.top
 
     def values(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that ``result`` has."""
         found = {path: _at(result, path) for path in self.fields}
         return {path: value for path, value in found.items() if value is not None}
 

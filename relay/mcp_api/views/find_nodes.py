@@ -1,12 +1,16 @@
 """``find_nodes``: the nodes of the caller's tenant that fit a query, ranked, page by page.
 
-How they are ranked is in ``relay.fleet.node_search``. Must not decide who may call, nor show a node of
-another tenant.
+Beside each it shows what the node last measured: kept in memory from results of calls and from samples that
+others hand in. How nodes are ranked is in ``relay.fleet.node_search``. Must not decide who may call, nor show
+a node of another tenant, nor read a node.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any
+
+from attrs import define, field
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
@@ -16,12 +20,53 @@ from relay.fleet.node_record import NodeRecord
 from relay.fleet.node_search import NodeCriteria
 from relay.fleet.selection import Selection
 from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import Tool
 from relay.mcp_api.views.node_choice import NODES_LIKE_A_CALL, Charge
 from relay.settings.config import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.times import iso, with_iso
+
+SAMPLE_REF = "system.metrics.sample@1.0.0"
+MAX_NODES = 10_000
+
+_KEPT = {
+    "cpu": ("usage_pct",),
+    "mem": ("total_bytes", "available_bytes"),
+    "load": ("one",),
+}
+
+
+@define(eq=False, repr=False)
+class Measurements:
+    """The last measurement of each node, those of at most ``max_nodes``."""
+
+    _max_nodes: int = MAX_NODES
+    _last: OrderedDict[str, Mapping[str, Any]] = field(init=False, factory=OrderedDict)
+
+    def on_result(self, tool: Tool, result: Mapping[str, Any]) -> None:
+        if tool.surface.verb.output_ref == SAMPLE_REF:
+            self.keep(tool.node_id, result)
+
+    def keep(self, node_id: str, sample: Mapping[str, Any]) -> None:
+        """Keep what of ``sample``, which fits its document, is shown. A sample without it changes nothing."""
+        brief = {
+            part: {name: sample[part][name] for name in names if name in sample[part]}
+            for part, names in _KEPT.items()
+            if part in sample
+        }
+        if not brief:
+            return
+        self._last[node_id] = {"ts_ms": sample["ts_ms"], "uptime_s": sample["uptime_s"], **brief}
+        self._last.move_to_end(node_id)
+        if len(self._last) > self._max_nodes:
+            self._last.popitem(last=False)
+
+    def last(self, node_id: str) -> Mapping[str, Any] | None:
+        """Return what ``node_id`` last measured; None if that is not known."""
+        return self._last.get(node_id)
+
 
 PAGE_SIZE = 50
 
@@ -37,17 +82,16 @@ Measured = Callable[[str], Mapping[str, Any] | None]
 """Returns what a node last measured; None if that is not known."""
 
 
+@define(eq=False, repr=False)
 class FindNodes:
     """The tool over one fleet. ``kinds`` are those that there are."""
 
-    def __init__(self, fleet: Fleet, kinds: KindRegistry, measured: Measured, charge: Charge) -> None:
-        self._fleet = fleet
-        self._charge = charge
-        self._kinds = kinds
-        self._measured = measured
+    _fleet: Fleet
+    _kinds: KindRegistry
+    _measured: Measured
+    _charge: Charge
 
     def tool(self, registry: SchemaRegistry) -> RelayTool:
-        """Return the tool, to be registered."""
         return RelayTool(
             canonical="find_nodes",
             title="Find nodes",

@@ -1,10 +1,13 @@
 """The tools of the kinds view: one for each kind and verb, for one node or for several.
 
 With ``node``, a call is directed to that node's tool, and is that call, followed for a while if it asks for
-that. With ``nodes``, the relay answers: it makes a call of its own to each. Must not send a command.
+that. With ``nodes``, the relay answers: it makes a call of its own to each. The schemas are those of the
+verb, with the nodes to ask and their answers: one object each, without ``oneOf`` or ``anyOf`` at its root,
+which several models' APIs refuse; which members go together is checked in code. Must not know a kind by name,
+nor send a command.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import from_json
@@ -12,17 +15,125 @@ from pydantic_core import from_json
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import DirectedCall, RelayTool, RelayToolCall
 from relay.fleet.selection import Selection
+from relay.fleet.tool_schemas import ToolSchemas
 from relay.mcp_api.views.answer_query import AnswerQueries, AnswerQuery
-from relay.mcp_api.views.kind_schemas import FOR_S, NODES, QUERY, kind_schemas
 from relay.mcp_api.views.many_nodes import ManyNodes
 from relay.mcp_api.views.node_choice import NodeChoice
-from relay.mcp_api.views.sample_summary import summed_up
 from relay.settings.config import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import Kind, Verb
+from schemas.listed_schemas import listed_schema
 from schemas.registry import SchemaRegistry
 from schemas.times import moments_of, with_iso
 from schemas.violations import ViolationError
+
+MAX_NUMBERS = 128
+"""Of so many numbers, the first of a sample, an answer has statistics: a sample may have thousands."""
+
+
+def summed_up(samples: Sequence[Mapping[str, Any]], moments: Mapping[str, str]) -> dict[str, Any]:
+    """Return the summary of ``samples``, whose ``moments`` are times and no measurements."""
+    series: dict[str, list[float]] = {}
+    moment = next(iter(moments.values()), "")
+    dated = [with_iso(sample, moments) for sample in samples]
+    for sample in samples:
+        for path, number in _numbers({key: value for key, value in sample.items() if key not in moments}):
+            if path in series or len(series) < MAX_NUMBERS:
+                series.setdefault(path, []).append(number)
+    return {
+        "times": [sample[moment] for sample in dated if moment in sample],
+        "numbers": [{"name": path, **_statistics(numbers)} for path, numbers in series.items()],
+    }
+
+
+def _statistics(numbers: Sequence[float]) -> dict[str, float]:
+    mean = round(sum(numbers) / len(numbers), 3)
+    return {"min": min(numbers), "mean": mean, "max": max(numbers)}
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield from _numbers(member, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for place, member in enumerate(value):
+            yield from _numbers(member, f"{path}.{place}")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, value
+
+
+NODES = "nodes"
+FOR_S = "for_s"
+QUERY = frozenset({"sort", "where", "top", "fields", "cursor"})
+
+_FIRST, _SECOND = "1.0.0", "1.1.0"
+"""The versions of this view's documents. A verb may have members of the names that came with the second."""
+_CHOOSING = frozenset({"node", "capability"})
+_ANSWERS = frozenset({"results", "asked", "answered", "failed", "truncated"})
+_OF_QUERY = frozenset({"matched", "lacking", "failures", "next"})
+
+# Of the root of a verb's output, what is true of both forms of an answer.
+_KEPT = ("title", "description", "additionalProperties", "$defs")
+
+
+def kind_schemas(registry: SchemaRegistry, verb: Verb, *, takes_many: bool) -> ToolSchemas:
+    """Return the schemas of the tool for ``verb``; ``takes_many``: whether it can ask several nodes.
+
+    A verb with a member of the same name as one to follow or to query by is served without these.
+
+    Raises:
+        ValueError: the verb has a member of the same name as another one of the kinds view's.
+    """
+    own_input, own_output = (listed_schema(registry, ref) for ref in (verb.input_ref, verb.output_ref))
+    dated = _dated(own_output)
+    choosing, answers = _CHOOSING | ({NODES} if takes_many else set()), _ANSWERS if takes_many else set()
+    extra_choosing = (QUERY if takes_many else set()) | ({FOR_S} if verb.streams else set())
+    extra_answers = (_OF_QUERY if takes_many else set()) | ({"followed"} if verb.streams else set())
+    version = _FIRST
+    if not (_members(own_input) & extra_choosing or _members(own_output) & extra_answers):
+        version, choosing, answers = _SECOND, choosing | extra_choosing, answers | extra_answers
+    input_ref, output_ref = f"kind_call.input@{version}", f"kind_call.output@{version}"
+    asked, answered = listed_schema(registry, input_ref), listed_schema(registry, output_ref)
+    of_each = answered["properties"]["results"]["items"]["properties"]
+    of_each["result"] = {key: value for key, value in dated.items() if key != "$defs"}
+    return ToolSchemas(
+        arguments=registry.load(input_ref),
+        result=registry.load(output_ref),
+        input_schema={**own_input, "properties": _together(_only(asked, choosing), own_input, verb)},
+        # Nothing is required at the root: the members of one form are not those of the other.
+        output_schema={
+            "type": "object",
+            **{key: dated[key] for key in _KEPT if key in dated},
+            "properties": _together(dated, _only(answered, answers), verb),
+        },
+    )
+
+
+def _members(schema: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(schema.get("properties", {}))
+
+
+def _dated(output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a verb's output with the ISO form of its times beside them."""
+    moments, properties = moments_of(output), dict[str, Any]()
+    for name, rules in output.get("properties", {}).items():
+        properties[name] = rules
+        if name in moments:
+            properties[moments[name]] = {"type": "string"}
+    return {**output, "properties": properties} if properties else dict(output)
+
+
+def _only(schema: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    properties = {name: rules for name, rules in schema["properties"].items() if name in names}
+    return {**schema, "properties": properties}
+
+
+def _together(first: Mapping[str, Any], second: Mapping[str, Any], verb: Verb) -> dict[str, Any]:
+    one, other = first.get("properties", {}), second.get("properties", {})
+    if both := one.keys() & other.keys():
+        raise ValueError(f"{verb.name}: the members {sorted(both)} have a meaning in the kinds view")
+    return {**one, **other}
+
 
 _ONE = " Name the node with `node`: its label, its id, or the first 6 or more characters of its id."
 _MANY = (
@@ -58,7 +169,6 @@ class KindTool:
         self._many = many
 
     def tool(self) -> RelayTool:
-        """Return the tool, to be registered."""
         return RelayTool(
             canonical=".".join(self._offer),
             title=self._verb.title,
@@ -100,10 +210,10 @@ class KindTool:
                 f"{of_many[0]}: it goes with nodes, not with node.", "Send nodes in the place of node."
             )
         node_id = self._choice.node(rights, selection, arguments["node"])
-        canonical = self._choice.tool(rights, node_id, self._offer, arguments.get("capability"))
+        tool = self._choice.tool(rights, node_id, self._offer, arguments.get("capability"))
         for_s = arguments.get(FOR_S) if FOR_S in self._added else None
         shown = self._dated if for_s is None else self._summed_up
-        return DirectedCall(canonical, self._own(arguments), shown, for_s)
+        return DirectedCall(tool, self._own(arguments), shown, for_s)
 
     def _dated(self, result: Mapping[str, Any], _samples: Sequence[str]) -> Mapping[str, Any]:
         return with_iso(result, self._moments)
@@ -129,15 +239,17 @@ class KindTool:
         selectors = [given] if isinstance(given, str) else given
         query = AnswerQuery() if self._queries is None else self._queries.read(call.arguments)
         chosen = self._choice.members(call.caller.principal, call.selection, self._offer, selectors, query)
-        if "capability" in call.arguments:
-            own["capability"] = call.arguments["capability"]
-        answer = await self._many.ask(call, chosen, own, query)
+        capability = call.arguments.get("capability")
+
+        def to_node(node_id: str, rights: Rights) -> DirectedCall:
+            return DirectedCall(self._choice.tool(rights, node_id, self._offer, capability), own, self._dated)
+
+        answer = await self._many.ask(call, chosen, to_node, query)
         if self._queries is None:
             answer.pop("next", None)
         return answer
 
     def _own(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments for the verb itself."""
         return {name: value for name, value in arguments.items() if name not in self._added}
 
 

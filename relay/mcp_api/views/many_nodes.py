@@ -5,20 +5,24 @@ A node that fails does not fail the others. Must not decide which nodes are aske
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from attrs import define
+
 from relay.ascii_json import encoded
-from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
+from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
 from relay.calls.call_record import CallAnswer, CallRequest
-from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
-from relay.calls.relay_tools import ParentCall, RelayToolCall
+from relay.calls.relay_tools import DirectedCall, ParentCall, RelayToolCall
 from relay.mcp_api.views.answer_query import AnswerQuery
 from relay.mcp_api.views.node_choice import Member, Members
 from schemas.errors import Failure, ToolError
-from schemas.meta_names import META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN
+
+ToNode = Callable[[str, Rights], DirectedCall]
+"""Returns the call of the node of that id, for a caller with these rights. It raises ToolError."""
 
 SIDE_BY_SIDE = 16
 MAX_ANSWER_BYTES = 320 * 1024
@@ -32,24 +36,40 @@ _LATE = ToolError(Failure.DEADLINE_EXCEEDED, "No time was left; the node was not
 _READ = frozenset({SCOPE_OF_SAFETY_CLASS["read_only"]})
 
 
+@define(eq=False, repr=False)
 class ManyNodes:
     """Asks nodes by ``gateway``, whose clock ``monotonic`` is."""
 
-    def __init__(self, gateway: CallGateway, monotonic: Callable[[], float]) -> None:
-        self._gateway = gateway
-        self._monotonic = monotonic
+    _gateway: CallGateway
+    _monotonic: Callable[[], float]
 
     async def ask(
-        self, call: RelayToolCall, chosen: Members, arguments: Mapping[str, Any], query: AnswerQuery
+        self, call: RelayToolCall, chosen: Members, to_node: ToNode, query: AnswerQuery
     ) -> dict[str, Any]:
         """Return what ``query`` shows of the answers of the ``chosen`` to the tool of ``call``."""
         members = chosen.nodes
         answers: list[CallAnswer | None] = [None] * len(members)
-        request = _MemberRequests(call, arguments, call.ends - _MARGIN_S)
-        pending = iter(range(len(members)))
+        # They can do no more than read, whatever their caller can.
+        principal = replace(call.caller.principal, scopes=call.caller.principal.scopes & _READ)
+        caller, part = call.caller._replace(principal=principal, size=0), call.call.part()
+        pending, all_end = iter(range(len(members))), call.ends - _MARGIN_S
+
+        async def ask_next() -> None:
+            for number in pending:
+                now = self._monotonic()
+                if (left_s := all_end - now) > _LEAST_S:
+                    # While others wait for their turn, half of it: sixteen that hang must not use up all.
+                    is_awaited = number + SIDE_BY_SIDE < len(members)
+                    directed = partial(to_node, members[number].node_id)
+                    parent = ParentCall(
+                        call.correlation_id, now + left_s / 2 if is_awaited else all_end, directed
+                    )
+                    request = CallRequest(caller, part, None, call.selection, parent)
+                    answers[number] = await self._gateway.call(request)
+
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(SIDE_BY_SIDE, len(members))):
-                tasks.create_task(self._ask_next(pending, members, request, answers))
+                tasks.create_task(ask_next())
         results = [answer.result if answer is not None else None for answer in answers]
         answered = len(results) - results.count(None)
         counts: dict[str, Any] = {
@@ -70,48 +90,6 @@ class ManyNodes:
         if chosen.by_id and (chosen.more if query.ranks else is_cut):
             counts["next"] = members[-1 if query.ranks else len(shown) - 1].node_id
         return {"results": shown, **counts, "truncated": True} if is_cut else {"results": shown, **counts}
-
-    async def _ask_next(
-        self,
-        pending: Iterator[int],
-        members: Sequence[Member],
-        requests: "_MemberRequests",
-        answers: list[CallAnswer | None],
-    ) -> None:
-        for number in pending:
-            now = self._monotonic()
-            if (left_s := requests.ends - now) > _LEAST_S:
-                # While others wait for their turn, half of it: sixteen that hang must not use up all.
-                is_awaited = number + SIDE_BY_SIDE < len(members)
-                ends = now + left_s / 2 if is_awaited else requests.ends
-                answers[number] = await self._gateway.call(requests.of(members[number].node_id, ends))
-
-
-class _MemberRequests:
-    """The requests of one call's members. They can do no more than read, whatever its caller can."""
-
-    def __init__(self, call: RelayToolCall, arguments: Mapping[str, Any], ends: float) -> None:
-        self.ends = ends
-        self._call = call
-        self._arguments = arguments
-        principal = call.caller.principal
-        reading = replace(principal, scopes=principal.scopes & _READ)
-        self._caller = call.caller._replace(principal=reading, size=0)
-        hidden = (META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN)
-        self._meta = {key: value for key, value in call.call.meta.items() if key not in hidden}
-
-    def of(self, node_id: str, ends: float) -> CallRequest:
-        """Return the request to one node, to be over when the clock shows ``ends``."""
-        params = {
-            "name": self._call.call.name,
-            "arguments": {**self._arguments, "node": node_id},
-            "_meta": self._meta,
-        }
-        message = {"jsonrpc": "2.0", "id": self._call.call.message["id"], "method": "tools/call"}
-        call = Call({**message, "params": params})
-        call.trace, call.given_id = self._call.call.trace, self._call.call.given_id
-        parent = ParentCall(self._call.correlation_id, ends)
-        return CallRequest(self._caller, call, None, self._call.selection, parent)
 
 
 def _entry(member: Member, answer: CallAnswer | None, query: AnswerQuery) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from attrs import define
+
 from relay.auth.agent_tokens import Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
 from relay.fleet.fleet import Fleet
@@ -55,13 +57,13 @@ class Members:
     by_id: bool
 
 
+@define(eq=False, repr=False)
 class NodeChoice:
     """The nodes of one fleet. ``charge`` is called for what takes longer than a call."""
 
-    def __init__(self, fleet: Fleet, now_ms: Callable[[], int], charge: Charge) -> None:
-        self._fleet = fleet
-        self._now_ms = now_ms
-        self._charge = charge
+    _fleet: Fleet
+    _now_ms: Callable[[], int]
+    _charge: Charge
 
     def node(self, rights: Rights, selection: Selection, reference: str, member: str = "node") -> str:
         """Return the node that ``reference`` names: its id, its label or the beginning of its id.
@@ -77,8 +79,8 @@ class NodeChoice:
             raise _unknown(member, UnknownNodeError(reference))
         return node_id
 
-    def tool(self, rights: Rights, node_id: str, offer: Offer, capability: str | None) -> str:
-        """Return the canonical name of the node's tool of that kind and verb.
+    def tool(self, rights: Rights, node_id: str, offer: Offer, capability: str | None) -> Tool:
+        """Return the node's tool of that kind and verb.
 
         Raises:
             ToolError: there is none that the caller reaches, or there are several and no ``capability``.
@@ -95,7 +97,7 @@ class NodeChoice:
             raise ToolError(Failure.SAFETY_DENIED)
         fitting = [tool for tool in reached if capability in {None, tool.cap_id}]
         if len(fitting) == 1:
-            return fitting[0].canonical
+            return fitting[0]
         fix = f"Send as capability one of: {', '.join(sorted(tool.cap_id for tool in reached))}."
         if not fitting:
             text = "capability: the node has no such capability of this kind."
@@ -189,12 +191,10 @@ class NodeChoice:
 
 
 def _is_broad(selector: str) -> bool:
-    """Return whether a selector is a tag or ``*``, which many nodes can fit."""
     return selector == ALL or "=" in selector or selector.startswith(TAG_SELECTOR)
 
 
 def _reading(rights: Rights) -> Rights:
-    """Return of ``rights`` those to read."""
     return Rights.of(rights.tenant, [SCOPE_OF_SAFETY_CLASS["read_only"]] if rights.may_read else [])
 
 

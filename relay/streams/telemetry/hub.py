@@ -13,10 +13,9 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
-from relay.calls.call_record import CallAnswer, Following
+from relay.calls.call_record import CallAnswer, Following, StreamCall
 from relay.calls.relay_tools import StreamClosedError
 from relay.calls.results import checked
-from relay.calls.sample_streams import StreamCall
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics

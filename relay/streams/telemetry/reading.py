@@ -9,12 +9,16 @@ import re
 from collections.abc import Callable
 from urllib.parse import parse_qs, unquote
 
+from pydantic_core import from_json
+
+from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.streams.telemetry.hub import TelemetryHub
 from relay.streams.telemetry.stream import Stream
 from schemas.error_roots import PeerError
+from schemas.times import dated
 
 _URI = re.compile(r"node://([!-.0-~]{1,256})/telemetry(?:\?([!-~]{0,128}))?")
 _MAX_DIGITS = 15
@@ -118,8 +122,8 @@ class TelemetryResource:
             latest = history.latest
             if subscription is not None:
                 subscription.seen = history.count
-            return None if latest is None else stream.shown(latest, include)
-        samples = [stream.shown(sample, include) for sample in history.since(int(since))]
+            return None if latest is None else _dated(stream.shown(latest, include))
+        samples = [_dated(stream.shown(sample, include)) for sample in history.since(int(since))]
         lost = 0
         if subscription is not None:
             lost, subscription.seen = history.lost_after(subscription.seen), history.count
@@ -128,6 +132,10 @@ class TelemetryResource:
             size -= len(samples.pop(0))
             lost += 1
         return f'{{"samples":[{",".join(samples)}],"lost":{lost}}}'
+
+
+def _dated(sample: str) -> str:
+    return encoded(dated(from_json(sample)))
 
 
 def _cap_id(match: re.Match[str]) -> str | None:

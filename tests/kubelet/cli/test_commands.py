@@ -15,13 +15,14 @@ import kubelet.daemon.composition
 import kubelet.identity.provisioning
 from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.composition import run_daemon
-from kubelet.handlers.echo import EchoHandler
+from kubelet.handlers.system_echo import EchoHandler
 from kubelet.process import fail, run_until_signal
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
 from schemas.process.command_errors import errors_in_one_line
 from tests.fakes.homeless import without_home
 from tests.fakes.node_command import CANNOT_RUN, CONFIG, DONE, NOWHERE, USAGE, Run
+from tests.fakes.shipped_kinds import ECHO, echo_handler
 from tests.fakes.signer import NODE_ID
 
 BOUND_S = 20
@@ -114,10 +115,10 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     enrolled: IdentityFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Misfit(EchoHandler):
-        capability = {**EchoHandler(NODE_ID, int).capability, "cap_id": "Not An Id"}  # noqa: RUF012
+        capability = {**ECHO, "cap_id": "Not An Id"}  # noqa: RUF012
 
     monkeypatch.setattr(
-        kubelet.daemon.composition, "make_handlers", lambda node_id, *_: [Misfit(node_id, int)]
+        kubelet.daemon.composition, "make_handlers", lambda node_id, *_: [echo_handler(node_id, int, Misfit)]
     )
     config = NodeConfig(BrokerAddress("127.0.0.1", 9), "http://127.0.0.1:9")
     with pytest.raises(SystemExit) as ended, errors_in_one_line(fail):

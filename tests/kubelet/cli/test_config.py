@@ -28,7 +28,9 @@ def kubelet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.integration
 def test_a_configuration_that_can_be_used_is_valid(file: Path) -> None:
     done = kubelet("config", "check", "--config", file)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"valid: {file}\n", "")
+    valid, *given = done.stdout.splitlines()
+    assert (done.returncode, valid, done.stderr) == (0, f"valid: {file}", "")
+    assert sorted(line.split()[0] for line in given) == ["broker", "relay", "state_dir"]
 
 
 @pytest.mark.integration

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.cli.mock_nodes import Counts, MadeUpMetrics, MockFleet, read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import NodeEnvironment
-from kubelet.handlers.metrics import CAPABILITY as REAL_METRICS
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFilesError
-from schemas.kinds import SYSTEM_METRICS, KindRegistry
+from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
@@ -26,9 +26,14 @@ from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import identity_of, write_identity
 from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.shipped_kinds import METRICS, SYSTEM_METRICS
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode
 
 ALL_PARTS = {"cpu", "mem", "load", "disk"}
+
+
+def made_up(clock: FakeClock) -> MadeUpMetrics:
+    return MadeUpMetrics(METRICS, NODE_ID, clock, structlog.get_logger())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ async def test_made_up_metrics_look_like_those_of_a_board(
     clock: FakeClock, registry: SchemaRegistry, arguments: dict[str, Any], parts: set[str]
 ) -> None:
     verb = SYSTEM_METRICS.verbs["snapshot"]
-    handler = MadeUpMetrics(NODE_ID, clock, NOW_MS)
+    handler = made_up(clock)
     assert registry.load(verb.input_ref).is_valid(arguments)
     clock.advance(90_500)
     sample = await handler.invoke("snapshot", arguments)
@@ -54,13 +59,13 @@ async def test_made_up_metrics_look_like_those_of_a_board(
 
 
 async def test_made_up_uptime_is_never_negative(clock: FakeClock) -> None:
-    handler = MadeUpMetrics(NODE_ID, clock, NOW_MS)
+    handler = made_up(clock)
     clock.advance(-1)
     assert (await handler.invoke("snapshot", {}))["uptime_s"] == 0
 
 
 def test_a_mock_node_offers_what_a_board_offers(clock: FakeClock) -> None:
-    assert MadeUpMetrics(NODE_ID, clock, NOW_MS).capability == REAL_METRICS
+    assert made_up(clock).capability == METRICS
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import asyncio
-import io
 import json
 import os
 import socket
@@ -14,8 +13,8 @@ import pytest
 
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.config import DaemonPlan, NodeConfig
-from kubelet.daemon.composition import last_issued_file, make_handlers, run_daemon
-from kubelet.handlers.echo import EchoHandler
+from kubelet.daemon.composition import last_issued_file, run_daemon
+from kubelet.handlers.system_echo import EchoHandler
 from kubelet.identity.provisioning import create_identity
 from kubelet.loopback.server import LoopbackServer
 from schemas.addresses import BrokerAddress
@@ -24,8 +23,6 @@ from schemas.faults import FailedError
 from schemas.files import ExposedFileError
 from schemas.frames import SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles, IdentityFilesError
-from schemas.kinds import KindRegistry
-from schemas.process.logs import make_logger
 from schemas.session import CloseCode
 from tests.fakes.caller_tools import ANT, SocketClient, connected
 from tests.fakes.daemon import BOUND_S, NO_BROKER, NO_RELAY, daemon
@@ -294,16 +291,3 @@ def test_a_daemon_loads_neither_the_certificate_library_nor_what_needs_it() -> N
         "schemas.certificates",
         "uvicorn",
     }
-
-
-def test_a_node_can_do_what_the_registry_knows(kinds: KindRegistry) -> None:
-    capabilities = [
-        handler.capability for handler in make_handlers(NODE_ID, make_logger("kubelet", io.StringIO()))
-    ]
-    assert {capability["kind"] for capability in capabilities} == {kind.name for kind in kinds}
-    for capability in capabilities:
-        kind = kinds.get(capability["kind"])
-        assert kind is not None
-        assert capability["schema_ref"] == kind.schema_ref
-        assert set(capability["verbs"]) <= set(kind.verbs)
-    assert len({capability["cap_id"] for capability in capabilities}) == len(capabilities)

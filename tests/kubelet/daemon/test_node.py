@@ -13,7 +13,7 @@ from kubelet.clock import now_ms
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
-from kubelet.handlers.echo import EchoHandler
+from kubelet.handlers.system_echo import EchoHandler
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.certificates import make_csr
@@ -29,6 +29,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import Message, MqttListener
 from tests.fakes.node import announce_again, identity_of, write_identity
 from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.shipped_kinds import echo_handler
 from tests.fakes.signer import DAY_MS, ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
 
 pytestmark = pytest.mark.integration
@@ -77,7 +78,7 @@ class World:
             rng=FixedChance(0.5),
             log=logger,
         )
-        handlers = [handler or EchoHandler(NODE_ID, self._clock)]
+        handlers = [handler or echo_handler(NODE_ID, self._clock)]
         identity = identity_of(self.simulated)
         node = Node(identity, handlers, HARDWARE, environment, self.last_issued, self.files)
         environment.publisher.start()
@@ -108,7 +109,7 @@ async def test_a_lease_of_the_relay_sends_samples_to_it_and_to_the_broker(
     sample = {"node_id": NODE_ID, "verb": "subscribe", "interval_ms": 60_000, "include": ["cpu"]}
     listener = MqttListener(broker, f"$devices/{NODE_ID}/telemetry")
     heartbeats = MqttListener(broker, TOPICS[2])
-    handler = Sampled(NODE_ID, now_ms)
+    handler = echo_handler(NODE_ID, now_ms, Sampled)
     async with (
         PlayedRelay(FrameReader(registry)).running() as relay,
         listener.listening(),

@@ -15,6 +15,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from schemas.caller_tools import MAX_PENDING
 from schemas.registry import SchemaRegistry
+from schemas.times import dated
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, FakeRelay, served
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
@@ -172,6 +173,10 @@ async def test_the_nodes_own_tools_are_served_without_any_network(era: str, path
     async with local_agent(era, path) as agent:
         await agent.until_listed()
         echoed = await agent.client.call_tool(f"sysecho-{NODE_ID}-echo-invoke", {"message": "hello"})
+        [content] = echoed.content
+        assert isinstance(content, types.TextContent)
+        assert json.loads(content.text) == dated(echoed.structured_content)
+        assert "received_at" in json.loads(content.text)
         assert (echoed.structured_content or {})["message"] == "hello"
         sample = await agent.client.call_tool(f"sys.{NODE_ID}.sysmetrics.snapshot", {"include": ["mem"]})
         assert (sample.structured_content or {})["mem"]["total_bytes"] > 0

@@ -11,17 +11,16 @@ import pytest_asyncio
 
 from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.base import Handler
-from kubelet.handlers.echo import EchoHandler
-from kubelet.handlers.metrics import CAPABILITY as METRICS
 from kubelet.local_agent.own_tools import OwnTools
 from schemas.errors import Failure, ToolError
 from schemas.images import ImageMember
-from schemas.kinds import SYSTEM_ECHO, KindRegistry
+from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.pictures import png
+from tests.fakes.shipped_kinds import METRICS, SYSTEM_ECHO, echo_handler
 from tests.fakes.signer import NODE_ID
 
 ECHO, METRIC = f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"
@@ -104,7 +103,7 @@ async def test_an_image_is_apart_from_the_result_and_nothing_else_is_one(
     verb = replace(SYSTEM_ECHO.verbs["invoke"], images=(ImageMember("message", "image/png"),))
     kinds = KindRegistry([replace(SYSTEM_ECHO, verbs={"invoke": verb})])
     log, echo = make_logger("kubelet", io.StringIO()), ECHO.replace("-", ".")
-    handlers = [EchoHandler(NODE_ID, clock)]
+    handlers = [echo_handler(NODE_ID, clock)]
     own = OwnTools(NODE_ID, handlers, registry, kinds, UlidSource(clock, os.urandom), clock, log)
     sent = base64.b64encode(png(8, 8)).decode("ascii")
     answer = await own.call(echo, {"message": sent}, CORRELATION_ID)

@@ -19,7 +19,7 @@ from relay.auth.agent_tokens import (
     TokenIssuer,
     TokenOptionError,
 )
-from relay.state.token_keys import AcceptedKey, key_id
+from relay.state.tokens import AcceptedKey, key_id
 from schemas.addresses import mcp_urls
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry

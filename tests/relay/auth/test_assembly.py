@@ -17,7 +17,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.settings.config import ClusterConfig, ExternalIssuerConfig
 from relay.settings.environment import RelayEnvironment
 from relay.state.key_files import load_or_create_key, read_key
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.addresses import mcp_url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError

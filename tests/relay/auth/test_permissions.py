@@ -18,11 +18,12 @@ from relay.mcp_api.resources import ResourceCatalog
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.document_store import SCHEME
 from schemas.errors import Failure, ToolError
-from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb
+from schemas.kinds import MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
+from tests.fakes.shipped_kinds import KINDS
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 from tests.fakes.suite_kinds import write_documents
 

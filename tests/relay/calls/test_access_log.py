@@ -10,7 +10,7 @@ from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from schemas.error_codes import Canonical
 from schemas.errors import Failure, ToolError
 from schemas.lines import LineWriter

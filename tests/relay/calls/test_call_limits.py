@@ -12,18 +12,19 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer
 from relay.calls.gateway import CallGateway
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import LocalRouter
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
-from schemas.kinds import KINDS, MANIFEST_REF, KindRegistry
+from schemas.kinds import MANIFEST_REF, KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.gateway_calls import ECHO_NAME, audited, begun, codes, error, request
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.routers import HeldRouter, ScriptedRouter
 from tests.fakes.seconds import Seconds
+from tests.fakes.shipped_kinds import KINDS
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 from tests.fakes.suite_kinds import write_documents
 

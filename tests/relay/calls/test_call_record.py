@@ -4,23 +4,27 @@ from typing import Any
 import pytest
 
 from relay.auth.agent_tokens import Caller, Principal
-from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, Following
+from relay.calls.access_log import span_of
+from relay.calls.call_record import CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
-from relay.calls.spans import span_of
-from relay.limits.allowance import Allowance
-from relay.limits.rate_limits import Limiter
+from relay.limits.rate_limits import Allowance, Limiter
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+
 CORRELATION_ID, FIRST = "01HZX9K3M4P7Q8R9S0T1V2W3XW", "01HZX9K3M4P7Q8R9S0T1V2W3XX"
+
 WHO = Principal(
     "acme", "agent-1", "jti-1", "https://relay.example", frozenset({"tools:call:read_only"}), 0, "kid-1", b""
 )
+
 DENIED = ToolError(Failure.SAFETY_DENIED)
+
 NO_PRINCIPAL = {"tenant": None, "iss": None, "sub": None, "jti": None}
+
 AGENT = {"tenant": "acme", "iss": "https://relay.example", "sub": "agent-1", "jti": "jti-1"}
 
 
@@ -103,11 +107,6 @@ def test_so_has_its_span(hub: Hub) -> None:
     assert "edge.caller_correlation_id" not in attributes()
 
 
-def test_a_call_that_repeats_none_names_none(hub: Hub) -> None:
-    record(principal=WHO).allowed(hub.audit)
-    assert "first" not in only_line(hub)
-
-
 def test_what_is_learned_of_a_call_on_its_way_is_in_its_next_line(hub: Hub) -> None:
     hub.connect(hub.ca.issue())
     learning = record(ECHO_NAME.replace(".", "-"))
@@ -142,16 +141,6 @@ def test_of_a_call_to_no_tool_the_audit_says_what_can_be_said(
     assert (line["tool"], line["node_id"]) == (name if tool is None else tool, node_id)
     assert line["tool"].isprintable()
     assert {key: line[key] for key in NO_PRINCIPAL} == NO_PRINCIPAL
-
-
-def test_what_a_record_begins_with(hub: Hub) -> None:
-    fresh = record()
-    assert (fresh.attempt, fresh.answered, fresh.first, fresh.error) == (1, False, None, None)
-    assert hub.audited() == []
-
-
-def test_an_answer_is_what_it_is_given() -> None:
-    assert CallAnswer("{}").error is CallAnswer("{}").result is None
 
 
 async def emit(_method: str, _params: object) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from relay.calls.call_record import Hop
 from relay.calls.canaries import WINDOW_S, Canaries
 from relay.calls.executor import CallExecutor
-from relay.calls.hops import Hop
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter, NodeRef
-from relay.sessions.capability_limits import CapabilityLimits
+from relay.sessions.node_sessions import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub

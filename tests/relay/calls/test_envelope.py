@@ -422,7 +422,7 @@ def test_the_id_that_a_caller_gives_is_that_of_meta_or_else_that_of_the_header(
     in_meta: object, header: str | None, given: str | None
 ) -> None:
     call = Call(called(_meta={META_CORRELATION_ID: in_meta}), None, header)
-    assert call.given_id == call.directed("another", {}).given_id == given
+    assert call.given_id == call.part().given_id == given
 
 
 # --- anything at all ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from relay.calls.call_record import CallAnswer
 from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import RelayToolCall, RelayTools
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub

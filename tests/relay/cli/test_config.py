@@ -27,10 +27,32 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_configuration_that_can_be_used_is_valid(relay: Relay, state: Path, file: Path) -> None:
     outcome = relay("config", "check", "--config", file)
-    assert (outcome.code, outcome.out, outcome.err) == (0, f"valid: {file}\n", "")
+    assert (outcome.code, outcome.out.splitlines()[0], outcome.err) == (0, f"valid: {file}", "")
     outcome = relay("config", "check", "--config", file, "--json")
-    assert json.loads(outcome.out) == {"valid": True, "file": str(file), "problems": []}
+    found = json.loads(outcome.out)
+    assert (found["valid"], found["file"], found["problems"]) == (True, str(file), [])
     assert not state.exists()
+
+
+def test_a_check_says_where_each_value_comes_from_that_is_not_the_default(
+    relay: Relay, state: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.mkdir(0o700)
+    (state / "run.json").write_text(json.dumps({"envelope": "off"}))
+    (state / "run.json").chmod(0o644)
+    monkeypatch.setenv("RELAY_AGENT_RPS", "7")
+    arguments = ("config", "check", "--config", file, "--listen", "127.0.0.1:9")
+    _, *lines = relay(*arguments).out.splitlines()
+    sources = {line.split()[0]: line.rpartition("  # ")[2] for line in lines}
+    sources.pop("state_dir", None)
+    assert sources == {
+        "broker": f"{file}, line 1",
+        "agent_rps": "RELAY_AGENT_RPS",
+        "listen": "--listen",
+        "envelope": f"kept in {state / 'run.json'}",
+    }
+    given = json.loads(relay(*arguments, "--json").out)["given"]
+    assert {name: given[name] for name in sources} == sources
 
 
 def test_every_problem_is_a_line_and_the_exit_code_is_that_of_the_daemon(relay: Relay, file: Path) -> None:

@@ -9,7 +9,7 @@ import pytest_asyncio
 from relay.cli.fleet_reader import FleetReader, FleetReadError
 from relay.client.stdio_bridge.bearer_token import RenewableToken
 from relay.client.stdio_bridge.http_client import NotSentError, RelayHttp
-from relay.mcp_api.fleet_resources import FleetResources
+from relay.mcp_api.resources import FleetResources
 from schemas.tls import client_context
 from tests.fakes.hub import Hub
 from tests.fakes.other_relay import OtherRelay
@@ -40,8 +40,8 @@ async def read(served: ServedRelay, what: str, token: str | None = None) -> list
 async def test_nodes_and_tools_are_read_over_all_pages(
     served: ServedRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.NODES_PER_PAGE", 2)
-    monkeypatch.setattr("relay.mcp_api.paging.PAGE_SIZE", 3)
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
+    monkeypatch.setattr("relay.mcp_api.tool_list.PAGE_SIZE", 3)
     ids = [f"01hzx9k3m4p7q8r9s0t1v2{number:04}" for number in range(5)]
     for node_id in ids:
         served.hub.connect(served.hub.ca.issue(node_id))
@@ -63,7 +63,7 @@ async def test_for_the_tools_no_more_of_the_nodes_is_read_than_which_relay_has_t
 
     read_document = FleetResources.read
     monkeypatch.setattr(FleetResources, "read", counted)
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.NODES_PER_PAGE", 2)
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
     if relays > 1:
         hub.peers = OtherRelay()
     async with ServedRelay.open(hub, server) as served:
@@ -93,6 +93,6 @@ async def test_a_relay_that_is_not_there_is_an_error() -> None:
 async def test_a_malformed_list_of_nodes_is_an_error(
     served: ServedRelay, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.FleetResources.read", lambda *_: text)
+    monkeypatch.setattr("relay.mcp_api.resources.FleetResources.read", lambda *_: text)
     with pytest.raises(FleetReadError, match="malformed"):
         await read(served, "nodes")

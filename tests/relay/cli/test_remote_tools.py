@@ -378,8 +378,8 @@ async def test_a_call_over_a_second_shows_that_it_waits(relay: Command) -> None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("https://relay.example", "https://relay.example/mcp"),
-        ("https://relay.example/", "https://relay.example/mcp"),
+        ("https://relay.example", "https://relay.example/mcp/kinds"),
+        ("https://relay.example/", "https://relay.example/mcp/kinds"),
         ("https://relay.example/other", "https://relay.example/other"),
         ("https://relay.example/?names=dashed", "https://relay.example/?names=dashed"),
         ("https://[::1", "https://[::1"),

@@ -1,11 +1,15 @@
 """What the operator sees of the state, kind by kind."""
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from relay.state.kinds import KINDS
+from relay.cli.state import OlderRelayError, check_known
+from relay.state.kinds import KINDS, NAME
+from schemas.process.status_socket import served
 from tests.fakes.relay_command import RelayCommand
 
 
@@ -48,3 +52,19 @@ def test_what_cannot_be_shown_is_named(
     outcome = relay("state", "show", kind)
     assert (outcome.code, outcome.out) == (code, "")
     assert text in outcome.err
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("version", [None, "0.2.0", "998.9.1"])
+async def test_what_a_relay_of_the_fleet_does_not_know_is_refused(state: Path, version: str | None) -> None:
+    await asyncio.to_thread(state.mkdir, 0o700)
+    new = replace(NAME, since="999.0")
+    check_known(new, state)  # nothing runs: the relay keeps it back by itself
+    newer = {"relay": "01HZX9K3M4P7Q8R9S0T1V2W3XA", "version": "999.0.1"}
+    older = {"relay": "01HZX9K3M4P7Q8R9S0T1V2W3XB"} | ({} if version is None else {"version": version})
+    async with served(state, lambda: {"cluster": {"others": [newer]}}):
+        await asyncio.to_thread(check_known, new, state)
+    async with served(state, lambda: {"cluster": {"others": [newer, older]}}):
+        await asyncio.to_thread(check_known, NAME, state)
+        with pytest.raises(OlderRelayError, match=r"XB of this fleet has version .*, and name needs 999\.0"):
+            await asyncio.to_thread(check_known, new, state)

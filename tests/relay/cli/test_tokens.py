@@ -12,8 +12,7 @@ from relay.cli.demo.local_system import issue_token
 from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
 from relay.state.key_files import read_key
-from relay.state.token_keys import TokenKeys, key_id
-from relay.state.tokens import RevokedTokens
+from relay.state.tokens import RevokedTokens, TokenKeys, key_id
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry

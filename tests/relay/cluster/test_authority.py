@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.cluster import authority_answerer, authority_asker
-from relay.cluster.authority_asker import AuthorityAsker
-from relay.limits.allowance import Allowance
+from relay.cluster import authority as authority_answerer
+from relay.cluster import authority as authority_asker
+from relay.cluster.authority import AuthorityAsker
+from relay.cluster.messages import AuthorityMessages, authority_subject
+from relay.limits.rate_limits import Allowance
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentRefusedError
 from relay.pki.forwarding import ForwardedEnrolments, ForwardedLeaves
 from relay.pki.relay_tls import RELAY_NAME, public_key_pem
 from relay.pki.renewals import Renewals
 from relay.pki.roots import make_server_key
-from relay.routing.authority_messages import AuthorityMessages, authority_subject
 from relay.routing.authority_port import (
     AuthorityAction,
     AuthorityRefusedError,

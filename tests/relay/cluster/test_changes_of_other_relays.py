@@ -11,7 +11,7 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import GRACE_MS
-from relay.mcp_api.fleet_resources import FleetResources
+from relay.mcp_api.resources import FleetResources
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import CallerStage
 from tests.fakes.cluster_server import NatsServer

@@ -1,4 +1,4 @@
-"""Frames between two relays over a real nats-server: to nodes of the other one, and back."""
+"""Frames between two relays over a real nats-server, and the leases that a node is sent for all of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from relay.cluster.peer_messages import PeerMessages
+from relay.cluster.fleet_frames import SharedLeases
+from relay.cluster.messages import PeerMessages
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import OneWayType
+from schemas.payloads import TelemetryLease
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import Member
+from schemas.ulids import UlidSource
+from tests.fakes.cluster import HeldNodes, Member
 from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.fleet_frames import FrameReader
 from tests.fakes.polling import until
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID
-
-pytestmark = pytest.mark.integration
 
 SESSION = "gogol_20261122_120000_0123abcd"
 OPEN = {"session_id": SESSION, "caller_id": "ant", "owner": "a" * 64, "tools": []}
@@ -64,6 +66,7 @@ async def connected(asker: Member, owner: Member) -> tuple[FrameReader, FrameRea
 # --- lent tools
 
 
+@pytest.mark.integration
 async def test_frames_reach_a_node_of_another_relay_in_order_and_its_own_come_back(
     asker: Member, owner: Member
 ) -> None:
@@ -86,6 +89,7 @@ async def test_frames_reach_a_node_of_another_relay_in_order_and_its_own_come_ba
     assert there.taken == []
 
 
+@pytest.mark.integration
 async def test_a_session_that_no_other_relay_has_opened_is_of_this_relay(
     asker: Member, owner: Member
 ) -> None:
@@ -99,6 +103,7 @@ async def test_a_session_that_no_other_relay_has_opened_is_of_this_relay(
     assert here.taken == []
 
 
+@pytest.mark.integration
 async def test_a_frame_that_the_node_does_not_take_now_is_sent_again_before_the_next(
     asker: Member, owner: Member
 ) -> None:
@@ -113,6 +118,7 @@ async def test_a_frame_that_the_node_does_not_take_now_is_sent_again_before_the_
     ]
 
 
+@pytest.mark.integration
 async def test_what_no_relay_takes_is_not_sent_twice_and_the_node_is_begun_with_anew(
     asker: Member, owner: Member
 ) -> None:
@@ -128,6 +134,7 @@ async def test_what_no_relay_takes_is_not_sent_twice_and_the_node_is_begun_with_
     assert asker.framed("asked", "lost") == 2
 
 
+@pytest.mark.integration
 async def test_a_frame_that_does_not_fit_its_document_goes_no_further(asker: Member, owner: Member) -> None:
     await connected(asker, owner)
     asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, {"session_id": "x"})
@@ -139,12 +146,14 @@ async def test_a_frame_that_does_not_fit_its_document_goes_no_further(asker: Mem
     assert refused.value.failure is Failure.INTERNAL
 
 
+@pytest.mark.integration
 async def test_a_node_that_no_relay_has_is_offline(asker: Member) -> None:
     with pytest.raises(ToolError) as refused:
         asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
     assert refused.value.failure is Failure.NODE_OFFLINE
 
 
+@pytest.mark.integration
 async def test_a_node_that_moves_is_followed(asker: Member, owner: Member) -> None:
     here, there = await connected(asker, owner)
     first = owner.nodes.sessions[NODE_ID]
@@ -160,6 +169,7 @@ async def test_a_node_that_moves_is_followed(asker: Member, owner: Member) -> No
     await until(lambda: there.taken == [(second, OneWayType.CALLER_TOOL, REQUEST)])
 
 
+@pytest.mark.integration
 async def test_a_node_that_resumes_its_session_is_known_again_and_so_are_its_callers(
     asker: Member, owner: Member
 ) -> None:
@@ -177,6 +187,7 @@ async def test_a_node_that_resumes_its_session_is_known_again_and_so_are_its_cal
     assert here.connections[-1] == (node, True)
 
 
+@pytest.mark.integration
 async def test_a_new_session_of_a_node_has_no_callers_until_they_are_opened_again(
     asker: Member, owner: Member
 ) -> None:
@@ -190,6 +201,7 @@ async def test_a_new_session_of_a_node_has_no_callers_until_they_are_opened_agai
     assert here.taken == []
 
 
+@pytest.mark.integration
 async def test_the_sessions_of_a_relay_that_ends_are_ended_at_the_node(
     owner: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
@@ -205,6 +217,7 @@ async def test_the_sessions_of_a_relay_that_ends_are_ended_at_the_node(
 # --- telemetry
 
 
+@pytest.mark.integration
 async def test_one_lease_at_the_node_serves_all_relays(asker: Member, owner: Member) -> None:
     here, there = await connected(asker, owner)
     owner.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease(5000, include=["cpu"]))
@@ -226,6 +239,7 @@ async def test_one_lease_at_the_node_serves_all_relays(asker: Member, owner: Mem
     assert len(here.taken) == 3
 
 
+@pytest.mark.integration
 async def test_a_relay_that_has_not_leased_a_node_is_not_handed_its_samples(
     asker: Member, owner: Member
 ) -> None:
@@ -240,6 +254,7 @@ async def test_a_relay_that_has_not_leased_a_node_is_not_handed_its_samples(
     assert [payload["cap_id"] for _, _, payload in there.taken] == ["other"]
 
 
+@pytest.mark.integration
 async def test_samples_go_on_after_a_move_and_none_comes_from_the_session_before(
     asker: Member, owner: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
@@ -263,6 +278,7 @@ async def test_samples_go_on_after_a_move_and_none_comes_from_the_session_before
         assert here.taken == [(second, OneWayType.TELEMETRY, sample(2))]
 
 
+@pytest.mark.integration
 async def test_samples_are_read_again_after_the_servers_were_away(
     asker: Member, owner: Member, nats: NatsServer
 ) -> None:
@@ -281,3 +297,90 @@ async def test_samples_are_read_again_after_the_servers_were_away(
         return bool(here.taken)
 
     await until(arrived)
+
+
+CAP_ID = "metrics"
+
+
+class Stage:
+    """One node, which is connected, and the leases that it is sent."""
+
+    def __init__(self) -> None:
+        self.seconds = Seconds()
+        self.nodes = HeldNodes(UlidSource(lambda: 0, bytes))
+        self.nodes.connect(NODE_ID)
+        self.leases = SharedLeases(self.nodes, self.seconds)
+
+    def ask(self, relay: str, interval_ms: int, ttl_s: int = 30, include: list[str] | None = None) -> None:
+        lease: TelemetryLease = {"cap_id": CAP_ID, "interval_ms": interval_ms, "ttl_ms": ttl_s * 1000}
+        if include is not None:
+            lease["include"] = include
+        self.leases.ask(relay, NODE_ID, lease)
+
+    def sent(self) -> list[tuple[int, int, list[str] | None]]:
+        """Return interval, seconds and parts of what was sent since the last time."""
+        found, self.nodes.sent = self.nodes.sent, []
+        return [
+            (lease["interval_ms"], round(lease["ttl_ms"] / 1000), lease.get("include"))
+            for _, _, lease in found
+        ]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_the_shortest_interval_and_all_parts_are_sent_for_as_long_as_the_longest_lease(stage: Stage) -> None:
+    stage.ask("A", 60_000, 180, ["cpu"])
+    stage.ask("B", 1000, 30, ["mem"])
+    stage.ask("C", 5000)
+    assert stage.sent() == [
+        (60_000, 180, ["cpu"]),
+        (1000, 180, ["cpu", "mem"]),
+        (1000, 180, None),
+    ]
+
+
+def test_a_lease_that_has_lapsed_counts_no_more(stage: Stage) -> None:
+    stage.ask("A", 60_000, 180)
+    stage.ask("B", 1000)
+    stage.seconds.now += 31
+    assert list(stage.leases.relays_of(NODE_ID, CAP_ID)) == ["A"]
+    stage.ask("A", 60_000, 180)
+    assert stage.sent()[-1] == (60_000, 180, None)
+
+
+def test_the_last_that_ends_ends_the_nodes(stage: Stage) -> None:
+    stage.ask("A", 1000)
+    stage.ask("B", 1000)
+    stage.ask("A", 1000, 0)
+    stage.leases.relay_gone("B")
+    assert stage.sent()[2:] == [(1000, 30, None), (1000, 0, None)]
+    stage.ask("B", 1000, 0)  # told again: the node may not have been told
+    assert stage.sent() == [(1000, 0, None)]
+
+
+def test_what_was_not_sent_is_as_if_it_had_not_been_asked(stage: Stage) -> None:
+    stage.ask("A", 5000)
+    stage.nodes.refusals = [ToolError(Failure.RATE_LIMITED), ToolError(Failure.RATE_LIMITED)]
+    for relay in ("A", "B"):
+        with pytest.raises(ToolError):
+            stage.ask(relay, 1000)
+    stage.ask("C", 10_000)
+    assert stage.sent() == [(5000, 30, None), (5000, 30, None)]
+    assert set(stage.leases.relays_of(NODE_ID, CAP_ID)) == {"A", "C"}
+
+
+def test_an_end_that_was_not_sent_is_an_end(stage: Stage) -> None:
+    stage.ask("A", 5000)
+    stage.nodes.refusals = [ToolError(Failure.RATE_LIMITED)]
+    with pytest.raises(ToolError):
+        stage.ask("A", 5000, 0)
+    assert not stage.leases.relays_of(NODE_ID, CAP_ID)
+
+
+def test_a_node_that_connects_has_no_lease(stage: Stage) -> None:
+    stage.ask("A", 1000)
+    stage.leases.node_changed(NODE_ID)
+    assert not stage.leases.relays_of(NODE_ID, CAP_ID)

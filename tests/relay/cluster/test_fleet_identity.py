@@ -10,8 +10,13 @@ from nats.aio.client import Client
 
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
-from relay.cluster.fleet_identity import FleetIdentity, identity_subject
-from relay.cluster.heard_relays import RelayIdentity
+from relay.cluster.fleet_identity import (
+    MAX_HEARD,
+    FleetIdentity,
+    HeardRelays,
+    RelayIdentity,
+    identity_subject,
+)
 from relay.routing.peers import NoResponderError
 from schemas.health import Loop
 from schemas.process.logs import make_logger
@@ -21,8 +26,6 @@ from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.seconds import Seconds
-
-pytestmark = pytest.mark.integration
 
 URL, OTHER_URL = "https://relay.example", "https://other.example"
 ROOT, NEXT_ROOT, OTHER_ROOT = "ab" * 32, "cd" * 32, "ef" * 32
@@ -97,6 +100,7 @@ class Joining:
                 await self.connection.request(f"edge.{FLEET}.unused", b"", BOUND_S)
 
 
+@pytest.mark.integration
 async def test_relays_that_agree_join(nats: NatsServer, registry: SchemaRegistry) -> None:
     async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
@@ -106,6 +110,7 @@ async def test_relays_that_agree_join(nats: NatsServer, registry: SchemaRegistry
             assert first.lines.entries("another relay is not of this fleet") == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("other", "todo"),
     [
@@ -131,6 +136,7 @@ async def test_a_relay_that_differs_does_not_join_and_says_what_to_do_once(
             assert SECOND in line["reason"]
 
 
+@pytest.mark.integration
 async def test_relays_of_which_one_has_another_root_already_are_of_one_fleet(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
@@ -147,6 +153,7 @@ async def test_relays_of_which_one_has_another_root_already_are_of_one_fleet(
                 assert second.connection.is_connected
 
 
+@pytest.mark.integration
 async def test_once_the_others_have_ended_another_url_is_the_fleets(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
@@ -159,6 +166,7 @@ async def test_once_the_others_have_ended_another_url_is_the_fleets(
             await waiting.joined()
 
 
+@pytest.mark.integration
 async def test_of_two_that_differ_and_have_joined_the_one_with_the_lower_id_stays(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
@@ -172,6 +180,7 @@ async def test_of_two_that_differ_and_have_joined_the_one_with_the_lower_id_stay
             assert first.connection.is_connected
 
 
+@pytest.mark.integration
 async def test_one_that_differs_from_several_leaves_although_its_id_is_lower(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
@@ -194,6 +203,7 @@ async def test_one_that_differs_from_several_leaves_although_its_id_is_lower(
         assert second.lines.entries("cluster lost") == third.lines.entries("cluster lost") == []
 
 
+@pytest.mark.integration
 async def test_it_is_found_out_later_too(nats: NatsServer, registry: SchemaRegistry) -> None:
     """Two relays that could not hear each other, as on two sides of a partition."""
     async with Joining(nats, RelayIdentity(SECOND, OTHER_URL, [ROOT]), registry) as second:
@@ -204,6 +214,7 @@ async def test_it_is_found_out_later_too(nats: NatsServer, registry: SchemaRegis
             assert first.connection.is_connected
 
 
+@pytest.mark.integration
 async def test_health_says_why_a_relay_did_not_join(
     nats: NatsServer, asker: Member, registry: SchemaRegistry, tmp_path: Path
 ) -> None:
@@ -215,9 +226,65 @@ async def test_health_says_why_a_relay_did_not_join(
         assert "give both the same --public-url" in health.state
 
 
+@pytest.mark.integration
 async def test_what_is_no_identity_is_dropped_and_logged(nats: NatsServer, registry: SchemaRegistry) -> None:
     async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
         await first.connection.publish(identity_subject(FLEET), b'{"relay": "x"}')
         await first.lines.until("identity of another relay dropped")
         assert first.connection.is_connected
+
+
+ROOT, OTHER_ROOT = "ab" * 32, "cd" * 32
+
+
+def relay(name: str, url: str = URL, root: str = ROOT) -> RelayIdentity:
+    return RelayIdentity(name, url, [root])
+
+
+def heard(*relays: RelayIdentity) -> HeardRelays:
+    others = HeardRelays(Seconds(), 90.0)
+    for each in relays:
+        others.add(each)
+    return others
+
+
+def test_of_two_the_one_stays_that_more_relays_agree_with() -> None:
+    right, wrong = relay("9"), relay("1", OTHER_URL)
+    others = heard(wrong, relay("8"))
+    assert others.stays(right, wrong)
+    assert not others.stays(wrong, right)
+
+
+def test_roots_count_as_urls_do() -> None:
+    right, wrong = relay("9"), relay("1", root=OTHER_ROOT)
+    assert heard(relay("8")).stays(right, wrong)
+
+
+def test_of_equally_many_the_one_with_the_lower_id_stays() -> None:
+    one, other = relay("1"), relay("2", OTHER_URL)
+    for others in (heard(), heard(relay("3"), relay("4", OTHER_URL))):
+        assert others.stays(one, other)
+        assert not others.stays(other, one)
+
+
+def test_a_relay_counts_once_and_as_it_was_heard_last() -> None:
+    right, wrong = relay("9"), relay("1", OTHER_URL)
+    others = heard(relay("8"), relay("8"), relay("8", OTHER_URL))
+    assert not others.stays(right, wrong)
+
+
+def test_a_relay_that_was_not_heard_for_long_does_not_count() -> None:
+    seconds = Seconds()
+    others = HeardRelays(seconds, 90.0)
+    others.add(relay("8"))
+    assert "8" in others
+    seconds.now += 91.0
+    assert "8" not in others
+    assert not others.stays(relay("9"), relay("1", OTHER_URL))
+
+
+def test_no_more_relays_are_counted_than_the_bound() -> None:
+    others = heard(*(relay(str(number)) for number in range(MAX_HEARD + 1)))
+    assert "0" not in others
+    assert str(MAX_HEARD) in others

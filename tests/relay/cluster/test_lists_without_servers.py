@@ -1,9 +1,7 @@
 """What a relay lists of the nodes of other relays when it reads nothing of them any more."""
 
 from relay.auth.permissions import Rights
-from relay.cluster.presence import UNREAD_S, Presence
-from relay.cluster.presence_effects import Effects
-from relay.cluster.presence_entries import NodeEntry
+from relay.cluster.presence import UNREAD_S, Effects, NodeEntry, Presence
 from relay.fleet.fleet import GRACE_MS
 from tests.fakes.hub import READ_ONLY, Hub
 from tests.fakes.seconds import Seconds

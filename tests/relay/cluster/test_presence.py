@@ -4,11 +4,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.calls.idempotency_store import REMEMBERED_S
-from relay.cluster.presence import KEYS_LAST_S, UNREAD_S, Presence
-from relay.cluster.presence_effects import Effects
-from relay.cluster.presence_entries import ENDED_KEPT_S, NodeEntry
-from relay.cluster.relay_leases import LEASE_INTERVAL_S, LEASE_S
+from relay.calls.idempotency import REMEMBERED_S
+from relay.cluster.presence import (
+    ENDED_KEPT_S,
+    KEYS_LAST_S,
+    LEASE_INTERVAL_S,
+    LEASE_S,
+    UNREAD_S,
+    Effects,
+    NodeEntry,
+    Presence,
+)
 from relay.routing.port import NodeRef
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID

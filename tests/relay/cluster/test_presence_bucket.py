@@ -1,7 +1,9 @@
+"""Entries of nodes and relays in a real nats-server, and when a relay looks for another server."""
+
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,16 @@ from nats.js.kv import KeyValue
 
 from relay.ascii_json import encoded
 from relay.cli.demo.cluster_server import new_credentials, relay_permissions
-from relay.cluster.presence_bucket import MAX_BUCKET_BYTES, PresenceBucket
+from relay.cluster.connection import Work
+from relay.cluster.presence import LEASE_S, Effects, Presence
+from relay.cluster.presence_bucket import (
+    CHECK_INTERVAL_S,
+    FIRST_PATIENCE_S,
+    LONGEST_PATIENCE_S,
+    MAX_BUCKET_BYTES,
+    PresenceBucket,
+    Quorum,
+)
 from schemas.errors import Failure, ToolError
 from schemas.files import PRIVATE, write_atomic
 from schemas.registry import SchemaRegistry
@@ -21,9 +32,8 @@ from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import echoed
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
-
-pytestmark = pytest.mark.integration
 
 
 async def nothing(_bucket: PresenceBucket, _client: Client) -> None:
@@ -78,6 +88,7 @@ async def current(*members: Member) -> None:
     await until(lambda: all(member.part.presence.is_current for member in members))
 
 
+@pytest.mark.integration
 async def test_a_node_is_shown_by_the_other_relays_while_it_is_connected(
     asker: Member, owner: Member
 ) -> None:
@@ -88,6 +99,7 @@ async def test_a_node_is_shown_by_the_other_relays_while_it_is_connected(
     assert owner.seen.changes == []
 
 
+@pytest.mark.integration
 async def test_of_two_sessions_of_a_node_the_newer_stays(asker: Member, owner: Member) -> None:
     owner.nodes.connect(NODE_ID)
     await until(lambda: NODE_ID in asker.seen.elsewhere)
@@ -98,6 +110,7 @@ async def test_of_two_sessions_of_a_node_the_newer_stays(asker: Member, owner: M
     assert asker.seen.moved == [NODE_ID]
 
 
+@pytest.mark.integration
 async def test_of_two_that_begin_at_once_one_stays(asker: Member, owner: Member) -> None:
     await current(asker, owner)
     owner.nodes.connect(NODE_ID)
@@ -108,6 +121,7 @@ async def test_of_two_that_begin_at_once_one_stays(asker: Member, owner: Member)
     assert stays.seen.superseded == []
 
 
+@pytest.mark.integration
 async def test_a_relay_that_starts_reads_what_is_there(
     owner: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
@@ -122,6 +136,7 @@ async def test_a_relay_that_starts_reads_what_is_there(
         assert [relay] == list(later.part.presence.others())
 
 
+@pytest.mark.integration
 async def test_a_relay_that_cannot_read_says_that_it_runs(
     tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +161,7 @@ async def test_a_relay_that_cannot_read_says_that_it_runs(
             assert not member.part.presence.is_current
 
 
+@pytest.mark.integration
 async def test_a_command_goes_where_the_node_is_and_not_where_the_bucket_says(
     asker: Member, owner: Member, nats: NatsServer
 ) -> None:
@@ -166,6 +182,7 @@ async def test_a_command_goes_where_the_node_is_and_not_where_the_bucket_says(
     assert refused.value.failure is Failure.NODE_OFFLINE
 
 
+@pytest.mark.integration
 async def test_while_nodes_stay_connected_only_leases_are_written(
     asker: Member, owner: Member, nats: NatsServer
 ) -> None:
@@ -187,6 +204,7 @@ async def test_while_nodes_stay_connected_only_leases_are_written(
     assert set(written) == leases
 
 
+@pytest.mark.integration
 async def test_the_nodes_of_a_relay_that_has_ended_are_gone(
     asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
@@ -196,6 +214,7 @@ async def test_the_nodes_of_a_relay_that_has_ended_are_gone(
     await until(lambda: NODE_ID not in asker.seen.elsewhere)
 
 
+@pytest.mark.integration
 async def test_the_lease_of_a_relay_that_was_killed_leaves_the_bucket(
     asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +225,7 @@ async def test_the_lease_of_a_relay_that_was_killed_leaves_the_bucket(
     await until_dropped(nats, f"relay.{killed.part.peers.relay}")
 
 
+@pytest.mark.integration
 async def test_the_sign_that_a_lease_was_given_up_leaves_the_bucket_too(
     asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +235,7 @@ async def test_the_sign_that_a_lease_was_given_up_leaves_the_bucket_too(
     await until_dropped(nats, f"relay.{ends.part.peers.relay}")
 
 
+@pytest.mark.integration
 async def test_the_entry_of_a_session_that_has_ended_leaves_the_bucket_and_the_node_may_come_back(
     asker: Member, owner: Member, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +251,7 @@ async def test_the_entry_of_a_session_that_has_ended_leaves_the_bucket_and_the_n
     assert asker.seen.superseded == []
 
 
+@pytest.mark.integration
 async def test_what_happened_without_the_servers_is_written_when_they_are_back(
     asker: Member, owner: Member, nats: NatsServer
 ) -> None:
@@ -245,6 +267,7 @@ async def test_what_happened_without_the_servers_is_written_when_they_are_back(
     await until(lambda: asker.seen.elsewhere == {OTHER_NODE_ID})
 
 
+@pytest.mark.integration
 async def test_a_bucket_that_is_lost_is_made_and_written_again(
     asker: Member, owner: Member, nats: NatsServer
 ) -> None:
@@ -275,6 +298,7 @@ async def test_a_bucket_that_is_lost_is_made_and_written_again(
     await client.close()
 
 
+@pytest.mark.integration
 async def test_the_nodes_of_a_relay_that_was_killed_stay_lost_when_all_is_read_again(
     asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +322,7 @@ async def test_the_nodes_of_a_relay_that_was_killed_stay_lost_when_all_is_read_a
     ]
 
 
+@pytest.mark.integration
 async def test_what_is_no_entry_is_not_read(asker: Member, nats: NatsServer) -> None:
     await current(asker)
     client = Client()
@@ -319,6 +344,7 @@ async def test_what_is_no_entry_is_not_read(asker: Member, nats: NatsServer) -> 
     await client.close()
 
 
+@pytest.mark.integration
 async def test_the_servers_keep_no_more_than_is_read(asker: Member, nats: NatsServer) -> None:
     await current(asker)
     client = Client()
@@ -328,3 +354,50 @@ async def test_the_servers_keep_no_more_than_is_read(asker: Member, nats: NatsSe
     info = await client.jetstream().stream_info(asker.part.bucket.stream)
     assert info.config.max_bytes == MAX_BUCKET_BYTES
     await client.close()
+
+
+class Stage:
+    """A relay at a server, which it leaves with the given try. ``is_read`` tells when presence is read."""
+
+    def __init__(self, leaves_at: int, is_read: Callable[[float], bool] = lambda _: False) -> None:
+        self.seconds = Seconds()
+        self.began_s = self.seconds.now
+        self.tried_s: list[float] = []
+        self._leaves_at = leaves_at
+        self._is_read = is_read
+        effects = Effects(lambda *_: None, lambda *_: True, lambda _: None, lambda *_: None)
+        self.presence = Presence("OWN", effects, self.seconds)
+        self.quorum = Quorum(self.presence, self._move, stream="a stream", sleep=self._sleep)
+
+    async def run(self) -> None:
+        async with asyncio.timeout(10):
+            await self.quorum.serve(Client())
+
+    async def _sleep(self, seconds: float) -> None:
+        self.seconds.now += seconds
+        if self._is_read(self.seconds.now - self.began_s):
+            self.presence.relay_seen("OWN")
+
+    async def _move(self, _check: Work, _reason: str) -> bool:
+        self.tried_s.append(self.seconds.now - self.began_s)
+        return len(self.tried_s) == self._leaves_at
+
+
+async def test_others_are_tried_less_and_less_often_until_one_is_better() -> None:
+    stage = Stage(leaves_at=6)
+    await stage.run()
+    steps = [later - before for before, later in zip([0.0, *stage.tried_s], stage.tried_s, strict=False)]
+    assert steps == [5, 10, 20, 40, 60, 60]
+    assert (steps[0], steps[-1]) == (FIRST_PATIENCE_S, LONGEST_PATIENCE_S)
+
+
+async def test_a_server_at_which_presence_is_read_is_not_left() -> None:
+    stage = Stage(leaves_at=1, is_read=lambda now_s: now_s <= 1000)
+    await stage.run()
+    assert stage.tried_s == [1000 + LEASE_S - CHECK_INTERVAL_S + FIRST_PATIENCE_S]
+
+
+async def test_a_server_that_is_of_use_again_has_the_first_patience_again() -> None:
+    stage = Stage(leaves_at=3, is_read=lambda now_s: now_s == 20)
+    await stage.run()
+    assert stage.tried_s == [5, 15, 20 + LEASE_S - CHECK_INTERVAL_S + FIRST_PATIENCE_S]

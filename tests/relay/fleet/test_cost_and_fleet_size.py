@@ -17,8 +17,7 @@ from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.node_clocks import FEWEST_AHEAD
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
-from relay.mcp_api.fragments import text_of
-from relay.mcp_api.paging import PAGE_SIZE
+from relay.mcp_api.tool_list import PAGE_SIZE, text_of
 from relay.state.names import NodeName
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry

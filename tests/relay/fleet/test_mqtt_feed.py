@@ -14,7 +14,7 @@ from relay.fleet.fleet import GRACE_MS, Fleet
 from relay.fleet.inventory import Inventory
 from relay.fleet.missing_manifests import WINDOW_MS
 from relay.fleet.mqtt_feed import MqttFeed
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.pki.broker_access import BrokerAccess
 from schemas import topics
 from schemas.addresses import BrokerAddress

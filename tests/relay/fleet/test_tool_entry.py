@@ -8,8 +8,9 @@ import pytest
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.fleet.tool_entry import EntryTemplate
 from relay.fleet.tools import Projector
-from schemas.kinds import SYSTEM_ECHO, KindRegistry, Verb
+from schemas.kinds import KindRegistry, Verb
 from schemas.registry import SchemaRegistry
+from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import ECHO, METRICS, NODE_ID
 
 

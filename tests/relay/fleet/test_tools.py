@@ -4,12 +4,13 @@ import pytest
 
 from relay.fleet.tools import Projector, Tool
 from schemas.canonical import blake3_hex, jcs
-from schemas.kinds import SYSTEM_ECHO, Kind, KindRegistry
+from schemas.kinds import Kind, KindRegistry
 from schemas.listed_schemas import listed_schema
 from schemas.manifest import etag_of
 from schemas.meta_names import META_CANONICAL_NAME, META_CAPABILITY_ETAG, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.registry import SchemaRegistry
 from schemas.verdicts import TrustedManifest
+from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedCa
 
 CA = SimulatedCa()

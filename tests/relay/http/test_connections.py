@@ -8,12 +8,17 @@ from relay.http.connections import (
     CONNECTION_IN_STATE,
     AcceptedConnection,
     Bounds,
+    ConnectionRefusal,
     Connections,
     admit,
     connection_in,
+    refusal_log,
 )
 from relay.observability.metrics import Metrics
+from schemas.process.logs import make_logger
 from tests.fakes.hub import counted
+from tests.fakes.lines import LogLines
+from tests.fakes.seconds import Seconds
 
 HOME, SAME_HOME, OTHER = "2001:db8:1:2::1", "2001:db8:1:2::9", "203.0.113.7"
 FEW = Bounds(total=8, unauthenticated=4, per_address=2, per_holder=3)
@@ -162,3 +167,20 @@ async def test_each_rejection_is_reported_with_its_reason() -> None:
     for _ in range(FEW.per_address + 1):
         connections.begin(HOME)
     assert reported == ["address"]
+
+
+TOTAL, ADDRESS = ConnectionRefusal.TOTAL, ConnectionRefusal.ADDRESS
+
+
+def test_rejected_connections_are_logged_once_a_minute_for_each_reason_with_the_limits() -> None:
+    lines, seconds = LogLines(), Seconds()
+    report = refusal_log(make_logger("relay", lines), Bounds.below(256), 256, seconds)
+    for reason in (TOTAL, TOTAL, ADDRESS, TOTAL):
+        report(reason)
+    seconds.now += 61
+    report(TOTAL)
+    first, other, later = lines.entries("connections refused")
+    assert (first["level"], first["reason"]) == ("warning", "total")
+    assert (first["connections"], first["open_files"], first["kept_back"]) == (192, 256, 0)
+    assert other["reason"] == "address"
+    assert (later["reason"], later["kept_back"]) == ("total", 2)

@@ -5,13 +5,13 @@ import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import admit
-from relay.http.direct_http import HttpAnswer, PendingAnswer, WholeRequest
+from relay.http.http_protocol import MAX_DIRECT_BYTES, HttpAnswer, PendingAnswer, WholeRequest
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
 from tests.fakes.serving import Server
@@ -34,6 +34,7 @@ class Served:
     """An application that admits each connection, and what answers its requests to ``/mcp`` directly.
 
     Attributes:
+        begun: how many requests ASGI has begun to serve.
         bodies: those that ASGI got, in order.
         requests: what was offered to be answered directly.
         answer: answers directly; a test replaces it.
@@ -41,6 +42,7 @@ class Served:
 
     def __init__(self, server: Server) -> None:
         server.app, server.begin = self, self.begin
+        self.begun = 0
         self.bodies: list[bytes] = []
         self.requests: list[WholeRequest] = []
         self.accepts = True
@@ -58,6 +60,7 @@ class Served:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert admit(scope, "agent")
+        self.begun += 1
         body, more = b"", True
         while more:
             message = await receive()
@@ -141,9 +144,59 @@ async def test_an_answer_has_a_type_and_a_length(server: Server) -> None:
 async def test_a_request_in_pieces_is_answered(server: Server, pieces: list[bytes]) -> None:
     served = Served(server)
     async with Client.admitted(server) as client:
-        assert await client.ask(*pieces) in {BY_ASGI, DIRECTLY}
+        assert await client.ask(*pieces) == DIRECTLY
         assert await client.ask(request()) == DIRECTLY
-    assert served.bodies + [seen.body for seen in served.requests] == [b"{}", b"[1]", b"{}"]
+    assert served.bodies == [b"{}"]
+    assert [seen.body for seen in served.requests] == [b"[1]", b"{}"]
+
+
+CHUNKED = request(b"", b"POST /mcp HTTP/1.1", b"Transfer-Encoding: chunked", length=False)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param(request(b"x" * (MAX_DIRECT_BYTES + 1))[: -MAX_DIRECT_BYTES - 1], id="by its length"),
+        pytest.param(CHUNKED + b"1001\r\n" + b"x" * (MAX_DIRECT_BYTES + 1), id="in a chunk"),
+    ],
+)
+async def test_asgi_begins_with_a_large_body_before_all_of_it_is_received(
+    server: Server, begun: bytes
+) -> None:
+    served = Served(server)
+    async with Client.admitted(server) as client:
+        client.writer.write(begun)
+        await until(lambda: served.begun == 2)
+        assert served.bodies == [b"{}"]
+    await until(lambda: not len(server.connections))
+    assert served.requests == []
+
+
+async def test_a_body_that_does_not_end_is_cut_off_and_reaches_nothing() -> None:
+    async with Server.running(request_timeout_s=0.2) as server:
+        served = Served(server)
+        async with Client.admitted(server) as client:
+            client.writer.write(request(b"[1]")[:-1])
+            with suppress(ConnectionError):
+                assert await client.reader.read() == b""
+            await until(lambda: not len(server.connections))
+    assert (served.bodies, served.requests) == ([b"{}"], [])
+
+
+async def test_a_request_that_is_being_received_is_answered_by_a_server_that_ends() -> None:
+    async with AsyncExitStack() as running:
+        server = await running.enter_async_context(Server.running())
+        Served(server)
+        async with Client.admitted(server) as client:
+            client.writer.write(request(b"[1]")[:-1])
+            # What came on another connection after it is answered, so it has been received.
+            async with Client.admitted(server):
+                pass
+            ending = asyncio.create_task(running.pop_all().aclose())
+            assert (await client.answer())[0].startswith(b"HTTP/1.1 404 ")  # by what replaces the application
+            client.writer.write(b"]")
+            assert await client.reader.read() == b""
+            await ending
 
 
 @pytest.mark.parametrize(
@@ -284,7 +337,7 @@ async def test_what_the_server_ends_is_answered() -> None:
         async with Client.admitted(server) as client:
             client.writer.write(request())
             await begun.wait()
-            (task,) = (task for task in asyncio.all_tasks() if "DirectHttp" in repr(task.get_coro()))
+            (task,) = (task for task in asyncio.all_tasks() if "BoundedHttp" in repr(task.get_coro()))
             task.cancel()
             assert (await client.answer())[0].startswith(b"HTTP/1.1 500 ")
 

@@ -8,8 +8,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection
-from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.http.front_page import FrontPage
+from relay.http.http_protocol import PendingAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from schemas.addresses import MCP_PATHS, HostPort
 from schemas.registry import SchemaRegistry

@@ -9,9 +9,15 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import admit
-from relay.http.frame_meter import FRAMES_AT_ONCE, FRAMES_BEFORE_ADMISSION, METER_IN_SCOPE
-from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
-from relay.http.websocket_protocol import FLOODED, MAX_BYTES_BEFORE_ADMISSION
+from relay.http.websocket_protocol import (
+    FLOODED,
+    FRAMES_AT_ONCE,
+    FRAMES_BEFORE_ADMISSION,
+    HANDLED_IN_MESSAGE,
+    MAX_BYTES_BEFORE_ADMISSION,
+    METER_IN_SCOPE,
+    take_texts,
+)
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
 from tests.fakes.raw_http import exchange

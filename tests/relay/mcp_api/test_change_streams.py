@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,12 +16,19 @@ from mcp.server.connection import Connection
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 
-from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller, Principal
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, AgentName, Caller, Principal
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.selection import WHOLE_FLEET
-from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
-from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
+from relay.mcp_api.change_streams import (
+    MAX_FOLLOWED,
+    PER_AGENT,
+    TOO_MANY_STREAMS,
+    ChangeStreams,
+    FollowedResources,
+    OpenStreams,
+    StreamLimitError,
+)
 from relay.mcp_api.sdk import Context
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
@@ -31,6 +39,7 @@ from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT, TTL_MS
 
 BOUND_S: Final = 10
+
 CHANGED: Final = "notifications/tools/list_changed"
 
 
@@ -446,3 +455,215 @@ async def test_a_client_that_does_not_read_gets_one_update_for_all_that_it_misse
     assert client.sent.empty()
     listening.cancel()
     await asyncio.wait([listening])
+
+
+def principal(sub: str = "agent-1", jti: str = "jti-1", tenant: str = "acme") -> Principal:
+    return Principal(
+        tenant, sub, jti, "https://relay.example", frozenset({"tools:call:read_only"}), 0, "kid-1", b""
+    )
+
+
+def nothing() -> None:
+    pass
+
+
+class Ends:
+    """Notes whose stream was ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def of(self, name: str) -> Callable[[], None]:
+        return lambda: self.ended.append(name)
+
+
+def may_open(streams: OpenStreams, who: Principal) -> bool:
+    try:
+        streams.check(who)
+    except StreamLimitError:
+        return False
+    return True
+
+
+# --- shares -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(principal("agent-2"), id="another subject"),
+        pytest.param(principal(tenant="globex"), id="another tenant"),
+        pytest.param(
+            Principal("acme", "agent-1", "jti-1", "https://other.example", frozenset(), 0, "kid-1", b""),
+            id="another issuer",
+        ),
+    ],
+)
+def test_another_agent_has_a_share_of_its_own(other: Principal) -> None:
+    streams = OpenStreams(per_agent=1)
+    streams.hold(principal(), nothing)
+    assert not may_open(streams, principal())
+    assert may_open(streams, other)
+
+
+def test_another_token_of_the_same_agent_brings_no_further_share() -> None:
+    streams = OpenStreams(per_agent=1)
+    streams.hold(principal(jti="jti-1"), nothing)
+    assert not may_open(streams, principal(jti="jti-2"))
+
+
+def test_there_is_room_for_so_many_in_all() -> None:
+    streams = OpenStreams(per_agent=10, in_all=3)
+    releases = [streams.hold(principal(f"agent-{number}"), nothing) for number in range(3)]
+    assert not may_open(streams, principal("a newcomer"))
+    releases[1]()
+    assert may_open(streams, principal("a newcomer"))
+
+
+def test_what_is_closed_gives_its_place_back_once() -> None:
+    streams = OpenStreams(per_agent=2)
+    first, _second = streams.hold(principal(), nothing), streams.hold(principal(), nothing)
+    for _ in range(3):
+        first()
+    streams.hold(principal(), nothing)
+    assert not may_open(streams, principal())
+
+
+def test_who_holds_nothing_is_forgotten() -> None:
+    streams = OpenStreams()
+    for number in range(100):
+        streams.check(principal(f"agent-{number}", f"jti-{number}"))
+        streams.hold(principal(f"agent-{number}", f"jti-{number}"), nothing)()
+    assert (len(streams._held), len(streams._ends)) == (0, 0)  # noqa: SLF001 - a leak shows nowhere else
+
+
+# --- revocation ---------------------------------------------------------------------------------------
+
+
+def test_what_a_token_opened_ends_when_it_is_revoked_and_nothing_else() -> None:
+    streams, ends = OpenStreams(), Ends()
+    for name, jti in (("first", "jti-1"), ("second", "jti-1"), ("other", "jti-2")):
+        streams.hold(principal(jti=jti), ends.of(name))
+    streams.revoke(frozenset({"jti-1", "never seen"}))
+    assert ends.ended == ["first", "second"]
+
+
+def test_what_was_closed_before_is_not_ended_again() -> None:
+    streams, ends = OpenStreams(), Ends()
+    closed = streams.hold(principal(), ends.of("closed"))
+    streams.hold(principal(), ends.of("open"))
+    closed()
+    streams.revoke({"jti-1"})
+    assert ends.ended == ["open"]
+
+
+def test_a_stream_that_closes_as_it_is_ended_gives_its_place_back() -> None:
+    streams = OpenStreams(per_agent=2)
+    releases: list[Callable[[], None]] = []
+    for _ in range(2):
+        number = len(releases)
+        releases.append(streams.hold(principal(), lambda number=number: releases[number]()))  # type: ignore[misc]
+    assert not may_open(streams, principal())
+    streams.revoke({"jti-1"})
+    streams.revoke({"jti-1"})
+    streams.hold(principal(), nothing)
+    assert may_open(streams, principal())
+
+
+def test_a_stream_that_goes_on_until_it_notices_keeps_its_place_until_then() -> None:
+    streams = OpenStreams(per_agent=1)
+    release = streams.hold(principal(), nothing)
+    streams.revoke({"jti-1"})
+    assert not may_open(streams, principal())
+    release()
+    assert may_open(streams, principal())
+
+
+@pytest.fixture
+def followed(tmp_path: Path, registry: SchemaRegistry) -> Followed:
+    return Followed(tmp_path, registry)
+
+
+class Streams:
+    """The streams of agents that follow resources of one relay."""
+
+    def __init__(self, followed: Followed) -> None:
+        self.followed = followed
+        self.held = Counter[AgentName]()
+
+    def opened(
+        self, agent: Principal | None = None, updated: Callable[[str], None] = lambda _: None
+    ) -> FollowedResources:
+        agent = agent or self.followed.agent()
+        return FollowedResources(self.followed.resource, agent, updated, self.held)
+
+
+@pytest.fixture
+def streams(followed: Followed) -> Streams:
+    return Streams(followed)
+
+
+def capabilities(count: int) -> list[str]:
+    return [f"{URI}?cap=c{number}" for number in range(count)]
+
+
+async def test_updates_carry_the_uri_that_was_followed(followed: Followed, streams: Streams) -> None:
+    agent, updated = followed.agent(), list[str]()
+    resources = streams.opened(agent, updated.append)
+    query = f"{URI}?cap=sysmetrics"
+    assert [resources.add(uri) for uri in (URI, URI, query, "fleet://nodes")] == [True, True, True, False]
+    await followed.subscribe(agent)
+    followed.sample()
+    assert updated == [URI, query]
+    resources.remove(URI)
+    resources.remove(URI)
+    followed.sample()
+    assert updated == [URI, query, query]
+    resources.close()
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
+async def test_a_resource_is_followed_once_however_it_is_spelled(
+    followed: Followed, streams: Streams
+) -> None:
+    agent, updated = followed.agent(), list[str]()
+    resources = streams.opened(agent, updated.append)
+    spellings = [f"node://{NODE_ID[:length]}/telemetry" for length in range(6, 27)]
+    spellings += [f"node://%{ord(NODE_ID[0]):02X}{NODE_ID[1:]}/telemetry", f"{URI}?since_ms=5", f"{URI}?"]
+    assert all(resources.add(uri) for uri in spellings)
+    await followed.subscribe(agent)
+    followed.sample()
+    assert updated == spellings[:1]
+    resources.remove(spellings[-1])
+    assert followed.counted("telemetry_subscriptions") == 0
+    assert not streams.held
+
+
+def test_what_was_followed_by_a_label_can_be_ended_by_it_when_it_names_another_node(
+    followed: Followed, streams: Streams
+) -> None:
+    fleet, uri = followed.hub.fleet, "node://greenhouse/telemetry"
+    fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse")})
+    resources = streams.opened()
+    assert resources.add(uri)
+    fleet.rename({NODE_ID: NodeName(TENANT, "shed")})
+    resources.remove(uri)
+    assert not streams.held
+
+
+def test_the_number_of_resources_is_limited(streams: Streams) -> None:
+    resources, uris = streams.opened(), capabilities(MAX_FOLLOWED + 1)
+    assert [resources.add(uri) for uri in uris] == [True] * MAX_FOLLOWED + [False]
+    resources.close()
+    assert resources.add(uris[-1])
+
+
+def test_the_number_that_one_agent_follows_by_all_of_its_streams_is_limited(
+    followed: Followed, streams: Streams
+) -> None:
+    opened = [streams.opened() for _ in range(64)]
+    followed_by_one = [resources.add(uri) for resources in opened for uri in capabilities(MAX_FOLLOWED)]
+    assert followed_by_one.count(True) == PER_AGENT
+    assert streams.opened(followed.agent("agent-2")).add(URI)
+    opened[0].close()
+    assert opened[-1].add(URI)

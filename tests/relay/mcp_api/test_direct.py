@@ -24,10 +24,10 @@ from starlette.types import Message, Receive, Scope, Send
 from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
-from relay.http.direct_http import HttpAnswer, WholeRequest
+from relay.http.http_protocol import HttpAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.limits.allowance import Allowance
-from relay.mcp_api.direct import until_disconnected
+from relay.limits.rate_limits import Allowance
+from relay.mcp_api.endpoint import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE
 from relay.routing.port import LocalRouter
@@ -56,9 +56,9 @@ ULID: Final = re.compile(rb"[0-9A-HJKMNP-TV-Z]{26}")
 
 @dataclass
 class Reply:
-    """What a client is told, and whether its request was plain: whether the SDK never saw it."""
+    """What a client is told, and whether the SDK saw its request."""
 
-    plain: bool = True
+    by_sdk: bool = False
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -66,6 +66,12 @@ class Reply:
     def comparable(self) -> tuple[int, dict[bytes, bytes], bytes]:
         """Return the answer, less the ids that are each call's own."""
         return self.status, self.headers, ULID.sub(b"(a ULID)", self.body)
+
+
+def comparable(answer: HttpAnswer) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Return an answer as ``Reply.comparable`` has it, with the headers that the protocol writes."""
+    headers = {b"content-type": b"application/json", b"content-length": b"%d" % len(answer.body)}
+    return Reply(status=answer.status, headers=headers, body=answer.body).comparable()
 
 
 class Stage:
@@ -92,7 +98,7 @@ class Stage:
         self.seen_by_sdk: list[Scope] = []
 
     @property
-    def methods(self) -> dict[str, Method]:
+    def methods(self) -> Mapping[str, Method]:
         return self._mcp.methods.table
 
     @classmethod
@@ -105,7 +111,7 @@ class Stage:
         async def seen(
             manager: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
         ) -> None:
-            stage._reply.plain = False
+            stage._reply.by_sdk = True
             stage.seen_by_sdk.append(scope)
             await by_sdk(manager, scope, receive, send)
 
@@ -113,19 +119,21 @@ class Stage:
             async with asyncio.timeout(BOUND_S), stage._mcp.running():
                 yield stage
 
-    async def ask(
-        self,
-        message: object,
-        headers: Mapping[str, str] = PLAIN_HEADERS,
-        *,
-        twice: str | None = None,
-        gone: asyncio.Event | None = None,
-    ) -> Reply:
-        """Send one request, with one header ``twice``. With that of what is accepted it means the same."""
+    def _lines(self, headers: Mapping[str, str], twice: str | None = None) -> list[tuple[bytes, bytes]]:
         lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self._token}".encode())]
         lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
         if twice is not None:
             lines.append((twice.encode("ascii"), headers.get(twice, "").encode("latin-1")))
+        return lines
+
+    async def ask(
+        self,
+        message: object,
+        headers: Mapping[str, str] = PLAIN_HEADERS,
+        gone: asyncio.Event | None = None,
+    ) -> Reply:
+        """Send one request by ASGI."""
+        lines = self._lines(headers)
         scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": lines}
         incoming = [{"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}]
         reply = self._reply = Reply()
@@ -145,11 +153,10 @@ class Stage:
         return reply
 
     async def ask_whole(
-        self, message: object, headers: Mapping[str, str] = PLAIN_HEADERS
+        self, message: object, headers: Mapping[str, str] = PLAIN_HEADERS, *, twice: str | None = None
     ) -> HttpAnswer | None:
-        """Return the answer to one request that was received in one piece; None if ASGI has to serve it."""
-        lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self._token}".encode())]
-        lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
+        """Return the answer to a request, with one header ``twice``; None if ASGI has to serve it."""
+        lines = self._lines(headers, twice)
         connection = HeldConnections().hold(self.hub.authenticator.identify(self._token).name)
         body = json.dumps(message).encode()
         work = self._guard.begin(WholeRequest(lines, "127.0.0.1", connection, b"/mcp", b"", body))
@@ -265,15 +272,12 @@ async def test_a_plain_call_is_answered_as_the_sdk_answers_it(
     hub: Hub, message: object, headers: Mapping[str, str]
 ) -> None:
     async with Stage.running(hub, ScriptedRouter()) as stage:
-        ours = await stage.ask(message, headers)
-        sdks = await stage.ask(message, headers, twice="accept")
-        whole = await stage.ask_whole(message, headers)
-    assert (ours.plain, sdks.plain) == (True, False)
+        ours = await stage.ask_whole(message, headers)
+        sdks = await stage.ask(message, headers)
+    assert ours is not None
     assert ours.status == 200
     assert json.loads(ours.body)["result"]["resultType"] == "complete"
-    assert ours.comparable() == sdks.comparable()
-    assert whole is not None
-    assert (whole.status, ULID.sub(b"", whole.body)) == (200, ULID.sub(b"", ours.body))
+    assert comparable(ours) == sdks.comparable()
 
 
 @pytest.mark.parametrize(("message", "headers"), FAILING.values(), ids=FAILING.keys())
@@ -281,13 +285,11 @@ async def test_a_method_fails_as_the_sdk_lets_it_fail(
     hub: Hub, message: object, headers: Mapping[str, str]
 ) -> None:
     async with Stage.running(hub, ScriptedRouter()) as stage:
-        ours = await stage.ask(message, headers)
-        sdks = await stage.ask(message, headers, twice="accept")
-        whole = await stage.ask_whole(message, headers)
-    assert (ours.plain, sdks.plain) == (True, False)
+        ours = await stage.ask_whole(message, headers)
+        sdks = await stage.ask(message, headers)
+    assert ours is not None
     assert json.loads(ours.body)["error"]["code"] == -32602
-    assert ours.comparable() == sdks.comparable()
-    assert whole == (ours.status, ours.body)
+    assert comparable(ours) == sdks.comparable()
 
 
 async def test_a_notification_goes_before_the_result_on_the_way_that_can_stream(hub: Hub) -> None:
@@ -298,9 +300,9 @@ async def test_a_notification_goes_before_the_result_on_the_way_that_can_stream(
 
     async with Stage.running(hub, ScriptedRouter()) as stage:
         with patch.dict(stage.methods, {"tools/list": tells}):
-            whole = await stage.ask(*LISTED["a list of tools"])
-            streamed = await stage.ask(*LISTED["a list of tools"], twice="accept")
-    assert whole.headers[b"content-type"] == b"application/json"
+            whole = await stage.ask_whole(*LISTED["a list of tools"])
+            streamed = await stage.ask(*LISTED["a list of tools"])
+    assert whole is not None
     events = [json.loads(line[6:]) for line in streamed.body.splitlines() if line.startswith(b"data: ")]
     assert events[0]["method"] == "notifications/message"
     assert events[0]["params"] == {"level": "info", "data": "before"}
@@ -312,7 +314,6 @@ async def test_what_is_not_plainly_a_call_is_left_to_the_sdk(
     hub: Hub, message: object, headers: Mapping[str, str]
 ) -> None:
     async with Stage.running(hub, ScriptedRouter()) as stage:
-        assert (await stage.ask(message, headers)).plain is False
         assert await stage.ask_whole(message, headers) is None
 
 
@@ -329,13 +330,12 @@ async def test_a_whole_request_of_the_old_era_or_with_a_large_body_is_left_to_as
 @pytest.mark.parametrize("twice", PLAIN_HEADERS)
 async def test_a_header_that_stands_twice_is_left_to_the_sdk(hub: Hub, twice: str, name: str | None) -> None:
     async with Stage.running(hub, ScriptedRouter()) as stage:
-        reply = await stage.ask(call(name), twice=twice)
-    assert reply.plain is False
+        assert await stage.ask_whole(call(name), twice=twice) is None
 
 
 async def test_the_sdk_finds_the_caller_the_message_and_a_sessions_owner_without_a_token(hub: Hub) -> None:
     async with Stage.running(hub, ScriptedRouter()) as stage:
-        await stage.ask(call(), twice="accept")
+        await stage.ask(call())
         (scope,) = stage.seen_by_sdk
     of_the_server = {"type", "method", "path", "query_string", "client", "headers"}
     assert scope.keys() - of_the_server == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE, EXCHANGE_IN_SCOPE, "user"}
@@ -374,20 +374,20 @@ def test_whatever_is_plain_the_sdk_answers_alike(
     message |= members
     said = {**PLAIN_HEADERS, **headers}
 
-    async def both() -> tuple[Reply, Reply]:
+    async def both() -> tuple[HttpAnswer | None, Reply]:
         with TemporaryDirectory() as directory:
             hub = Hub(Path(directory), registry)
             async with Stage.running(hub, ScriptedRouter()) as stage:
-                replies = await stage.ask(message, said), await stage.ask(message, said, twice="accept")
+                replies = await stage.ask_whole(message, said), await stage.ask(message, said)
             hub.close()
             return replies
 
     ours, sdks = asyncio.run(both())
     # What is not JSON-RPC reaches neither of the two.
     is_message = message["jsonrpc"] == "2.0" and isinstance(message["method"], str)
-    assert sdks.plain is not is_message
-    if ours.plain:
-        assert ours.comparable() == sdks.comparable()
+    assert sdks.by_sdk is is_message
+    if ours is not None:
+        assert comparable(ours) == sdks.comparable()
 
 
 # --- who goes away ------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ async def test_a_call_ends_when_its_caller_goes_away(hub: Hub) -> None:
         gone.set()
         reply = await asking
     assert router.given_up.is_set()
-    assert (reply.plain, reply.status, reply.body) == (True, 0, b"")
+    assert (reply.by_sdk, reply.body) == (True, b"")
     assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]
 
 

@@ -7,9 +7,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, TextResourceContents
 
 from relay.auth.permissions import Rights
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.methods import LIST_TTL_MS
-from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
+from relay.mcp_api.tool_list import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.state.names import NodeName
 from schemas.meta_names import META_CANONICAL_NAME, META_ERROR, META_SAFETY_CLASS
 from tests.fakes.hub import Hub

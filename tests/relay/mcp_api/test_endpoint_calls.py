@@ -13,6 +13,7 @@ from relay.cli.audit import app
 from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteTools, Risk
 from schemas.errors import Failure, ToolError
 from schemas.meta_names import META_CORRELATION_ID, META_ERROR, META_HOP
+from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, NEW, PING, Era, Stage
 from tests.fakes.routers import ScriptedRouter, SilentRouter
@@ -33,8 +34,8 @@ async def test_both_forms_of_a_name_can_be_called_always(
     assert not result.is_error
     (content,) = result.content
     assert isinstance(content, TextContent)
-    assert json.loads(content.text) == result.structured_content
     assert result.structured_content == {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
+    assert json.loads(content.text) == {**result.structured_content, "received_at": iso(NOW_MS)}
     assert router.commands[0].tool == ECHO_NAME
 
 

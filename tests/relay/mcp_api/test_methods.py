@@ -7,17 +7,18 @@ from typing import Any, Final
 import pytest
 
 from relay.auth.agent_tokens import Caller
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, MethodError, Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.errors import ToolError
 from schemas.meta_names import META_ERROR
+from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.seconds import Seconds
-from tests.fakes.signer import NODE_ID
+from tests.fakes.signer import NODE_ID, NOW_MS
 
 ECHO_NAME: Final = f"sysecho.{NODE_ID}.echo.invoke"
 TRACE_ID: Final = "a" * 32
@@ -89,8 +90,10 @@ async def test_a_call_is_the_gateways_and_its_trace_is_the_callers(stage: Stage)
     (command,) = stage.router.commands
     assert (command.traceparent or "").split("-")[1] == TRACE_ID
     assert result["isError"] is False
-    assert result["structuredContent"] == json.loads(result["content"][0]["text"])
-    assert result["structuredContent"]["message"] == "ping"
+    assert result["structuredContent"] == {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
+    # The text is what a model reads; the structured content has to fit the schema that the node signed.
+    text = json.loads(result["content"][0]["text"])
+    assert text == {**result["structuredContent"], "received_at": iso(NOW_MS)}
 
 
 async def test_a_call_that_fails_is_a_result_whose_error_is_not_structured_content(stage: Stage) -> None:

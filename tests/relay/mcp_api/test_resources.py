@@ -5,14 +5,14 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_names import UnknownNodeError
-from relay.mcp_api.fleet_resources import MAX_PAGE_BYTES, ResourceQueryError
-from relay.mcp_api.paging import CursorError
-from relay.mcp_api.resources import JSON, PEM, TEMPLATES, ResourceCatalog
+from relay.mcp_api.resources import JSON, MAX_PAGE_BYTES, PEM, TEMPLATES, ResourceCatalog, ResourceQueryError
+from relay.mcp_api.tool_list import CursorError
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.identity import kid_of
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
+from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (
     DAY_MS,
@@ -100,6 +100,7 @@ def test_the_nodes_are_listed_with_what_is_known_of_them(
             "connected": True,
             "manifest_etag": etag_of(wire),
             "expires_at_ms": NOW_MS + TTL_MS,
+            "expires_at": iso(NOW_MS + TTL_MS),
             "tools": [f"sys.{NODE_ID}.sysmetrics.snapshot", f"sysecho.{NODE_ID}.echo.invoke"],
         },
         {
@@ -296,7 +297,7 @@ def test_nodes_are_listed_page_by_page_and_each_once(
     hub: Hub, catalog: ResourceCatalog, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     ids = many(hub, count)
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.NODES_PER_PAGE", 3)
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 3)
     pages = pages_of_nodes(catalog)
     assert [node_id for page in pages for node_id in page] == ids
     assert [len(page) for page in pages[:-1]] == [3] * (len(pages) - 1)
@@ -307,7 +308,7 @@ def test_a_page_of_nodes_with_many_tools_ends_before_clients_reject_it(
     hub: Hub, catalog: ResourceCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An eighth of the limit, and so of what clients take: to sign and to list fewer takes less time.
-    monkeypatch.setattr("relay.mcp_api.fleet_resources.MAX_PAGE_BYTES", MAX_PAGE_BYTES // 8)
+    monkeypatch.setattr("relay.mcp_api.resources.MAX_PAGE_BYTES", MAX_PAGE_BYTES // 8)
     tools = [{**ECHO, "cap_id": f"echo{number:012}"} for number in range(64)]
     for number in range(23):
         hub.connect(hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}"), capabilities=tools)
@@ -354,6 +355,9 @@ def changes(
     catalog: ResourceCatalog, since_ms: int = 0, who: Principal | None = None
 ) -> list[tuple[int, str]]:
     document = json.loads(text(catalog, f"fleet://changes?since_ms={since_ms}", who))
+    assert [change["at"] for change in document["changes"]] == [
+        iso(change["at_ms"]) for change in document["changes"]
+    ]
     return [(change["at_ms"], change["what"]) for change in document["changes"]]
 
 

@@ -1,25 +1,42 @@
+"""The pages of ``tools/list``. What clients make of them is in ``test_endpoint``."""
+
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kubelet.handlers.echo import CAPABILITY as ECHO
-from kubelet.handlers.metrics import CAPABILITY as METRICS
+from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Caller
+from relay.auth.permissions import Rights
+from relay.calls.envelope import Call
+from relay.fleet.tools import Tool
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import ResourceCatalog
-from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.tool_list import (
+    MAX_PAGE_BYTES,
+    PAGE_SIZE,
+    CursorError,
+    Listed,
+    ToolList,
+    page_of,
+    text_of,
+    with_documents,
+)
 from relay.settings.config import View
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryResource
-from schemas.kinds import KINDS
+from schemas.keys import base64url
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE
 from tests.fakes.hub import Hub
 from tests.fakes.relay_tools import parrot
 from tests.fakes.routers import ScriptedRouter
+from tests.fakes.shipped_kinds import ECHO, KINDS, METRICS
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
 
 READ = ("name", "title", "description", "inputSchema")
+
 OFFERS = {f"{kind.short}.{verb}" for kind in KINDS for verb in kind.verbs}
 
 
@@ -47,6 +64,9 @@ class Stage:
         tools: list[dict[str, Any]] = json.loads((await self.page(query, **of))["tools"].text())
         return tools
 
+    def streams(self, message: dict[str, Any]) -> bool:
+        return self.methods.gateway.streams(Call(message))
+
     async def names(self, query: str = "", **of: Any) -> list[str]:
         return [tool["name"] for tool in await self.tools(query, **of)]
 
@@ -65,11 +85,34 @@ async def test_tools_of_the_relay_are_sorted_with_those_of_the_nodes(stage: Stag
     assert len(names) == 5
 
 
+@pytest.mark.parametrize(("query", "name"), [("", "relay.parrot"), ("names=dashed", "relay-parrot")])
+async def test_a_tool_of_the_relay_is_listed_under_either_form_of_its_name(
+    stage: Stage, query: str, name: str
+) -> None:
+    tool = parrot(stage.hub.registry)
+    stage.hub.relay_tools.register(tool)
+    page = await stage.page(query)
+    document = with_documents(page)
+    assert json.loads(text_of(page)) == document
+    (entry,) = document["tools"]
+    assert entry["name"] == name
+    assert entry["inputSchema"] == tool.schemas.input_schema
+    assert "$id" not in entry["inputSchema"]
+    assert entry["annotations"]["readOnlyHint"] is True
+    assert entry["_meta"]["edge-kubelet/canonical-name"] == "relay.parrot"
+
+
+def test_a_result_without_tools_is_encoded_as_it_is() -> None:
+    result = {"ä": {"b": [None, True]}, "tools": []}
+    assert text_of(result) == encoded(result)
+    assert with_documents(result) == result
+
+
 @pytest.mark.parametrize("position", range(4))
 async def test_pages_hold_each_tool_once_wherever_that_of_the_relay_is(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    monkeypatch.setattr("relay.mcp_api.paging.PAGE_SIZE", 1)
+    monkeypatch.setattr("relay.mcp_api.tool_list.PAGE_SIZE", 1)
     stage.hub.connect(stage.hub.ca.issue())
     name = ("a", "sysa", "sysm.x", "z")[position]
     stage.hub.relay_tools.register(parrot(stage.hub.registry, canonical=name))
@@ -100,8 +143,8 @@ async def test_a_tool_is_listed_in_its_views_to_callers_who_may_call_it(stage: S
 def test_only_a_call_that_may_notify_first_needs_a_stream(stage: Stage, name: object, streams: bool) -> None:  # noqa: FBT001 - of the table
     stage.hub.relay_tools.register(parrot(stage.hub.registry))
     stage.hub.relay_tools.register(parrot(stage.hub.registry, canonical="streaming", streams=True))
-    assert stage.methods.streams({"params": {"name": name}}) is streams
-    assert stage.methods.streams({"params": None}) is False
+    assert stage.streams({"params": {"name": name}}) is streams
+    assert stage.streams({"params": None}) is False
 
 
 @pytest.mark.parametrize(
@@ -116,7 +159,7 @@ def test_only_a_call_that_may_notify_first_needs_a_stream(stage: Stage, name: ob
 )
 def test_a_tool_that_logs_streams_to_callers_who_opt_in(stage: Stage, meta: object, streams: bool) -> None:  # noqa: FBT001 - of the table
     stage.hub.relay_tools.register(parrot(stage.hub.registry, logs=True))
-    assert stage.methods.streams({"params": {"name": "relay.parrot", "_meta": meta}}) is streams
+    assert stage.streams({"params": {"name": "relay.parrot", "_meta": meta}}) is streams
 
 
 @pytest.mark.parametrize(
@@ -138,7 +181,7 @@ def test_a_subscription_streams_to_callers_with_a_progress_token(
 ) -> None:
     stage.hub.connect(stage.hub.ca.issue(), capabilities=[FOLLOWED])
     stage.hub.views(stage.hub.gateway(ScriptedRouter()))
-    assert stage.methods.streams({"params": {"name": name, "_meta": meta}}) is streams
+    assert stage.streams({"params": {"name": name, "_meta": meta}}) is streams
 
 
 def read_bytes(tool: dict[str, Any]) -> int:
@@ -165,3 +208,88 @@ async def test_what_a_model_reads_of_each_verb_of_each_kind_is_short(
     assert {f"{name.split('.')[0]}.{name.split('.')[-1]}" for name in tools if "." in name} == OFFERS
     sizes = {name: read_bytes(tool) for name, tool in tools.items()}
     assert {name: size for name, size in sizes.items() if size > most} == {}
+
+
+@pytest.fixture
+def tool(hub: Hub) -> Tool:
+    hub.connect(hub.ca.issue())
+    return hub.fleet.selected.listed(Rights(TENANT, frozenset({"read_only"})))[0]
+
+
+def many(tool: Tool, count: int, size: int) -> list[Tool]:
+    rest = tool.listed_bytes - tool.surface.schema_bytes
+    surface = replace(tool.surface, schema_bytes=size - rest)
+    return [replace(tool, canonical=f"tool.{number:05}", surface=surface) for number in range(count)]
+
+
+def listed(tools: Sequence[Tool]) -> Listed:
+    """Return the list in which ``tools``, which are sorted, are."""
+    return lambda after, limit: [tool for tool in tools if tool.place > after][:limit]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "pages"),
+    [
+        pytest.param(0, 100, [0], id="none"),
+        pytest.param(PAGE_SIZE, 1, [PAGE_SIZE], id="just-one-page"),
+        pytest.param(PAGE_SIZE + 1, 1, [PAGE_SIZE, 1], id="one-more"),
+        pytest.param(5, MAX_PAGE_BYTES // 2, [2, 2, 1], id="large-ones"),
+        pytest.param(2, MAX_PAGE_BYTES * 2, [1, 1], id="larger-than-a-page"),
+    ],
+)
+def test_following_the_cursor_gives_every_tool_once(
+    tool: Tool, count: int, size: int, pages: list[int]
+) -> None:
+    tools = many(tool, count, size)
+    seen: list[object] = []
+    sizes: list[int] = []
+    cursor: str | None = None
+    while True:
+        page, cursor = page_of(listed(tools), cursor)
+        seen += page
+        sizes.append(len(page))
+        if cursor is None:
+            break
+    assert seen == tools
+    assert sizes == pages
+
+
+def test_a_cursor_goes_on_behind_its_tool_even_when_that_is_gone(tool: Tool) -> None:
+    tools = many(tool, 3, MAX_PAGE_BYTES)
+    _, cursor = page_of(listed(tools), None)
+    page, _ = page_of(listed(tools[1:]), cursor)
+    assert [item.place for item in page] == [(0, "tool.00001")]
+
+
+def test_pages_follow_the_turns_and_not_the_names_alone(tool: Tool) -> None:
+    first, second = (
+        [replace(tool, canonical=f"{name}.{number:04}", turn=turn) for name in "ab" for number in range(600)]
+        for turn in range(2)
+    )
+    tools = [*first, *(replace(each, canonical=f"0{each.canonical}") for each in second)]
+    assert tools == sorted(tools, key=lambda each: each.place)
+    seen: list[object] = []
+    cursor: str | None = None
+    while cursor is not None or not seen:
+        page, cursor = page_of(listed(tools), cursor)
+        seen += page
+    assert seen == tools
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "!",
+        "w6k",
+        7,
+        ["x"],
+        base64url(b"tool.1"),
+        base64url(b"1 Tool"),
+        base64url(b"1 a\n"),
+        base64url(b"x a"),
+    ],
+    ids=["not base64url", "not ASCII", "number", "list", "name alone", "no name", "a line end", "no turn"],
+)
+def test_a_cursor_that_was_never_given_is_refused(tool: Tool, cursor: object) -> None:
+    with pytest.raises(CursorError, match="not one that this server gave"):
+        page_of(listed([tool]), cursor)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from relay.routing.port import Command, LocalRouter
-from relay.sessions.capability_limits import CapabilityLimits
+from relay.sessions.node_sessions import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed

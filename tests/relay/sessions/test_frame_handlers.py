@@ -1,3 +1,5 @@
+"""The interval of heartbeats by the size of the fleet."""
+
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -108,8 +110,8 @@ async def test_a_heartbeat_is_answered_with_what_the_broker_sent_last(
 async def test_a_node_that_stays_connected_learns_that_the_fleet_has_grown(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, subprotocols: Sequence[str], told_s: list[int | None]
 ) -> None:
-    monkeypatch.setattr("relay.sessions.heartbeat_interval._FEW", 0)
-    monkeypatch.setattr("relay.sessions.heartbeat_interval._MANY", 10)
+    monkeypatch.setattr("relay.sessions.frame_handlers._FEW", 0)
+    monkeypatch.setattr("relay.sessions.frame_handlers._MANY", 10)
 
     async def asked_for(end: NodeEnd) -> int | None:
         answer = await asked(end, "heartbeat", PAYLOADS["heartbeat"])

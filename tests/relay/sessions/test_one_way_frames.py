@@ -7,7 +7,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from relay.http.frame_meter import FRAMES_AT_ONCE, FrameMeter
+from relay.http.websocket_protocol import FRAMES_AT_ONCE, FrameMeter
 from relay.routing.port import NodeRef
 from relay.sessions.one_way_frames import MAX_QUEUED_BYTES, OneWayFrames
 from schemas.addresses import CONNECT_PATH

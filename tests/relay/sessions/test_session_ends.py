@@ -6,7 +6,7 @@ import json
 import pytest
 from starlette.types import Message
 
-from relay.sessions.connect_limiter import ConnectLimiter
+from relay.sessions.connects import ConnectLimiter
 from schemas.errors import Failure
 from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.identity import Identity
@@ -17,7 +17,7 @@ from tests.fakes.hub import Hub
 from tests.fakes.node_end import OTHER_BOOT_ID
 from tests.fakes.serving import Server
 from tests.fakes.session_stage import BOUND_S, Stage, admit, command, failure, goes_on
-from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -260,3 +260,42 @@ async def test_machines_that_take_an_identity_from_each_other_fill_no_log(stage:
             await goes_on(third)
     assert stage.sessions_counted("duplicate_identity") == 2
     assert len(stage.hub.lines.entries("two machines use one identity; the newer stays")) == 1
+
+
+async def test_a_session_ends_when_its_leaf_expires_and_not_before(stage: Stage) -> None:
+    ends_ms = stage.node.identity().not_after_ms
+    async with stage.open() as end:
+        for now_ms in (ends_ms - 1, ends_ms):
+            await goes_on(end)
+            stage.hub.clock.now_ms = now_ms
+            stage.sessions.end_expired()
+        assert await end.until_closed() == (4001, [])
+    await stage.until_ended()
+    stage.sessions.end_expired()
+    assert stage.sessions_counted("shut_out") == 1
+
+
+async def test_after_the_clock_was_set_back_a_leaf_of_the_future_ends_its_session(
+    stage: Stage,
+) -> None:
+    async with stage.open() as end:
+        stage.sessions.end_expired()
+        await goes_on(end)
+        stage.hub.clock.now_ms = stage.node.identity().not_before_ms - 1
+        stage.sessions.end_expired()
+        assert await end.until_closed() == (4001, [])
+
+
+async def test_a_renewed_leaf_is_examined_when_the_old_one_expires_and_at_its_own_end(
+    stage: Stage,
+) -> None:
+    renewed = stage.hub.ca.issue(key=stage.node.key, now_ms=NOW_MS + 60_000)
+    async with stage.open() as end:
+        stage.hub.fleet.offer_identity(NODE_ID, renewed.leaf_pem)
+        await end.send("announce", json.loads(renewed.manifest()))
+        assert (await end.receive("announce_ack")).payload["ok"]
+        for leaf in (stage.node.identity(), renewed.identity()):
+            await goes_on(end)
+            stage.hub.clock.now_ms = leaf.not_after_ms
+            stage.sessions.end_expired()
+        assert await end.until_closed() == (4001, [])

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import structlog
 
-from kubelet.handlers.echo import EchoHandler
+from kubelet.handlers.system_echo import EchoHandler
 from kubelet.session.link_state import LinkState
 from schemas.addresses import BrokerAddress
 from schemas.errors import Failure
@@ -25,6 +26,7 @@ from tests.fakes.signer import ECHO, NODE_ID, NOW_MS
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 HANDLER_MS = 100
+HASTY = {**ECHO, "constraints": {**ECHO["constraints"], "deadline_ms_default": HANDLER_MS}}
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 
 
@@ -32,12 +34,8 @@ class HastyEcho(EchoHandler):
     """Announces that it ends within ``HANDLER_MS``; ``messages`` is what it was called with."""
 
     def __init__(self) -> None:
-        super().__init__(NODE_ID, lambda: NOW_MS)
+        super().__init__(HASTY, NODE_ID, lambda: NOW_MS, structlog.get_logger())
         self.messages: list[str] = []
-
-    @property
-    def capability(self) -> Mapping[str, Any]:
-        return {**ECHO, "constraints": {**ECHO["constraints"], "deadline_ms_default": HANDLER_MS}}
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         self.messages.append(arguments["message"])

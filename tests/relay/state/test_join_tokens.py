@@ -1,6 +1,5 @@
 import json
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 from relay.state.join_tokens import JoinError, JoinRefusedError, JoinState, JoinTokens, digest_of
 from relay.state.ledger import LedgerError
 from schemas.enrolment import JoinToken
-from schemas.files import ExposedFileError
 from schemas.identity import first_certificate_in
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
@@ -258,20 +256,6 @@ def test_nothing_that_is_shown_of_a_token_holds_its_key(tokens: JoinTokens) -> N
 # --- what can be wrong with the file ------------------------------------------------------------------
 
 
-def test_the_tokens_are_for_their_owner_alone(tokens: JoinTokens, path: Path) -> None:
-    token = tokens.create("acme", HOUR_S, 1, ROOT)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.chmod(0o640)
-    for use in (
-        lambda: tokens.find(token.id),
-        lambda: tokens.spend(token.id, NODE_ID),
-        lambda: tokens.create("acme", HOUR_S, 1, ROOT),
-        tokens.all,
-    ):
-        with pytest.raises(ExposedFileError, match=path.name):
-            use()
-
-
 def damaged(entry: dict[str, Any], **members: object) -> str:
     return json.dumps({**entry, **members})
 
@@ -301,11 +285,3 @@ def test_a_damaged_file_admits_no_node(
         with pytest.raises(LedgerError, match=rf"{path.name} is damaged: line 2") as caught:
             use()
         assert token.text().split(".")[2] not in str(caught.value)
-
-
-def test_a_token_whose_making_was_cut_short_does_not_exist(tokens: JoinTokens, path: Path) -> None:
-    token = tokens.create("acme", HOUR_S, 1, ROOT)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert tokens.find(token.id) is None
-    tokens.create("acme", HOUR_S, 1, ROOT)
-    assert len(tokens.all()) == 1

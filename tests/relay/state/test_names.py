@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from relay.state.labels import NameRuleError
 from relay.state.ledger import LedgerError
-from relay.state.name_rules import NameRuleError
 from relay.state.names import LabelTakenError, NameLedger, NodeName
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
@@ -165,12 +165,3 @@ def test_a_damaged_ledger_is_an_error_and_never_an_empty_one(
     with pytest.raises(LedgerError, match=path.name):
         ledger.label(NODE_ID, "acme", "pi")
     assert path.read_text() == text
-
-
-def test_an_entry_that_was_not_written_whole_is_none(ledger: NameLedger, path: Path) -> None:
-    ledger.label(NODE_ID, "acme", "pi")
-    with path.open("a") as file:
-        file.write('{"action":"name","no')
-    assert names_in(path) == {NODE_ID: NodeName("acme", "pi")}
-    ledger.label(NODE_ID, "acme", "other")
-    assert names_in(path) == {NODE_ID: NodeName("acme", "other")}

@@ -10,7 +10,7 @@ import pytest
 from relay.cli.backup.another_relay import save_for_another_relay
 from relay.cli.backup.state import restore, save
 from relay.pki.authority import CertificateAuthority
-from relay.server.decisions import nothing_applied, watched
+from relay.server.decisions import Applied, watched
 from relay.settings.config import StateFiles
 from relay.settings.kept import KeptSettings
 from relay.state.kinds import KINDS, StateFile, StateKind, shared_ledgers
@@ -118,11 +118,15 @@ def test_an_endorsed_kind_without_a_judge_is_refused_when_the_relay_is_composed(
 
 
 def test_a_row_that_nothing_applies_is_refused_when_the_relay_is_composed() -> None:
-    kinds = [mutes_by(Rule.FINAL)]
+    kind = mutes_by(Rule.FINAL)
+    ledgers: dict[StateFile, Ledger[Any]] = {kind.file: Ledger(Path("unused"), kind.file.empty())}
+    acts = Applied[object](lambda: None, lambda _: None, lambda _: None)
     with pytest.raises(ValueError, match="mutes"):
-        watched({}, kinds)
-    (file,) = watched({kinds[0].file: nothing_applied(lambda: 0)}, kinds)
-    assert (file.name, file.kinds) == ("mutes", ["mute"])
+        watched(ledgers, {}, [kind])
+    with pytest.raises(KeyError):
+        watched({}, {kind.file: acts}, [kind])
+    (file,) = watched(ledgers, {kind.file: acts}, [kind])
+    assert (file.name, file.kinds, file.stamp()) == ("mutes", ["mute"], (ledgers[kind.file].stamp, None))
 
 
 @pytest.mark.parametrize("expected", [{"save"}, {"save", "copy"}], ids=["own", "copied"])

@@ -52,7 +52,7 @@ def test_what_was_revoked_here_is_shared_until_it_is_known_without_the_token(
     tokens.revoke(token.id)
     ((key, entry),) = shared.settle({}, NONE).items()
     assert registry.load("cluster.join_token_revocation@1.0.0").is_valid(entry)
-    assert key == shared.key_of(entry)
+    assert key == shared.form.key_of(entry)
     for secret in (token.id, token.key.hex(), base64url(token.key)):
         assert secret not in repr(entry)
     assert shared.settle({key: entry}, frozenset({key})) == {}
@@ -101,6 +101,6 @@ def test_a_revocation_is_shared_until_no_token_from_before_it_is_good(tokens: Jo
     tokens.revoke(made(tokens).id)
     ((key, entry),) = shared.settle({}, NONE).items()
     clock.advance(MAX_TTL_S * 1000)
-    assert shared.end_ms_of(entry) == clock()
+    assert shared.form.end_ms_of(entry) == clock()
     assert shared.settle({}, NONE) == {}
     assert key in tokens.ledger.read().revoked

@@ -55,9 +55,9 @@ def test_a_use_is_shared_until_it_is_known_without_the_token(one: Side, registry
     one.tokens.spend(token.id, NODE_ID)
     ((key, entry),) = one.shared.settle({}, NONE).items()
     assert registry.load("cluster.join_token_use@1.0.0").is_valid(entry)
-    assert key == one.shared.key_of(entry)
+    assert key == one.shared.form.key_of(entry)
     assert entry["node_id"] == NODE_ID
-    assert one.shared.end_ms_of(entry) == NOW_MS + HOUR_S * 1000
+    assert one.shared.form.end_ms_of(entry) == NOW_MS + HOUR_S * 1000
     for secret in (token.id, token.key.hex(), base64url(token.key)):
         assert secret not in repr(entry)
     # It comes back, and is the one that was spent.
@@ -126,7 +126,7 @@ def test_a_use_that_a_token_does_not_have_is_nothing_to_a_relay(one: Side, tmp_p
     one.tokens.spend(join_id, NODE_ID)
     (entry,) = one.shared.settle({}, NONE).values()
     other = entry | {"use": 2}
-    restored.shared.settle({restored.shared.key_of(other): other}, NONE)
+    restored.shared.settle({restored.shared.form.key_of(other): other}, NONE)
     assert restored.used(join_id) == 0
 
 

@@ -46,7 +46,7 @@ def test_what_was_issued_is_recorded_elsewhere_as_it_was_but_for_the_join_token(
     leaves = shared("leaf", ca.ledger, FakeClock(NOW_MS), issues=True)
     entries = leaves.settle({}, NONE)
     assert all(registry.load("cluster.leaf@1.0.0").is_valid(entry) for entry in entries.values())
-    assert [leaves.key_of(entry) for entry in entries.values()] == list(entries)
+    assert [leaves.form.key_of(entry) for entry in entries.values()] == list(entries)
     takes = shared("leaf", other.ledger, FakeClock(NOW_MS), issues=False)
     for _ in range(2):
         # Their order in the stream is that of any relay that has appended them.
@@ -86,7 +86,7 @@ def test_a_relay_without_the_key_shares_none(ca: CertificateAuthority) -> None:
 
 def test_a_leaf_that_has_expired_is_shared_no_more(ca: CertificateAuthority, clock: FakeClock) -> None:
     leaves = shared("leaf", ca.ledger, clock, issues=True)
-    end_ms = max(leaves.end_ms_of(entry) or 0 for entry in leaves.settle({}, NONE).values())
+    end_ms = max(leaves.form.end_ms_of(entry) or 0 for entry in leaves.settle({}, NONE).values())
     clock.advance(end_ms - 1 - clock())
     assert leaves.settle({}, NONE)
     clock.advance(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.state.label_forms import kept_form
+from relay.state.labels import kept_form
 from relay.state.ledger import Entry
 from relay.state.names import NameLedger, NodeName
 from schemas.registry import SchemaRegistry
@@ -90,7 +90,7 @@ def test_what_is_named_at_one_relay_has_that_name_at_the_other(
     document = registry.load("cluster.name@1.0.0")
     for key, entry in one.stream.entries.items():
         assert document.is_valid(entry)
-        assert one.shared.key_of(entry) == key
+        assert one.shared.form.key_of(entry) == key
 
 
 def test_of_two_nodes_that_are_given_one_label_at_once_the_first_has_it(one: Relay, other: Relay) -> None:
@@ -146,7 +146,7 @@ def test_two_nodes_with_one_label_in_the_stream_do_not_damage_the_file(one: Rela
 )
 def test_what_may_be_no_label_or_tag_has_no_key(one: Relay, changed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"label|tag"):
-        one.shared.key_of({"node_id": NODE_ID, "tenant": TENANT, "label": "pump", "tags": []} | changed)
+        one.shared.form.key_of({"node_id": NODE_ID, "tenant": TENANT, "label": "pump", "tags": []} | changed)
 
 
 def test_a_label_beyond_ascii_arrives_in_its_letters_by_an_entry_that_older_relays_read(

@@ -49,7 +49,7 @@ def test_what_was_revoked_here_is_shared_with_its_serial_number_and_without_its_
     entry = {"kid": kid, "revoked_ms": NOW_MS, "serial": f"{serial:x}", "not_after_ms": end_ms}
     assert missing == {kid: entry}
     assert registry.load("cluster.revocation@1.0.0").is_valid(missing[kid])
-    assert shared.key_of(missing[kid]) == kid
+    assert shared.form.key_of(missing[kid]) == kid
     assert shared.settle({}, frozenset({kid})) == {}
 
 
@@ -91,7 +91,7 @@ def test_what_has_expired_is_shared_no_more_also_where_the_certificate_is_not_kn
         endless: {"kid": endless, "revoked_ms": NOW_MS},
     }
     lacking = shared.settle(arrived, frozenset())
-    assert {kid: shared.end_ms_of(entry) for kid, entry in lacking.items()} == {
+    assert {kid: shared.form.end_ms_of(entry) for kid, entry in lacking.items()} == {
         own: end_ms,
         told: end_ms,
         endless: None,

@@ -7,7 +7,7 @@ import pytest
 
 from relay.pki.authority import CertificateAuthority
 from relay.state.merging import MAX_REFUSED
-from relay.state.token_keys import TokenKeys
+from relay.state.tokens import TokenKeys
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
@@ -69,7 +69,7 @@ def test_what_was_added_here_is_shared_until_it_is_known(one: Side, registry: Sc
     one.keys.add(FIRST, NOW_MS)
     one.keys.add(SECOND, NOW_MS + DAY_MS)
     entries = one.shared.settle({}, NONE)
-    assert [one.shared.key_of(entry) for entry in entries.values()] == [*entries]
+    assert [one.shared.form.key_of(entry) for entry in entries.values()] == [*entries]
     assert all(registry.load("cluster.token_key@1.0.0").is_valid(entry) for entry in entries.values())
     assert one.shared.settle({}, frozenset([*entries][:1])).keys() == {[*entries][1]}
     assert one.shared.settle(entries, frozenset(entries)) == {}
@@ -126,6 +126,6 @@ def test_of_many_that_are_refused_some_are_kept_and_said(one: Side) -> None:
         }
         for public_key in public_keys
     ]
-    one.shared.settle({one.shared.key_of(entry): entry for entry in forged}, NONE)
+    one.shared.settle({one.shared.form.key_of(entry): entry for entry in forged}, NONE)
     assert len(one.refused) == len(forged)
     assert len(one.lines.entries("token key refused: no root endorses it")) == MAX_REFUSED

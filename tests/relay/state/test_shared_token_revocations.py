@@ -30,13 +30,13 @@ def test_what_was_revoked_here_is_shared_until_it_is_known(
     ((key, entry),) = shared.settle({}, frozenset()).items()
     assert entry == ENTRY
     assert registry.load("cluster.token_revocation@1.0.0").is_valid(entry)
-    assert key == shared.key_of(entry)
+    assert key == shared.form.key_of(entry)
     assert key.isalnum()
     assert shared.settle({}, frozenset({key})) == {}
 
 
 def test_what_was_revoked_elsewhere_is_revoked_here_once(tmp_path: Path, shared: SharedLedger) -> None:
-    key = shared.key_of(ENTRY)
+    key = shared.form.key_of(ENTRY)
     for _ in range(2):
         assert shared.settle({key: ENTRY}, frozenset({key})) == {}
     assert len((tmp_path / "revoked_tokens.jsonl").read_text("ascii").splitlines()) == 1
@@ -54,4 +54,4 @@ def test_of_many_revocations_some_are_shared_at_a_time(tokens: RevokedTokens, sh
 
 def test_what_can_be_no_jti_has_no_key(shared: SharedLedger) -> None:
     with pytest.raises(ValueError, match="not a jti"):
-        shared.key_of({"jti": "line\n", "revoked_ms": NOW_MS})
+        shared.form.key_of({"jti": "line\n", "revoked_ms": NOW_MS})

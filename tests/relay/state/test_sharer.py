@@ -2,6 +2,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from relay.cli.demo.cluster_server import new_credentials
 from relay.cluster.ledger_stream import LedgerStream
 from relay.pki.authority import CertificateAuthority
 from relay.state.certificates import CaRecords
+from relay.state.kinds import KINDS
 from relay.state.merging import AT_ONCE
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
@@ -89,6 +92,28 @@ async def test_a_token_that_is_revoked_at_one_relay_is_revoked_at_all(
         other.tokens.revoke("meanwhile", NOW_MS)
         second.part.ledgers.changed("token_revocation")
         await until(lambda: one.tokens.jtis() == before | {"meanwhile"})
+
+
+async def test_what_an_older_relay_does_not_know_is_kept_back_while_it_runs(
+    one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    one.kinds = [replace(kind, since="999.0") for kind in KINDS]
+    one.tokens.revoke("meanwhile", NOW_MS)
+    async with one.joined(nats.config, registry) as first:
+        async with other.joined(nats.config, registry) as second:
+            await until(lambda: "kept here until relay" in first.part.ledgers.problem)
+            name = second.part.peers.relay
+            await until(lambda: name in first.part.ledgers.problem)
+            # What the others send is taken all the same, and a relay says its version.
+            other.tokens.revoke("elsewhere", NOW_MS)
+            second.part.ledgers.changed("token_revocation")
+            await until(lambda: one.tokens.jtis() == {"meanwhile", "elsewhere"})
+            assert other.tokens.jtis() == {"elsewhere"}
+            others = first.part.status()["others"]
+            assert [(each["relay"], each["version"]) for each in others] == [(name, version("edge-kubelet"))]
+        await until(lambda: first.counted_entries("appended", "token_revocation") == 1)
+    async with other.joined(nats.config, registry):
+        await until(lambda: other.tokens.jtis() == {"meanwhile", "elsewhere"})
 
 
 async def test_a_node_that_the_relay_with_the_key_has_enrolled_is_revoked_by_its_id_at_another(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.state.token_keys import key_id
+from relay.state.tokens import key_id
 from schemas.errors import Failure
 from schemas.tokens import TokenError
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID

@@ -8,6 +8,7 @@ import pytest
 
 from relay.pki.errors import AuthorityError
 from relay.state.ledger import LedgerError
+from relay.state.watcher import Watcher
 from schemas.errors import Failure
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
@@ -109,8 +110,8 @@ async def test_nothing_is_polled_while_nothing_has_changed(
         polls.append(None)
         await poll()
 
-    monkeypatch.setattr(watch, "confirm_unchanged", confirmed)
-    monkeypatch.setattr(watch, "poll", polled)
+    monkeypatch.setattr(Watcher, "confirm_unchanged", lambda _watch: confirmed())
+    monkeypatch.setattr(Watcher, "poll", lambda _watch: polled())
     task = asyncio.create_task(watch.run())
     async with asyncio.timeout(BOUND_S):
         for _ in range(20):

@@ -190,6 +190,11 @@ def test_a_state_directory_is_moved_only_if_it_is_one_and_the_services_is_free(
     (source / "leaf.pem").unlink()
     place = machine.root / "var/lib/edge-kubelet"
     place.mkdir(parents=True)
-    machine.host.check_movable(SERVICE, source)
+    assert list(machine.host.check_movable(SERVICE, source)) == []
+    (source / "kinds/acme-oven").mkdir(parents=True)
+    assert machine.host.check_movable(SERVICE, source) == ["acme-oven"]
+    (machine.root / "etc/edge-kubelet/kinds/acme-oven").mkdir(parents=True)
+    assert "/etc/edge-kubelet/kinds/acme-oven is there: `kind uninstall` first" in refused()
+    (machine.root / "etc/edge-kubelet/kinds/acme-oven").rmdir()
     (place / "node.key").write_text("key")
     assert "/var/lib/edge-kubelet is in use" in refused()

@@ -11,6 +11,7 @@ from schemas.process.service_steps import (
     Service,
     Write,
     install_steps,
+    move_steps,
     uninstall_steps,
 )
 
@@ -54,6 +55,17 @@ def test_a_state_directory_is_moved_only_where_one_is_named_and_is_the_users_bef
     programs = [command[0] for command in named]
     assert programs[:5] == ["systemd-sysusers", "mv", "chown", "chmod", "systemd-tmpfiles"]
     assert not [command for command in commands(None) if command[0] in {"mv", "chown", "chmod"}]
+
+
+@BOTH
+def test_packages_of_kinds_are_named_and_become_roots_before_the_state_is_moved(service: Service) -> None:
+    steps = move_steps(service, Path("/home/ada/state"), ["acme-oven"])
+    commands = [step.command for step in steps if isinstance(step, Run)]
+    there = f"{service.kinds}/acme-oven"
+    assert ("mv", "--no-target-directory", "/home/ada/state/kinds/acme-oven", there) in commands
+    assert ("chown", "--recursive", "--no-dereference", "root:root", there) in commands
+    assert [command[0] for command in commands[-3:]] == ["mv", "chown", "chmod"]
+    assert commands[-3][-1] == str(service.directories[0])
 
 
 @BOTH

@@ -18,7 +18,7 @@ from relay.settings.kept import KeptSettings, read_kept
 from relay.state.join_tokens import JoinTokens
 from relay.state.key_files import load_or_create_key, read_key
 from relay.state.names import NameLedger
-from relay.state.token_keys import TokenKeys, key_id
+from relay.state.tokens import TokenKeys, key_id
 from schemas.certificates import make_csr
 from schemas.endorsement import are_endorsed
 from schemas.files import make_private_directory, write_atomic

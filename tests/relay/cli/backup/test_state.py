@@ -100,6 +100,24 @@ def test_a_restored_state_is_the_one_that_was_saved_but_for_what_a_relay_makes_b
     assert {mode for name, mode in modes.items() if name.endswith((".key", ".jsonl", ".sqlite3"))} == {0o600}
 
 
+def test_what_is_restored_shows_its_group_what_a_relay_shows(used: StateFiles, empty: StateFiles) -> None:
+    empty.root.mkdir(mode=0o750)
+    restore(save(used, authority(used), NOW_MS), empty)
+    modes = {
+        str(path.relative_to(empty.root)): stat.S_IMODE(path.stat().st_mode) for path in empty.root.rglob("*")
+    }
+    assert {name for name, mode in modes.items() if mode == 0o750} == {"ca", "tls"}
+    assert {name for name, mode in modes.items() if mode == 0o640} == {
+        *("ca/ledger.jsonl", "revoked_tokens.jsonl", "node_names.jsonl")
+    }
+    assert {name for name, mode in modes.items() if mode == 0o600} == {
+        *("ca/previous.key", "ca/root.key", "ca/server-root.key", "token.key"),
+        *("tls/relay.key", "tls/server.key", "join_tokens.jsonl", "marks/marks.sqlite3"),
+    }
+    assert {name for name, mode in modes.items() if mode == 0o700} == {"marks"}
+    assert all(name.endswith(".pem") for name, mode in modes.items() if mode == 0o644)
+
+
 def test_every_part_of_the_state_is_either_saved_or_made_anew() -> None:
     tokens = {"token_key", "token_keys", "join_tokens", "issued_tokens", "revoked_tokens"}
     saved = {"ca", *tokens, "node_names", "settings", "own_tls", "broker_client_tls", "marks"}

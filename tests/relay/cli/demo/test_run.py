@@ -52,7 +52,7 @@ def test_the_demo_of_more_nodes_than_a_caller_may_subscribe_to_ends_well(tmp_pat
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:]
     assert f"{nodes} mock nodes" in done.stdout
-    assert "Calling those of 32 nodes, each:" in done.stdout
+    assert "Calling each tool of 32 nodes:" in done.stdout
 
 
 def test_roots_that_cannot_be_read_are_one_line_before_anything_is_started(

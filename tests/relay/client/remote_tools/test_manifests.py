@@ -1,20 +1,17 @@
 """What is used of a tool that its node has signed, and which tools are refused because it has not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.client.remote_tools.contracts import DEFAULT_DEADLINE_S
-from relay.fleet.tool_schemas import ToolSchemas
-from relay.mcp_api.views.kind_schemas import kind_schemas
 from relay.remote_tools import ClientEnvironment, Permissions, Reason, Risk, RiskSource, ToolUnauthorized
-from schemas.kinds import SYSTEM_ECHO
 from tests.fakes.clock import FakeClock
 from tests.fakes.guarded import EVERYTHING, over_http
 from tests.fakes.mcp_server import FakeMcpServer
-from tests.fakes.signed_tools import REGISTRY, echoed, relay_with
+from tests.fakes.signed_tools import ECHO_OF_ANY, echoed, relay_with, view_with
 from tests.fakes.signer import (
     DAY_MS,
     ECHO,
@@ -210,21 +207,9 @@ async def test_an_older_manifest_than_one_that_was_accepted_is_refused(
 
 # --- the kinds view: its tools are of no node, and each call of one is of some -------------------------
 
-OF_KIND = "sysecho-invoke"
 
-
-def view_with(*nodes: SimulatedNode, labels: Mapping[str, SimulatedNode]) -> FakeMcpServer:
-    """Return a server that lists the kinds view of ``nodes``, some of them with labels."""
-    fake = relay_with(*nodes)
-    schemas = kind_schemas(REGISTRY, SYSTEM_ECHO.verbs["invoke"], takes_many=True)
-    found = ToolSchemas.of(REGISTRY, "find_nodes.input@1.0.0", "find_nodes.output@1.1.0")
-    fake.tools = [
-        {"name": name, "inputSchema": each.input_schema, "outputSchema": each.output_schema}
-        for name, each in ((OF_KIND, schemas), ("find_nodes", found))
-    ]
-    fake.results["find_nodes"] = {"nodes": [], "total": 0, "page": 1, "pages": 0}
-    for label, node in labels.items():
-        fake.resources[f"node://{label}/identity"] = node.leaf_pem
+def labelled(fake: FakeMcpServer, label: str, node: SimulatedNode) -> FakeMcpServer:
+    fake.resources[f"node://{label}/identity"] = node.leaf_pem
     return fake
 
 
@@ -237,18 +222,18 @@ async def test_the_kinds_view_is_listed_and_called_by_label_by_id_and_for_all(
     node: SimulatedNode, ca: SimulatedCa, options: dict[str, Any]
 ) -> None:
     other = ca.issue(OTHER_NODE_ID)
-    fake = view_with(node, other, labels={"the%20barn": node})
+    fake = labelled(view_with(node, other), "the%20barn", node)
     async with over_http(fake, **options) as client:
         contracts = {contract.name: contract for contract in await client.tools.list_tools()}
         assert {name: each.risk for name, each in contracts.items()} == {
-            OF_KIND: Risk.READ,
+            ECHO_OF_ANY: Risk.READ,
             "find_nodes": Risk.READ,
         }
-        fake.results[OF_KIND] = echoed(node.node_id)
+        fake.results[ECHO_OF_ANY] = echoed(node.node_id)
         for reference in ("the barn", node.node_id):
-            await client.tools.execute(OF_KIND, {**PING, "node": reference})
-        fake.results[OF_KIND] = answers_of(node, other)
-        await client.tools.execute(OF_KIND, {**PING, "nodes": "*"})
+            await client.tools.execute(ECHO_OF_ANY, {**PING, "node": reference})
+        fake.results[ECHO_OF_ANY] = answers_of(node, other)
+        await client.tools.execute(ECHO_OF_ANY, {**PING, "nodes": "*"})
         await client.tools.execute("find_nodes", {})
     assert len(fake.calls) == 4
     assert fake.read[f"node://{node.node_id}/manifest"] == 1
@@ -258,7 +243,7 @@ async def test_a_node_that_a_call_names_and_that_has_signed_nothing_is_not_calle
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
     other = SimulatedCa("another").issue(OTHER_NODE_ID)
-    fake = view_with(node, other, labels={"barn": other})
+    fake = labelled(view_with(node, other), "barn", other)
     async with over_http(fake, **options) as client:
         for chosen in (
             {"node": OTHER_NODE_ID},
@@ -267,7 +252,7 @@ async def test_a_node_that_a_call_names_and_that_has_signed_nothing_is_not_calle
             {"node": "x"},
         ):
             with pytest.raises(ToolUnauthorized) as caught:
-                await client.tools.execute(OF_KIND, {**PING, **chosen})
+                await client.tools.execute(ECHO_OF_ANY, {**PING, **chosen})
             assert (caught.value.reason, caught.value.may_have_run) == (Reason.MANIFEST, False)
         assert {record["event"] for record in client.records} == {"refused"}
     assert fake.calls == []
@@ -277,15 +262,15 @@ async def test_an_answer_of_a_node_that_has_signed_nothing_is_not_passed_on(
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
     other = SimulatedCa("another").issue(OTHER_NODE_ID)
-    fake = view_with(node, other, labels={})
+    fake = view_with(node, other)
     async with over_http(fake, **options) as client:
         for answer, chosen in (
             (answers_of(node, other), {"nodes": "*"}),
             (echoed(OTHER_NODE_ID), {"node": node.node_id}),
         ):
-            fake.results[OF_KIND] = answer
+            fake.results[ECHO_OF_ANY] = answer
             with pytest.raises(ToolUnauthorized) as caught:
-                await client.tools.execute(OF_KIND, {**PING, **chosen})
+                await client.tools.execute(ECHO_OF_ANY, {**PING, **chosen})
             assert (caught.value.reason, caught.value.may_have_run) == (Reason.MANIFEST, True)
         assert client.records[-1]["reason"] == Reason.MANIFEST
 
@@ -293,7 +278,7 @@ async def test_an_answer_of_a_node_that_has_signed_nothing_is_not_passed_on(
 async def test_a_tool_of_the_view_with_other_members_than_its_kind_is_refused(
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
-    fake = view_with(node, labels={})
+    fake = view_with(node)
     for tool in fake.tools:
         tool["inputSchema"] = {"type": "object"}
     async with over_http(fake, **options) as client:
@@ -314,7 +299,7 @@ async def test_an_empty_list_says_why(
     why: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with over_http(view_with(node, labels={}), **options | changed) as client:
+    async with over_http(view_with(node), **options | changed) as client:
         assert await client.tools.list_tools() == []
     (line,) = [each.message for each in caplog.records if each.name == "relay.client.remote_tools.client"]
     assert line.startswith("no tool may be called: ")

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from relay.fleet.selection import Selection
-from relay.limits.allowance import Allowance
-from relay.mcp_api.views.find_nodes import PAGE_SIZE
+from relay.limits.rate_limits import Allowance
+from relay.mcp_api.views.find_nodes import PAGE_SIZE, Measurements
 from relay.state.names import NodeName
 from schemas.times import iso
 from tests.fakes.hub import Hub
@@ -196,3 +196,30 @@ async def test_a_label_beyond_ascii_is_found_and_shown_in_its_letters(stage: Vie
         assert await labels(stage, query=query) == ["Gewächshaus"]
     for reference in ("Gewächshaus", "gewachshaus", "xn--Gewchshaus-s5a"):
         assert stage.hub.fleet.names.resolve(TENANT, reference) == node_id
+
+
+BRIEF: dict[str, Any] = {"ts_ms": 1, "uptime_s": 2, "node_id": "n"}
+
+
+def test_the_newest_measurement_is_kept_briefly() -> None:
+    measurements = Measurements()
+    cpu = {"cores": 4, "usage_pct": 1.0, "per_core_pct": [1.0] * 4096}
+    measurements.keep("a", {**BRIEF, "cpu": cpu, "disk": [{"mount": "/"}] * 64})
+    assert measurements.last("a") == {"ts_ms": 1, "uptime_s": 2, "cpu": {"usage_pct": 1.0}}
+    measurements.keep("a", {**BRIEF, "ts_ms": 3, "load": {"one": 0.5, "five": 1, "fifteen": 1}})
+    assert measurements.last("a") == {"ts_ms": 3, "uptime_s": 2, "load": {"one": 0.5}}
+    assert measurements.last("b") is None
+
+
+def test_a_sample_of_other_parts_displaces_nothing() -> None:
+    measurements = Measurements()
+    measurements.keep("a", {**BRIEF, "load": {"one": 0.5}})
+    measurements.keep("a", {**BRIEF, "ts_ms": 9, "disk": []})
+    assert measurements.last("a") == {"ts_ms": 1, "uptime_s": 2, "load": {"one": 0.5}}
+
+
+def test_of_too_many_nodes_those_measured_last_are_kept() -> None:
+    measurements = Measurements(max_nodes=2)
+    for node_id in ("a", "b", "a", "c"):
+        measurements.keep(node_id, {**BRIEF, "load": {"one": 0.5}})
+    assert [measurements.last(node_id) is not None for node_id in ("a", "b", "c")] == [True, False, True]

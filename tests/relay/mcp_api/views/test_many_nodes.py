@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.views.many_nodes import MAX_ANSWER_BYTES, SIDE_BY_SIDE
 from relay.routing.answer import CommandAnswer
 from relay.routing.port import Command, LocalRouter

@@ -10,7 +10,7 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer
 from relay.calls.relay_tools import StreamClosedError
-from relay.limits.allowance import Allowance
+from relay.limits.rate_limits import Allowance
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure
 from schemas.registry import SchemaRegistry

@@ -6,6 +6,7 @@ import pytest
 from relay.fleet.node_names import UnknownNodeError
 from relay.state.names import NodeName
 from relay.streams.telemetry.reading import TelemetryQueryError
+from schemas.times import dated, iso
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE, URI, Followed
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
 
@@ -19,14 +20,15 @@ async def test_the_latest_sample_is_read_with_the_parts_that_the_agent_wants(fol
     await followed.subscribe(followed.agent("narrow"), include=["cpu"])
     await followed.subscribe(followed.agent("wide"))
     followed.sample()
-    assert read(followed, sub="narrow").keys() == {"ts_ms", "node_id", "uptime_s", "cpu"}
-    assert read(followed, sub="wide").keys() == {"ts_ms", "node_id", "uptime_s", "cpu", "load"}
+    assert read(followed, sub="narrow").keys() == {"ts_ms", "ts", "node_id", "uptime_s", "cpu"}
+    assert read(followed, sub="wide").keys() == {"ts_ms", "ts", "node_id", "uptime_s", "cpu", "load"}
     assert read(followed, sub="no-subscriber") == read(followed, sub="wide")
 
 
 async def test_right_after_the_call_its_own_sample_is_the_latest(followed: Followed) -> None:
     answer = await followed.subscribe(followed.agent())
-    assert read(followed) == answer.result
+    # A resource is text for a model, and of no schema.
+    assert read(followed) == dated(answer.result)
 
 
 async def test_the_history_has_what_was_sampled_after_a_time(followed: Followed) -> None:
@@ -35,6 +37,7 @@ async def test_the_history_has_what_was_sampled_after_a_time(followed: Followed)
         followed.sample()
     times = [sample["ts_ms"] for sample in read(followed, f"{URI}?since_ms=0")["samples"]]
     assert times[0] == NOW_MS
+    assert read(followed, f"{URI}?since_ms=0")["samples"][0]["ts"] == iso(NOW_MS)
     assert len(times) == 4
     later = read(followed, f"{URI}?since_ms={times[2]}")["samples"]
     assert [sample["ts_ms"] for sample in later] == times[3:]

@@ -1,0 +1,126 @@
+"""Asks other relays of the fleet over NATS, and answers them: ``Peers``.
+
+A relay is asked on a subject of its own, so that what it has to subscribe to does not grow with the fleet.
+Must not know what is asked: a handler for each kind does.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from attrs import define, field
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from structlog.typing import FilteringBoundLogger
+
+from relay.cluster.commands import Requests
+from relay.cluster.connection import respond
+from relay.cluster.messages import MAX_PEER_BYTES, Asked, ClusterMessageError, CountMessage, PeerMessages
+from relay.routing.peers import PeerHandler
+from schemas.errors import Failure, ToolError
+from schemas.handlers import Handlers
+from schemas.ulids import UlidSource
+
+MAX_IN_FLIGHT = 4096
+"""How many questions of other relays are answered at once: most of them wait for events of a session."""
+
+_CANCEL = "cancel"
+_BUSY_RETRY_MS = 100
+
+
+@define(eq=False, repr=False, kw_only=True)
+class RelayPeers:
+    """The other relays of ``fleet``, for the relay ``relay``; ``running`` returns those that run.
+
+    ``relay_of`` returns the one that a node is connected to.
+    """
+
+    _requests: Requests
+    _messages: PeerMessages
+    _fleet: str
+    relay: str
+    running: Callable[[], Collection[str]]
+    relay_of: Callable[[str], str | None]
+    _ulids: UlidSource
+    _count: CountMessage
+    _log: FilteringBoundLogger
+    _handlers: Handlers[str, PeerHandler] = field(init=False, factory=Handlers[str, PeerHandler])
+    _answering: dict[tuple[str, str], asyncio.Task[None]] = field(init=False, factory=dict)
+
+    def answer(self, kind: str, handler: PeerHandler) -> None:
+        self._handlers.add(kind, handler)
+
+    async def ask(
+        self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float
+    ) -> Mapping[str, Any]:
+        ask_id = self._ulids.new()
+        payload = self._messages.ask(ask_id, body)
+        if len(payload) > MAX_PEER_BYTES:
+            raise ToolError(Failure.ARGUMENTS_INVALID, "The arguments are too large.")
+        try:
+            return self._messages.read_reply(
+                await self._requests.request(self._subject(relay, kind), payload, timeout_s)
+            )
+        except (asyncio.CancelledError, TimeoutError):
+            await self._requests.publish(self._subject(relay, _CANCEL), self._messages.ask(ask_id, {}))
+            raise
+        except ClusterMessageError as error:
+            self._log.warning("answer of another relay dropped", reason=str(error))
+            raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
+
+    async def serve(self, client: Client) -> None:
+        subject = self._subject(self.relay, "*")
+        await client.subscribe(subject, cb=self._received, pending_msgs_limit=MAX_IN_FLIGHT)
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        if answering := list(self._answering.values()):
+            for task in answering:
+                task.cancel()
+            await asyncio.wait(answering)
+
+    def _subject(self, relay: str, kind: str) -> str:
+        return f"edge.{self._fleet}.relay.{relay}.{kind}"
+
+    async def _received(self, message: Msg) -> None:
+        kind = message.subject.rpartition(".")[2]
+        handler = self._handlers.get(kind)
+        try:
+            asked = self._messages.read_ask(message.data, kind if kind != _CANCEL else None)
+        except ClusterMessageError as error:
+            self._log.warning("question of another relay dropped", kind=kind, reason=str(error))
+            await self._respond(message, self._messages.failure(ToolError(Failure.INTERNAL)))
+            return
+        key = (asked.relay, asked.ask_id)
+        if kind == _CANCEL:
+            if (running := self._answering.get(key)) is not None:
+                running.cancel()
+            return
+        if handler is None or key in self._answering:
+            await self._respond(message, self._messages.failure(ToolError(Failure.INTERNAL)))
+            return
+        if len(self._answering) >= MAX_IN_FLIGHT:
+            self._count(kind, "answered", "refused")
+            busy = ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+            await self._respond(message, self._messages.failure(busy))
+            return
+        task = self._answering[key] = asyncio.create_task(self._answer(message, kind, handler, asked))
+        task.add_done_callback(lambda _: self._answering.pop(key, None))
+
+    async def _answer(self, message: Msg, kind: str, handler: PeerHandler, asked: Asked) -> None:
+        try:
+            reply = self._messages.reply(await handler(asked.relay, asked.body))
+        except ToolError as error:
+            reply = self._messages.failure(error)
+        except Exception as error:  # noqa: BLE001 - a bug must fail one question, not the relay
+            self._log.error("question of another relay failed", kind=kind, exc_info=error)
+            reply = self._messages.failure(ToolError(Failure.INTERNAL))
+        if len(reply) > MAX_PEER_BYTES:
+            self._log.error("answer to another relay too large", kind=kind, size=len(reply))
+            reply = self._messages.failure(ToolError(Failure.RESULT_INVALID))
+        await self._respond(message, reply)
+
+    async def _respond(self, message: Msg, reply: bytes) -> None:
+        """Answer what wants an answer, unless the connection has ended: its deadline tells who has asked."""
+        if message.reply:
+            await respond(message, reply)

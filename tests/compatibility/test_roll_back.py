@@ -1,0 +1,79 @@
+"""What this version has written, the last released one reads: an operator can go back to it."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli.demo.processes import Processes
+from relay.state.kinds import files_of
+from schemas.addresses import BrokerAddress
+from tests.compatibility.site import Programs, Site
+
+pytestmark = [pytest.mark.long, pytest.mark.parametrize("broker_kind", ["nats-server"])]
+
+
+@pytest.fixture
+async def site(tmp_path: Path, broker: BrokerAddress) -> AsyncIterator[Site]:
+    async with Processes.running(tmp_path) as processes:
+        yield Site(tmp_path, broker, processes)
+
+
+def only_name_in(directory: Path) -> str:
+    (found,) = directory.iterdir()
+    return found.name
+
+
+async def decided(site: Site, programs: Programs, mocks: Path) -> str:
+    """Have something of every kind decided, and return the node that is left."""
+    await site.relay(programs, "ca", "init")
+    await site.start_relay(programs)
+    node_id = await site.enroll(programs, programs)
+    await site.relay(programs, "ca", "issue", "--mock", "1", "--out", str(mocks), "--tenant", "acme")
+    gone = only_name_in(mocks)
+    await site.relay(programs, "node", "label", node_id, "Greenhouse")
+    await site.relay(programs, "node", "tag", node_id, "gateway")
+    await site.relay(programs, "ca", "revoke", gone)
+    await site.relay(programs, "node", "forget", gone)
+    await site.token(programs)
+    (issued,) = (await shown(site, programs))["token list"]
+    await site.relay(programs, "token", "revoke", issued["jti"])
+    join = await site.relay(programs, "join-token", "create", "--tenant", "acme", "--public-url", site.url)
+    await site.relay(programs, "join-token", "revoke", join.strip().split(".")[1])
+    await site.relay(programs, "token", "rotate-key")
+    return node_id
+
+
+async def shown(site: Site, programs: Programs) -> dict[str, Any]:
+    """Return what the commands show of the state."""
+    commands = ("node list", "join-token list", "token list", "ca list")
+    return {each: json.loads(await site.relay(programs, *each.split(), "--json")) for each in commands}
+
+
+async def test_the_released_version_goes_on_with_the_state_that_this_one_has_written(
+    site: Site, current: Programs, released: Programs, tmp_path: Path
+) -> None:
+    node_id = await decided(site, current, tmp_path / "mocks")
+    before = {file: (site.relay_state / file.path).read_bytes() for file in files_of()}
+    assert all(before.values())
+    ours = await shown(site, current)
+    await site.processes.stop("relay")
+
+    theirs = await shown(site, released)
+    for command, rows in theirs.items():
+        pairs = zip(rows, ours[command], strict=True)
+        # What only this version knows of it, that one does not show.
+        assert all(own | row == own for row, own in pairs), command
+    await site.start_relay(released)
+    await site.start_node(released)
+    async with site.agent(released) as agent:
+        await agent.uses(node_id)
+    await site.relay(released, "node", "label", node_id, "Pump")
+    # It appends to the files, and changes nothing of what was there; and back again.
+    for file, data in before.items():
+        assert (site.relay_state / file.path).read_bytes().startswith(data)
+    await site.processes.stop("relay")
+    labels = {each["node_id"]: each["label"] for each in (await shown(site, current))["node list"]}
+    assert labels[node_id] == "Pump"

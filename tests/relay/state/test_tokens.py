@@ -1,0 +1,220 @@
+"""Revoked tokens stay revoked, and a key verifies tokens only while a trusted root endorses it."""
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.pki.authority import CertificateAuthority
+from relay.state.ledger import LedgerError
+from relay.state.tokens import AcceptedKey, RevokedTokens, TokenKey, TokenKeys, is_jti, key_id, key_of
+from schemas.keys import base64url
+from tests.fakes.clock import FakeClock
+from tests.fakes.shared import shared
+from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NOW_MS, key_named
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "revoked_tokens.jsonl"
+
+
+def test_what_was_revoked_stays_revoked(path: Path) -> None:
+    RevokedTokens(path).revoke("a", 1)
+    RevokedTokens(path).revoke("b/c=", 2)
+    assert RevokedTokens(path).jtis() == {"a", "b/c="}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_nothing_is_revoked_before_the_first_time(path: Path) -> None:
+    assert RevokedTokens(path).jtis() == frozenset()
+    assert not path.exists()
+
+
+def test_who_watches_sees_a_revocation_and_no_change_when_it_is_repeated(path: Path) -> None:
+    tokens = RevokedTokens(path)
+    before = tokens.ledger.stamp
+    RevokedTokens(path).revoke("a", 1)
+    after = tokens.ledger.stamp
+    assert after != before
+    RevokedTokens(path).revoke("a", 2)
+    assert tokens.ledger.stamp == after
+
+
+@pytest.mark.parametrize("content", ['{"jti":1}\n', '{"jti":null}\n'])
+def test_a_damaged_list_is_an_error_and_never_an_empty_one(path: Path, content: str) -> None:
+    path.write_text(content)
+    tokens = RevokedTokens(path)
+    with pytest.raises(LedgerError, match=path.name):
+        tokens.jtis()
+    with pytest.raises(LedgerError, match=path.name):
+        tokens.revoke("a", 1)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("text", ["01m7xw30dc", "a b/+=:", "x" * 128])
+def test_a_jti_is_printable_ascii(text: str) -> None:
+    assert is_jti(text)
+
+
+@pytest.mark.parametrize("text", ["", "x" * 129, "a\n", "\x1b[31m", "caf\xe9", "\udce9"])
+def test_other_text_is_no_jti(text: str) -> None:
+    assert not is_jti(text)
+
+
+FIRST, SECOND, THIRD = (bytes(key_named(f"token key {number}").verify_key) for number in (1, 2, 3))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
+    return made(tmp_path / "ca", clock)
+
+
+@pytest.fixture
+def keys(tmp_path: Path, ca: CertificateAuthority, clock: FakeClock) -> TokenKeys:
+    return TokenKeys(tmp_path / "token_keys.jsonl", ca, clock)
+
+
+def made(directory: Path, clock: FakeClock) -> CertificateAuthority:
+    authority = CertificateAuthority(directory, clock, os.urandom)
+    authority.create()
+    return authority
+
+
+def ends(keys: TokenKeys) -> Mapping[bytes, int | None]:
+    """Return until when each key is accepted."""
+    accepted = keys.accepted()
+    assert all(kid == key_id(key.public_key) for kid, key in accepted.items())
+    return {key.public_key: key.until_ms for key in accepted.values()}
+
+
+def test_the_first_key_has_no_end_and_adding_it_again_changes_nothing(keys: TokenKeys) -> None:
+    for _ in range(2):
+        keys.add(FIRST, NOW_MS)
+        assert ends(keys) == {FIRST: None}
+        assert len(keys.entries()) == 1
+    assert not keys.is_replaced(FIRST)
+    assert not keys.is_replaced(SECOND)
+
+
+def test_keys_before_another_one_end_when_that_says_so(keys: TokenKeys, clock: FakeClock) -> None:
+    keys.add(FIRST, NOW_MS)
+    keys.add(SECOND, NOW_MS + DAY_MS)
+    assert ends(keys) == {FIRST: NOW_MS + DAY_MS, SECOND: None}
+    # In the same millisecond: the order is that in which they were made.
+    keys.add(THIRD, NOW_MS + 2 * DAY_MS)
+    assert ends(keys) == {FIRST: NOW_MS + DAY_MS, SECOND: NOW_MS + 2 * DAY_MS, THIRD: None}
+    assert [keys.is_replaced(key) for key in (FIRST, SECOND, THIRD)] == [True, True, False]
+    clock.step(-DAY_MS)
+    fourth = bytes(key_named("token key 4").verify_key)
+    keys.add(fourth, NOW_MS)
+    assert ends(keys) == {FIRST: NOW_MS, SECOND: NOW_MS, THIRD: NOW_MS, fourth: None}
+
+
+def test_the_entries_say_the_same_in_any_order(
+    tmp_path: Path, ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
+) -> None:
+    for number, key in enumerate((FIRST, SECOND, THIRD)):
+        clock.advance(1)
+        keys.add(key, NOW_MS + number)
+    other = TokenKeys(tmp_path / "other.jsonl", ca, clock)
+    takes = shared("token_key", other.ledger, is_endorsed=other.is_endorsed)
+    for name, entry in reversed([*keys.entries().items()]):
+        takes.settle({name: entry}, {name})
+    assert other.accepted() == keys.accepted()
+
+
+def test_a_relay_without_the_cas_key_accepts_what_its_root_endorses(
+    tmp_path: Path, ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
+) -> None:
+    keys.add(FIRST, NOW_MS)
+    for file in (tmp_path / "ca").glob("*.key"):
+        file.unlink()
+    assert not ca.can_issue()
+    assert ends(TokenKeys(tmp_path / "token_keys.jsonl", ca, clock)) == {FIRST: None}
+
+
+def test_a_key_that_another_ca_endorses_is_not_accepted_even_from_the_file(
+    tmp_path: Path, keys: TokenKeys, clock: FakeClock
+) -> None:
+    foreign = TokenKeys(tmp_path / "foreign.jsonl", made(tmp_path / "other ca", clock), clock)
+    foreign.add(FIRST, NOW_MS)
+    (entry,) = foreign.entries().values()
+    assert not keys.is_endorsed(entry)
+    with keys.ledger.locked():
+        keys.ledger.append(entry)
+    assert keys.accepted() == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"public_key": THIRD.hex()}, id="another key"),
+        pytest.param({"made_ms": NOW_MS + 1}, id="a later one"),
+        pytest.param({"others_until_ms": 0}, id="which ends others"),
+        pytest.param({"root": "ab" * 32}, id="an unknown root"),
+        pytest.param({"signature": base64url(bytes(64))}, id="an empty signature"),
+        pytest.param({"signature": "_" * 86}, id="no signature"),
+    ],
+)
+def test_an_entry_that_was_changed_is_endorsed_by_nothing(
+    keys: TokenKeys, changes: Mapping[str, Any]
+) -> None:
+    keys.add(FIRST, NOW_MS)
+    keys.add(SECOND, NOW_MS + DAY_MS)
+    entry = [*keys.entries().values()][1]
+    assert keys.is_endorsed(entry)
+    assert not keys.is_endorsed(entry | dict(changes))
+
+
+@pytest.mark.parametrize("key", LOW_ORDER_KEYS.values(), ids=LOW_ORDER_KEYS.keys())
+def test_a_key_by_which_one_signature_fits_all_is_no_key(key: bytes) -> None:
+    entry = {"public_key": key.hex(), "made_ms": 0, "others_until_ms": 0, "root": "ab" * 32}
+    with pytest.raises(ValueError, match="not a sound key"):
+        TokenKey.of(entry)
+    with pytest.raises(ValueError, match="not a sound key"):
+        key_of(entry)
+
+
+def test_a_new_root_endorses_the_keys_that_have_not_ended(
+    ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
+) -> None:
+    keys.add(FIRST, NOW_MS)
+    keys.add(SECOND, NOW_MS + 1)
+    clock.advance(1)
+    until_ms = ca.rotate_root(overlap_days=1)
+    keys.endorse_again()
+    keys.endorse_again()
+    # The one that has ended is endorsed by the old root alone.
+    assert len(keys.entries()) == 3
+    assert ends(keys) == {FIRST: NOW_MS + 1, SECOND: None}
+    # Made while both are trusted: some relays know the old one alone.
+    keys.add(THIRD, NOW_MS + 2 * DAY_MS)
+    assert len(keys.entries()) == 5
+    clock.advance(until_ms - clock())
+    assert ends(keys) == {SECOND: NOW_MS + 2 * DAY_MS, THIRD: None}
+
+
+def test_what_a_root_has_endorsed_ends_with_it(
+    ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
+) -> None:
+    keys.add(FIRST, NOW_MS)
+    clock.advance(ca.rotate_root(overlap_days=1) - clock())
+    assert keys.accepted() == {}
+
+
+def test_without_the_cas_key_the_own_key_of_a_relay_alone_is_the_only_one(
+    tmp_path: Path, ca: CertificateAuthority, keys: TokenKeys, clock: FakeClock
+) -> None:
+    keys.add(FIRST, NOW_MS)
+    replaced = TokenKeys(tmp_path / "token_keys.jsonl", ca, clock, own=SECOND)
+    assert replaced.accepted() == {key_id(SECOND): AcceptedKey(SECOND, None)}
+    assert ends(TokenKeys(tmp_path / "token_keys.jsonl", ca, clock, own=FIRST)) == {FIRST: None}
