@@ -30,7 +30,7 @@ from relay.fleet.selection import WHOLE_FLEET
 from relay.fleet.tools import Projector
 from relay.mcp_api.tool_list import ToolEntries, page_of
 from relay.observability.metrics import Metrics
-from relay.pki.certificate_builder import issue_leaf, make_root
+from relay.pki.issuing import issue_leaf, make_root
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.process.logs import make_logger

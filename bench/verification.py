@@ -9,7 +9,7 @@ from nacl.signing import SigningKey
 
 from bench.results import Figure
 from kubelet.daemon.composition import make_handlers
-from relay.pki.certificate_builder import issue_leaf, make_root
+from relay.pki.issuing import issue_leaf, make_root
 from schemas.certificates import verify_leaf
 from schemas.keys import verifies
 from schemas.kinds import KindRegistry

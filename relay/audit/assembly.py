@@ -21,15 +21,12 @@ class AuditPart(Part):
     refusals: RefusalCounter
 
     async def run(self) -> None:
-        """Write counted lines of refusals until cancelled."""
         await self.refusals.run()
 
     def loops(self) -> Mapping[str, Loop]:
-        """Counted lines of refusals are written."""
         return {"refusals": self.refusals.loop}
 
     async def close(self) -> None:
-        """Close the log's file."""
         self.log.close()
 
     def health(self) -> Mapping[str, Health]:

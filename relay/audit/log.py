@@ -2,20 +2,21 @@
 
 Appended unbuffered to a file of mode 0600, without a disk sync per line. A call whose decision cannot be
 written is not made, and the next call tries again. Each line names the one before
-(``relay.audit.chain``), from one file to the next. Must never be given arguments or results (RFC-0005
+(``relay.audit.files``), from one file to the next. Must never be given arguments or results (RFC-0005
 section 12).
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from relay.ascii_json import members_of
-from relay.audit.chain import GENESIS, end_of_chain, line_hash, number_before, numbered
+from relay.audit.files import GENESIS, end_of_chain, line_hash, number_before, numbered
+from relay.settings.environment import SystemClock
 from schemas.error_roots import StateError
 from schemas.files import PRIVATE, is_shown_to_group, open_state
 
@@ -50,7 +51,7 @@ class AuditLog:
     def __init__(
         self,
         path: Path,
-        now_ms: Callable[[], int],
+        now_ms: SystemClock,
         max_bytes: int = MAX_FILE_BYTES,
         reserved_bytes: int = RESERVED_BYTES,
     ) -> None:
@@ -127,7 +128,6 @@ class AuditLog:
         self.available = True
 
     def _cut_short(self, data: bytes) -> None:
-        """Add to the chain what was written of a line."""
         if self._torn and data:
             data, self._torn, self.head = data[1:], False, self._prev
         if data:
@@ -174,7 +174,6 @@ class AuditLog:
         self.head = self._prev  # a torn line in the old file ended with that file
 
     def close(self) -> None:
-        """Close the file and release its lock."""
         os.close(self._descriptor)
         os.close(self._lock)
 

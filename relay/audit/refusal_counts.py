@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from attrs import Factory, define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
@@ -92,28 +93,21 @@ class _Count:
     correlation_id: str | None = None
 
 
+@define(eq=False, repr=False)
 class RefusalCounter:
     """Counts, and writes what is due. ``monotonic`` is in seconds, ``new_id`` makes correlation ids."""
 
-    def __init__(
-        self,
-        audit: AuditLog,
-        log: FilteringBoundLogger,
-        monotonic: Callable[[], float],
-        new_id: Callable[[], str],
-        interval_s: float = _INTERVAL_S,
-    ) -> None:
-        self._interval_s = interval_s
-        self._audit = audit
-        self._log = log
-        self._monotonic = monotonic
-        self._new_id = new_id
-        # A source is kept for a minute after its line, so the bound on sources bounds the lines a minute.
-        self._unproven: dict[_Key, _Count] = {}
-        self._proven: dict[_Key, _Count] = {}
-        self._others: dict[_Key, _Count] = {}
-        self._unwritten: str | None = None
-        self.loop = Loop(monotonic)
+    _audit: AuditLog
+    _log: FilteringBoundLogger
+    _monotonic: Callable[[], float]
+    _new_id: Callable[[], str]
+    _interval_s: float = _INTERVAL_S
+    # A source is kept for a minute after its line, so the bound on sources bounds the lines a minute.
+    _unproven: dict[_Key, _Count] = field(init=False, factory=dict)
+    _proven: dict[_Key, _Count] = field(init=False, factory=dict)
+    _others: dict[_Key, _Count] = field(init=False, factory=dict)
+    _unwritten: str | None = field(init=False, default=None)
+    loop: Loop = field(init=False, default=Factory(lambda self: Loop(self._monotonic), takes_self=True))
 
     def count(self, event: RefusalEvent, source: str, reason: str, times: int = 1) -> bool:
         """Count ``event`` from ``source``, for ``reason``, which is a fixed word.

@@ -1,42 +1,34 @@
-"""Verifies the chain of an audit, and searches its lines.
+"""Verifies the chain of an audit, searches its lines, and keeps the head of the last verification.
 
+The kept head shows that lines were cut off, or a file lost, since the last verification on this machine. A
+process that can write the audit can write that too: only a head kept elsewhere protects from it.
 Must not trust what it reads: the files may contain anything.
 """
 
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.audit.chain import GENESIS, MAX_LINE_BYTES, line_hash, named, opening
-from relay.audit.line_reader import AuditLines, Line
+from relay.audit.files import GENESIS, MAX_LINE_BYTES, AuditLines, Line, line_hash, named, opening
+from schemas.error_roots import StateError
+from schemas.files import read_state, write_atomic
+from schemas.strict_json import StrictJsonError, loads
 
 HASH_FORM = re.compile("[0-9a-f]{64}")
 FIELDS = (
     *("ts_ms", "correlation_id", "tenant", "iss", "sub", "jti", "tool", "node_id"),
     *("decision", "outcome", "code", "duration_ms"),
-    *(
-        "event",
-        "source",
-        "reason",
-        "count",
-        "failed",
-        "kid",
-        "join_id",
-        "parent",
-        "first",
-        "caller_correlation_id",
-    ),
-    *("request_id", "session_id", "caller_id"),
+    *("event", "source", "reason", "count", "failed", "kid", "join_id", "parent", "first"),
+    *("caller_correlation_id", "request_id", "session_id", "caller_id"),
 )
 """The members that a line of a relay can have, besides its link."""
-
 IDS = ("correlation_id", "caller_correlation_id", "remote_correlation_id", "parent", "first")
 """The members by which a line, of a relay or of remote tools, names its call and those that it belongs to."""
-
 _LINES_PER_PROGRESS = 4096
+_MAX_HEAD_BYTES = 1024
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:
@@ -161,7 +153,6 @@ class _Verification:
         self._note_time(line, facts)
 
     def compare(self) -> None:
-        """Compare the newest hash with those that are looked for."""
         if self.report.head == self._expect:
             self.report.expected = True
         if self.report.head == self._last:
@@ -232,3 +223,45 @@ def time_of(facts: Mapping[str, Any]) -> int:
 def as_text(value: Any) -> str:
     """Return ``value`` as a person types it: a string without quotes, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+class VerifiedHeadError(StateError):
+    """The kept head is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedHead:
+    """The hash of the line that was the newest, and when that was."""
+
+    head: str
+    verified_at_ms: int
+
+
+def read_verified_head(path: Path) -> VerifiedHead | None:
+    """Return what was kept in ``path``; None if nothing was verified yet.
+
+    Raises:
+        VerifiedHeadError: it is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        data = read_state(path, _MAX_HEAD_BYTES)
+    except FileNotFoundError:
+        return None
+    try:
+        facts = loads(data, max_bytes=_MAX_HEAD_BYTES)
+        return VerifiedHead(str(facts["head"]), int(facts["verified_at_ms"]))
+    except (StrictJsonError, ValueError, KeyError, TypeError):
+        raise VerifiedHeadError(
+            f"{path} is damaged: look whether lines are missing, then remove it"
+        ) from None
+
+
+def keep_verified_head(path: Path, head: str, now_ms: int) -> None:
+    """Keep ``head`` in ``path``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if head != GENESIS:  # an audit without a line can lose none
+        write_atomic(path, json.dumps(asdict(VerifiedHead(head, now_ms))) + "\n")

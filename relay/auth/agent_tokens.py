@@ -1,19 +1,23 @@
-"""Agents' tokens: issuing them, and identifying a caller by one.
+"""Agents' tokens and who calls with them: accepted keys, issuing a token, identifying a caller by one.
 
-Deny by default: a token is accepted only if its issuer, audience, class and lifetime are proven. Must not
-decide what a caller may do: that is ``calls``. Must never log a token.
+Deny by default: a token is accepted only if its issuer, audience, class and lifetime are proven. What a token
+proved is all that is kept of it. Must not decide what a caller may do: that is ``calls``. Must never log a
+token.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nacl.signing import SigningKey
 
 from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
-from relay.state.tokens import key_id
+from relay.settings.environment import ValidityClock
+from relay.state.tokens import AcceptedKey, key_id
+from schemas.addresses import MCP_PATH
 from schemas.canonical import jcs
 from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS
@@ -28,6 +32,8 @@ AgentName = tuple[str, str, str]
 _CACHE_SIZE = 4096
 # The issuer's clock may differ from ours by as much as a node's.
 _EARLY_S = MAX_FUTURE_MS // 1000
+CALLER_IN_SCOPE = "edge.caller"
+"""Where the guard puts the ``Caller`` of an HTTP request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,39 @@ class Principal:
         )
 
 
+class Caller(NamedTuple):
+    """The caller of one request.
+
+    Attributes:
+        principal: who it is, as the token proved it; its ``jti`` is the token's id.
+        transport: ``http``, or ``stdio`` where a bridge says so. For logs alone.
+        headers: the request's headers that are read behind the guard, by lower-case name.
+        query: the URL's query, unparsed.
+        size: bytes of the request's body; 0 until it was read.
+        path: the URL's path, one of MCP.
+    """
+
+    principal: Principal
+    transport: str
+    headers: Mapping[bytes, str]
+    query: str = ""
+    size: int = 0
+    path: str = MCP_PATH
+
+    def with_size(self, size: int) -> "Caller":
+        return self._replace(size=size)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The request's trace (W3C Trace Context); not validated."""
+        return self.headers.get(b"traceparent")
+
+    @property
+    def correlation_id(self) -> str | None:
+        """The id that the caller gave to what it requests; not validated."""
+        return self.headers.get(b"x-correlation-id")
+
+
 class TokenOptionError(OperatorError):
     """What the operator wants in a token is not of its form; ``where`` is a JSON pointer to the claim."""
 
@@ -153,11 +192,8 @@ class IssuerKeySource(Protocol):
     async def refresh(self) -> None:
         """Fetch the keys, unless the last fetch is too recent."""
 
-    async def run(self) -> None:
-        """Fetch the keys regularly until cancelled."""
-
-    def follow(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` whenever the keys have changed."""
+    async def run(self) -> None: ...
+    def follow(self, changed: Callable[[], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +218,7 @@ class Authenticator:
         keys: Mapping[str, bytes],
         issuer: str,
         audiences: frozenset[str],
-        now_ms: Callable[[], int],
+        now_ms: ValidityClock,
         external: ExternalIssuer | None = None,
     ) -> None:
         self._verifier = verifier
@@ -266,7 +302,6 @@ class Authenticator:
         return principal
 
     def _key_of(self, kid: str) -> bytes | None:
-        """Return the key of that name: the relay's own, or else the external issuer's."""
         own = self._keys.get(kid)
         return own if own is not None or self._external is None else self._external.keys.get(kid)
 
@@ -298,3 +333,38 @@ class Authenticator:
         if key is None or claims["iss"] != issuer:
             raise TokenError(TokenReason.ISSUER)
         return claims, kid, key
+
+
+class AcceptedKeys(Mapping[str, bytes]):
+    """The relay's own public keys of 32 bytes by kid, as they change, without those that have ended."""
+
+    def __init__(self, now_ms: ValidityClock) -> None:
+        self._now_ms = now_ms
+        self._keys: Mapping[str, AcceptedKey] = {}
+
+    def accept(self, keys: Mapping[str, AcceptedKey]) -> AbstractSet[str]:
+        """Accept ``keys`` from now on, and no others; return the kids of those that are new.
+
+        An end that was known stays while this process runs: the list may have been restored from a backup.
+        """
+        new = keys.keys() - self._keys.keys()
+        self._keys = {kid: _ended(key, self._keys.get(kid)) for kid, key in keys.items()}
+        return new
+
+    def __getitem__(self, kid: str) -> bytes:
+        key = self._keys[kid]
+        if key.until_ms is not None and key.until_ms <= self._now_ms():
+            raise KeyError(kid)
+        return key.public_key
+
+    def __iter__(self) -> Iterator[str]:
+        return (kid for kid in self._keys if kid in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _ended(key: AcceptedKey, before: AcceptedKey | None) -> AcceptedKey:
+    """Return ``key`` with the earlier end of both."""
+    known = [each.until_ms for each in (key, before) if each is not None and each.until_ms is not None]
+    return key._replace(until_ms=min(known, default=None))

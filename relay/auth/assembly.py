@@ -3,20 +3,40 @@
 Must not decide anything: it constructs the parts and connects them.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from relay.auth.accepted_keys import AcceptedKeys
-from relay.auth.agent_tokens import Authenticator, ExternalIssuer
+from attrs import define
+from structlog.typing import FilteringBoundLogger
+
+from relay.auth.agent_tokens import AcceptedKeys, Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
-from relay.auth.key_endorsement import KeyEndorsement
 from relay.part import Part
 from relay.settings.config import ExternalIssuerConfig
 from relay.settings.environment import RelayEnvironment
 from relay.state.key_files import load_or_create_key
 from relay.state.tokens import KeyEndorser, RevokedTokens, TokenKeys
 from schemas.addresses import mcp_urls
+from schemas.error_roots import StateError
+from schemas.text import printable
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
+
+
+@define(eq=False, repr=False)
+class KeyEndorsement:
+    """Writes to ``keys`` what a new root says of them, where its key is here."""
+
+    _keys: TokenKeys
+    _log: FilteringBoundLogger
+
+    async def follow(self) -> bool:
+        try:
+            await asyncio.to_thread(self._keys.endorse_again)
+        except (StateError, OSError) as error:
+            self._log.error("no root endorses the keys of tokens", reason=printable(str(error)))
+            return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +57,6 @@ class AuthPart(Part):
     key_endorsement: KeyEndorsement
 
     async def run(self) -> None:
-        """Keep the external issuer's keys fresh until cancelled."""
         await (Part.run(self) if self.external is None else self.external.keys.run())
 
 

@@ -7,6 +7,7 @@ another URL.
 
 import asyncio
 import math
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -15,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import httpx2
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.observability.metrics import Metrics
@@ -57,14 +59,14 @@ class JwksError(PeerError):
         self.reason = reason
 
 
+@define(eq=False, repr=False)
 class JwksSource:
     """The server that publishes the set. A response is bounded in time and in bytes, and not yet trusted."""
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        self._url = url
-        self._timeout_s = timeout_s
-        # The system's authorities, or those that SSL_CERT_FILE names.
-        self._tls = client_context()
+    _url: str
+    _timeout_s: float = TIMEOUT_S
+    # The system's authorities, or those that SSL_CERT_FILE names.
+    _tls: ssl.SSLContext = field(init=False, factory=client_context)
 
     async def fetch(self) -> bytes:
         """Return the document at the URL.
@@ -162,11 +164,9 @@ class IssuerKeys:
         self._follow_ups: list[Callable[[], None]] = []
 
     def get(self, kid: str) -> bytes | None:
-        """Return the 32-byte public key of ``kid``, or None."""
         return self._keys.get(kid)
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` whenever the keys have changed."""
         self._follow_ups.append(changed)
 
     async def refresh(self) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from nacl.signing import SigningKey
 
-from relay.broker.program import find_nats_server
-from relay.broker.server_config import AccessFiles
+from relay.broker.nats_server import AccessFiles, find_nats_server
 from relay.broker.store import BrokerStore
 from relay.broker.supervisor import BrokerSupervisor
 from relay.part import Part
@@ -56,7 +55,6 @@ class BrokerPart(Part):
                 tasks.create_task(endless("broker store", self.store.run()))
 
     async def close(self) -> None:
-        """Stop it."""
         if self.supervisor is not None:
             await self.supervisor.close()
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from attrs import define, field
 from nacl.signing import SigningKey
 from structlog.typing import FilteringBoundLogger
 
@@ -21,11 +22,12 @@ from schemas.error_roots import PeerError
 from schemas.text import printable
 
 _MIB = 1024 * 1024
-STORE_BYTES = 1024 * _MIB
-"""More than all streams may have, since nats-server reserves what is granted to each."""
 RETAINED = "$MQTT_rmsgs"
 LIMITS = {RETAINED: 512 * _MIB, "$MQTT_msgs": 256 * _MIB, "$MQTT_sess": 64 * _MIB}
-"""How many bytes each stream may have. A node retains at most four messages of the largest payload."""
+"""How many bytes each stream may have, together fewer than ``nats_server.STORE_BYTES``.
+
+A node retains at most four messages of the largest payload.
+"""
 _API = "$JS.API.STREAM"
 _INBOX = "_INBOX.edge-store"
 _USER_KEY = bytes([20 << 3])  # of an nkey in base 32: it begins with U
@@ -39,6 +41,7 @@ class _StoreError(PeerError):
     """The broker has not answered as it should."""
 
 
+@define(eq=False, repr=False)
 class BrokerStore:
     """The store of the broker that speaks NATS on the port of this machine that ``own_port`` returns, if any.
 
@@ -46,23 +49,13 @@ class BrokerStore:
     for retained messages is used.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        own_port: Callable[[], int | None],
-        key: SigningKey,
-        filled: Callable[[float], None],
-        log: FilteringBoundLogger,
-        *,
-        limits: Mapping[str, int] = LIMITS,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._own_port = own_port
-        self._key = key
-        self._filled = filled
-        self._log = log
-        self._limits = limits
-        self._sleep = sleep
-        self._reported: str | None = None
+    _own_port: Callable[[], int | None]
+    _key: SigningKey
+    _filled: Callable[[float], None]
+    _log: FilteringBoundLogger
+    _limits: Mapping[str, int] = field(kw_only=True, default=LIMITS)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _reported: str | None = field(init=False, default=None)
 
     @property
     def user(self) -> str:

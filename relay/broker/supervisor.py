@@ -1,31 +1,35 @@
 """Runs the relay's own broker as a child process: started, awaited, started again when it ends, and stopped.
 
-One relay at a time has the directory. The broker's port is not changed here: nodes have been told it.
-Must not decide who is admitted, and must not end a process that no relay of this directory has started.
+One relay at a time has the directory. The broker's port is not changed here: nodes know it already. What the
+broker writes on its standard error becomes lines of the relay's log, bounded and escaped; a broker that an
+earlier relay has left behind is ended first. Must not decide who is admitted, and must not end a process that
+no relay of this directory has started.
 """
 
 import asyncio
 import fcntl
 import os
+import re
+import select
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.broker.leftover import end_leftover, record
-from relay.broker.log_lines import BrokerLines
-from relay.broker.ports import is_free, listening
-from relay.broker.server_config import AccessFiles, nats_config
+from relay.broker.nats_server import AccessFiles, is_free, listening, nats_config
+from schemas import topics
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.backoff import Backoff
 from schemas.error_roots import OperatorError
-from schemas.files import PRIVATE, make_private_directory, open_state, write_atomic
+from schemas.files import PRIVATE, make_private_directory, open_state, read_state, write_atomic
 from schemas.health import Health
 from schemas.text import printable
+from schemas.token_bucket import TokenBucket
 
 _POLL_S = 0.02
 _START_TIMEOUT_S = 60.0  # a store of a gigabyte is read meanwhile
@@ -33,6 +37,20 @@ _STOP_TIMEOUT_S = 10.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _HELD_S = 60.0
 """A broker that has run for so long is started again without a longer wait."""
+_PIECE_BYTES = 16_384
+_MAX_LINE = 400
+_KEPT = 5
+_RATE, _BURST = 1.0, 30.0
+_FORM = re.compile(r"\[\d+\] \[(?P<level>[A-Z]{3})\] (?P<text>.*)", re.DOTALL)
+_NOTICES = frozenset({"INF", "DBG", "TRC"})
+_OF_A_RELOAD = re.compile(r'User ".*" found in connect proto, but user required from cert', re.DOTALL)
+"""For each client that is connected when the broker reads its access lists again. The certificate decides."""
+_OF_MQTT_5 = re.compile(r'\S+ - mid:\d+ - "" - unacceptable protocol version of 5')
+"""A client that speaks MQTT 5 is told so, and uses 3.1.1: `kubelet doctor` is one."""
+_OF_A_FULL_STORE = re.compile(r"resource limits exceeded|insufficient resources|maximum bytes exceeded")
+_END_TIMEOUT_S = 10.0
+_MAX_RECORD_BYTES = 256
+_START_FIELD = 19  # of /proc/PID/stat behind the name; field 22 of all
 
 
 class BrokerStartError(OperatorError):
@@ -42,7 +60,7 @@ class BrokerStartError(OperatorError):
 class BrokerSupervisor:
     """The broker at ``listen``, with its files in ``directory``; it admits clients by ``access``.
 
-    ``probe_node`` is as ``relay.broker.log_lines`` has it.
+    ``probe_node`` is as ``BrokerLines`` has it.
 
     Attributes:
         is_running: whether the broker listens.
@@ -153,7 +171,6 @@ class BrokerSupervisor:
         return self.is_running
 
     async def close(self) -> None:
-        """Stop the broker, and return when it has ended."""
         if self._process is not None:
             await self._stop(self._process)
             self._process = None
@@ -247,3 +264,135 @@ class BrokerSupervisor:
         if self._reading is not None:
             await self._reading
             self._reading = None
+
+
+class BrokerLines:
+    """The lines of one broker process.
+
+    Warnings and errors are logged, at a limited rate, since any client can cause them; notices are not. Lines
+    that report neither a fault nor an attack are no warnings, whatever the broker calls them. The last of the
+    others are kept for the report of its end. Reading must not stop: the broker would block.
+
+    ``probe_node``: on whose topic `relay doctor` tries to publish, which is to be refused. Another client
+    that tried it would be taken for `relay doctor`, so no other program is told this id.
+    """
+
+    def __init__(self, log: FilteringBoundLogger, monotonic: Callable[[], float], probe_node: str) -> None:
+        self._log = log
+        self._probe_refused = f'Publish Violation - Subject "{topics.subject(topics.heartbeat(probe_node))}"'
+        self._monotonic = monotonic
+        self._bucket = TokenBucket(_RATE, _BURST, monotonic())
+        self._left_out = 0
+        self._last: deque[str] = deque(maxlen=_KEPT)
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        begun = b""
+        while piece := await stream.read(_PIECE_BYTES):
+            *whole, begun = (begun + piece).split(b"\n")
+            for line in whole:
+                self.take(line)
+            # Of a line without an end, no more is kept than is shown of it.
+            begun = begun[: _MAX_LINE * 4]
+        if begun:
+            self.take(begun)
+
+    def take(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace")
+        match = _FORM.fullmatch(text)
+        level, shown = (match["level"], match["text"]) if match else ("", text)
+        shown = printable(shown.strip(), _MAX_LINE)
+        if level in _NOTICES or not shown or _OF_A_RELOAD.fullmatch(shown):
+            return
+        harmless = self._harmless(shown)
+        if harmless is None:
+            self._last.append(shown)
+        if self._bucket.take(self._monotonic()) > 0:
+            self._left_out += 1
+            return
+        left_out, self._left_out = self._left_out, 0
+        facts = {"left_out": left_out} if left_out else {}
+        if harmless is not None:
+            self._log.info(harmless, **facts)
+            return
+        if _OF_A_FULL_STORE.search(shown):
+            self._log.error("the broker's store is full", line=shown, **facts)
+            return
+        write = self._log.warning if level == "WRN" else self._log.error
+        write("the broker reports", line=shown, **facts)
+
+    def _harmless(self, line: str) -> str | None:
+        """Return what a line means that reports neither a fault nor an attack; None if it may be one."""
+        if line.endswith(self._probe_refused):
+            return "the broker refuses what relay doctor tries, as it should"
+        if _OF_MQTT_5.fullmatch(line):
+            return "a client tries MQTT 5, which the broker does not speak"
+        return None
+
+    def last(self) -> str:
+        """Return the last lines that said something wrong, in one line."""
+        return " | ".join(self._last)
+
+
+def record(pid: int, path: Path) -> None:
+    """Write into ``path`` which process ``pid`` is.
+
+    Raises:
+        OSError: it cannot be written, or there is no such process.
+    """
+    write_atomic(path, f"{pid} {_start_of(pid)}\n", PRIVATE)
+
+
+def end_leftover(path: Path, config: Path) -> int | None:
+    """End the process that ``path`` names if it runs with ``config``; return its id, None if none was ended.
+
+    The kernel ends the broker with its relay, but that takes a moment, and a suspended process does not end.
+    A process id is reused: the record also has when the process started, in ticks since the machine did.
+    Reads only what a confined service sees of /proc.
+
+    Raises:
+        OSError: the record cannot be read.
+    """
+    try:
+        pid_text, _, start = (
+            read_state(path, _MAX_RECORD_BYTES).decode("ascii", "replace").strip().partition(" ")
+        )
+        pid = int(pid_text)
+        # By descriptor: from here on it is this process, and no later one with the same id.
+        process = os.pidfd_open(pid) if pid > 1 else None
+    except (FileNotFoundError, ProcessLookupError, ValueError, OverflowError):
+        return None
+    if process is None:
+        return None
+    try:
+        if not _is_the_same(pid, start, config):
+            return None
+        _end(process)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(process)
+    return pid
+
+
+def _is_the_same(pid: int, start: str, config: Path) -> bool:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return _start_of(pid) == start and os.fsencode(config) in arguments
+    except (FileNotFoundError, PermissionError):
+        return False
+
+
+def _end(process: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        signal.pidfd_send_signal(process, number)
+        signal.pidfd_send_signal(process, signal.SIGCONT)
+        # The descriptor can be read once the process has ended, whether or not it was waited for.
+        ended, _, _ = select.select([process], [], [], _END_TIMEOUT_S)
+        if ended:
+            return
+
+
+def _start_of(pid: int) -> str:
+    facts = Path(f"/proc/{pid}/stat").read_bytes()
+    # The name, in parentheses, can hold anything.
+    return facts.rpartition(b")")[2].split()[_START_FIELD].decode("ascii")

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from relay.ascii_json import encoded, members_of
 from relay.audit.log import AuditLog
-from relay.auth.agent_tokens import Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.envelope import Call, follow_s
 from relay.calls.relay_tools import DirectedCall, Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller
 from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.selection import Selection

@@ -20,16 +20,25 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from relay.audit.chain import numbered
-from relay.audit.line_reader import AuditLines, Line
+from relay.audit.files import AuditLines, Line, numbered
 from relay.audit.report import is_of_canaries, moment, report_rows, row
-from relay.audit.verified_head import keep_verified_head, read_verified_head
-from relay.audit.verify import FIELDS, HASH_FORM, ChainReport, ids_in, matching, parsed, time_of, verify
+from relay.audit.verify import (
+    FIELDS,
+    HASH_FORM,
+    ChainReport,
+    ids_in,
+    keep_verified_head,
+    matching,
+    parsed,
+    read_verified_head,
+    time_of,
+    verify,
+)
 from relay.cli.exits import EXIT_LOST, fail
 from relay.cli.options import AsJson, StateDir, seconds, show_table, state_files
 from relay.cli.remote_server import own_records
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from schemas.error_roots import StateError
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO, EXIT_USAGE

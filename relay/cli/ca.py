@@ -29,11 +29,11 @@ from relay.cli.options import (
     utc,
 )
 from relay.cli.state import authority, token_keys
+from relay.pki.authority import issue_server_files
 from relay.pki.errors import UnknownTargetError
 from relay.pki.roots import MAX_OVERLAP_DAYS
-from relay.pki.server_files import issue_server_files
-from relay.settings.clock import now_ms
 from relay.settings.config import SERVICE_STATE_DIR
+from relay.settings.environment import now_ms
 from relay.state.certificates import KID_DIGITS
 from relay.state.key_files import load_or_create_key
 from schemas.certificates import end_of

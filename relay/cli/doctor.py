@@ -17,10 +17,9 @@ import typer
 from relay.cli.options import AsJson, usual_state_dir
 from relay.fleet.facts import warned
 from relay.pki.authority import CertificateAuthority
-from relay.pki.own_certificate import issued_by
-from relay.pki.tls_contexts import broker_context
-from relay.settings.clock import now_ms
+from relay.pki.relay_tls import broker_context, issued_by
 from relay.settings.config import RelayConfig
+from relay.settings.environment import now_ms
 from relay.settings.table import RELAY, load_settings
 from schemas import topics
 from schemas.addresses import host_of, is_loopback

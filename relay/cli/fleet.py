@@ -27,8 +27,8 @@ from relay.cli.state import authority
 from relay.client.credentials import TOKEN_VARIABLE, RenewableToken, TokenMissingError
 from relay.client.stdio_bridge.http_client import RelayHttp
 from relay.fleet.facts import COLUMNS, FactForm
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from relay.state.key_files import read_key
 from relay.state.labels import with_typed_form
 from schemas.addresses import check_private_url, mcp_url, parse_mcp_url

@@ -30,7 +30,7 @@ from relay.cli.options import (
 )
 from relay.cli.state import authority, name_ledger
 from relay.settings.broker import broker_of_nodes
-from relay.settings.clock import now_ms
+from relay.settings.environment import now_ms
 from relay.settings.kept import read_kept
 from relay.state.join_tokens import JoinError, JoinTokens
 from relay.state.labels import NameRuleError, check_tags, label_of

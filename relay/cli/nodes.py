@@ -14,7 +14,7 @@ from relay.cli.exits import fail
 from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
 from relay.cli.options import AsJson, StateDir, answer, show_table, utc
 from relay.cli.state import name_ledger
-from relay.settings.clock import now_ms
+from relay.settings.environment import now_ms
 from relay.state.certificates import KID_DIGITS
 from relay.state.labels import NameRuleError, typed_form, with_typed_form
 from relay.state.names import LabelTakenError

@@ -5,7 +5,7 @@ from functools import partial
 
 import typer
 
-from relay.broker.ports import first_free
+from relay.broker.nats_server import first_free
 from relay.cli.options import usual_state_dir
 from relay.settings.kept import write_kept
 from relay.settings.table import RELAY, LoadedRelaySettings, load_settings

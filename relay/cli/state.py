@@ -5,7 +5,7 @@ from pathlib import Path
 
 from relay.cli.options import state_files
 from relay.pki.authority import CertificateAuthority
-from relay.settings.clock import now_ms
+from relay.settings.environment import now_ms
 from relay.state.kinds import NAME, OLDEST, StateKind, is_older
 from relay.state.names import NameLedger
 from relay.state.tokens import TokenKeys

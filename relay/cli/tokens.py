@@ -26,8 +26,8 @@ from relay.cli.options import (
     tenant_name,
     utc,
 )
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from relay.state.tokens import IssuedToken, IssuedTokens, RevokedTokens, is_jti
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
 from schemas.strict_json import StrictJsonError, loads

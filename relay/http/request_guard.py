@@ -14,8 +14,7 @@ from attrs import define, field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
-from relay.auth.agent_tokens import Authenticator, Principal
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Authenticator, Caller, Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
 from relay.http.front_page import Page, accepts_page

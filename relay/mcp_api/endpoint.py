@@ -37,7 +37,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from relay.ascii_json import encoded
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.calls.envelope import Call
 from relay.http.body_parser import MAX_BODY_BYTES, BodyParser
 from relay.http.http_protocol import HttpAnswer, PendingAnswer

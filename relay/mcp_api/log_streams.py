@@ -10,8 +10,7 @@ import mcp_types as types
 from attrs import define, field
 from starlette.types import Message, Send
 
-from relay.auth.agent_tokens import Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.envelope import LEVELS_WITH_INFO
 from relay.mcp_api.sdk import Context, connection_of
 from relay.streams.caller_tools.event_streams import EventStreams

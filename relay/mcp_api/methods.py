@@ -13,8 +13,7 @@ from typing import Any
 from attrs import define, field
 
 from relay.ascii_json import encoded
-from relay.auth.agent_tokens import Authenticator, Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Authenticator, Caller, Principal
 from relay.auth.permissions import Rights
 from relay.calls.call_record import CallRequest, Hop
 from relay.calls.envelope import Call

@@ -17,7 +17,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit, StreamClosedError

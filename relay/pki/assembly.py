@@ -9,17 +9,12 @@ from dataclasses import dataclass
 from relay.audit.assembly import AuditPart
 from relay.part import Part
 from relay.pki.authority import CertificateAuthority
-from relay.pki.authority_service import AuthorityService
 from relay.pki.broker_access import BrokerAccess, OwnBroker
-from relay.pki.counted_uses import CountedUses
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
-from relay.pki.enrolments import EnrolmentInfo, Enrolments, NameNode
-from relay.pki.environment import PkiEnvironment
-from relay.pki.expiries import Expiries
-from relay.pki.forwarded_enrolments import ForwardedEnrolments
-from relay.pki.leaf_issuer import ForwardedLeaves, OwnLeaves
-from relay.pki.renewals import Renewals
-from relay.pki.tls_contexts import RelayTls
+from relay.pki.enrolments import CountedUses, EnrolmentInfo, Enrolments, NameNode, PkiEnvironment
+from relay.pki.forwarding import AuthorityService, ForwardedEnrolments, ForwardedLeaves
+from relay.pki.relay_tls import Expiries, RelayTls
+from relay.pki.renewals import OwnLeaves, Renewals
 from relay.routing.authority_port import AnsweringAuthority, AuthorityAction, AuthorityLink
 from relay.settings.environment import RelayEnvironment
 from relay.state.join_tokens import JoinTokens
@@ -54,11 +49,9 @@ class PkiPart(Part):
     counted_uses: CountedUses
 
     async def run(self) -> None:
-        """Keep the served certificate fresh until cancelled."""
         await self.tls.run()
 
     def loops(self) -> Mapping[str, Loop]:
-        """The served certificate is kept fresh."""
         return {"certificates": self.tls.loop}
 
 

@@ -1,20 +1,29 @@
-"""The certificate authority: the roots of nodes, and a ledger that binds each node id to its tenant and key.
+"""The certificate authority: the roots of nodes and of servers, and the ledger of what it issues.
 
-Servers have a root of their own: ``servers``.
+The ledger binds each node id to its tenant and key. An id that was issued is issued again only on the
+operator's command, which revokes its old leaves, or to the same key: no request can take over a node that
+exists or ever did. Must not hold a root's key in memory longer than an issue takes.
 
-An id that was issued is issued again only on the operator's command, which revokes its old leaves, or to the
-same key: no request can take over a node that exists or ever did. Must not hold a root's key in memory
-longer than an issue takes.
+The root of servers is P-256 and trusted for servers alone, by its own extension and by every verifier of
+nodes. Its files are those of ``roots`` with the prefix ``server-``, and
+
+| file | mode | holds |
+|---|---|---|
+| `server-cross.pem` | 0644 | the server root as certified by the root of nodes; see ``create`` |
+| `server-endorsements` | 0600 or 0640 | where the CA's key is not: their endorsements by roots of nodes |
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.x509.oid import NameOID
 from nacl.signing import SigningKey
 
-from relay.pki.ca_ledger import CaLedger
-from relay.pki.certificate_builder import make_crl
 from relay.pki.errors import (
     AuthorityOptionError,
     AuthorityStateError,
@@ -22,15 +31,25 @@ from relay.pki.errors import (
     IdTakenError,
     UnknownTargetError,
 )
-from relay.pki.issuing import Issuing, Signer, read_request
-from relay.pki.roots import ED25519, RootFiles, end_of_overlap
-from relay.pki.server_authority import EndorsedRoots, ServerAuthority
+from relay.pki.issuing import Issuing, Signer, make_crl, read_request
+from relay.pki.roots import (
+    ED25519,
+    P256,
+    RootFiles,
+    end_of_overlap,
+    make_server_key,
+    read_server_key,
+    server_key_to_pem,
+)
 from relay.settings.config import DEFAULT_TENANT
+from relay.settings.environment import SystemClock
 from relay.state.certificates import CaRecords, IssuedLeaf, revocations, rotation
+from relay.state.key_files import KeyFileError, read_key
+from relay.state.ledger import Ledger, LedgerError
 from schemas.endorsement import endorse, endorse_servers, endorse_token_key
 from schemas.error_roots import StateError
-from schemas.files import make_private_directory
-from schemas.identity import first_certificate_in, kid_of
+from schemas.files import PRIVATE, make_private_directory, read_state, write_atomic
+from schemas.identity import CertificateFormatError, certificates_in, first_certificate_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles
 from schemas.node_ids import new_node_id
 from schemas.text import printable
@@ -38,6 +57,179 @@ from schemas.text import printable
 _SEED_BYTES = 32
 # More than answers that were lost on the way can explain; each is an entry that stays.
 _MAX_LEAVES = 32
+_ENDORSEMENT = re.compile(r"[A-Za-z0-9_-]{86}")
+_MAX_ENDORSEMENTS = 4
+ENDORSEMENTS = "server-endorsements"
+"""The file, on a relay without the CA's key, with what roots of nodes have signed of the roots of servers."""
+# Longer than the relay's own: an operator has to issue it again, and what a broker's key gives its thief is
+# small: nodes and relay believe nothing that a broker says.
+_SERVER_DAYS = 397
+
+
+class CaLedger(Ledger[CaRecords]):
+    """The ledger of the CA in ``directory``. ``check_root`` raises where there is no root.
+
+    Everything raises AuthorityStateError if the CA is missing, or a file of it is damaged. Locking waits for
+    others: call it on a thread, not on the event loop.
+    """
+
+    def __init__(self, directory: Path, check_root: Callable[[], object]) -> None:
+        super().__init__(directory / "ledger.jsonl", CaRecords())
+        self._check_root = check_root
+
+    def made(self) -> AbstractContextManager[CaRecords]:
+        return super().locked()
+
+    def read(self) -> CaRecords:
+        self._check_there()
+        try:
+            return super().read()
+        except LedgerError as error:
+            raise AuthorityStateError(str(error)) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[CaRecords]:
+        """Lock it: two issues at once must not both find an id free."""
+        self._check_there()
+        try:
+            with super().locked() as records:
+                yield records
+        except LedgerError as error:
+            raise AuthorityStateError(str(error)) from None
+
+    def _check_there(self) -> None:
+        self._check_root()
+        if not self.path.exists():
+            # A new, empty one would hold no revocation.
+            raise AuthorityStateError(f"{self.path} is missing: restore it from a backup")
+
+
+class EndorsedRoots(NamedTuple):
+    """The roots of servers that are trusted now, in PEM, and their endorsement by each root of nodes."""
+
+    pem: str
+    endorsements: list[str]
+
+
+class ServerAuthority:
+    """The roots of servers in ``directory``, beside those of nodes, whose ledger and lock they share."""
+
+    def __init__(
+        self,
+        directory: Path,
+        issuing: Issuing,
+        ledger: CaLedger,
+        now_ms: SystemClock,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._roots = RootFiles(directory, P256, "server-")
+        self._cross = directory / "server-cross.pem"
+        self._issuing = issuing
+        self._ledger = ledger
+        self._now_ms = now_ms
+        self._random_bytes = random_bytes
+        self.root_file = self._roots.certificate
+
+    @property
+    def files(self) -> list[Path]:
+        return [*([self._cross] if self._cross.exists() else []), *self._roots.files]
+
+    def exist(self) -> bool:
+        """Return whether there is a root of servers; a CA of an older version has none."""
+        return self.root_file.exists()
+
+    def create(self, known: Signer[SigningKey]) -> None:
+        """Make the root of servers. The caller holds the lock.
+
+        ``known``: the root of nodes that every node trusts. Servers show a certificate of the new root by it
+        too: a node of an older version, or that was not told of the new root yet, must be able to verify the
+        relay. Both roots have one name, without which that certificate would not be valid.
+
+        Raises:
+            AuthorityOptionError: there is one already.
+            AuthorityStateError: the clock is wrong, or a key that was left behind is damaged.
+        """
+        key = self._roots.unused_key() or make_server_key(self._random_bytes)
+        root = self._issuing.server_root(key, _name_of(known.pem))
+        write_atomic(self._cross, self._issuing.cross(known, root.pem))
+        self._roots.create(root.pem, key)
+
+    def roots(self) -> list[str]:
+        """Return every root of servers that is trusted now, in PEM: the newest, then the one before it.
+
+        Raises:
+            AuthorityStateError: there is none, or a file of it is damaged.
+        """
+        if not self.exist():
+            raise AuthorityStateError(
+                f"{self._roots.directory} holds no root of servers: run `relay ca init`"
+            )
+        return self._roots.trusted(self._now_ms())
+
+    def kept_endorsements(self) -> list[str]:
+        """Return the endorsements that the relay with the CA's key has made; none if there is no such file.
+
+        Nodes verify them: one of other roots is worth nothing, and does no harm.
+
+        Raises:
+            OSError: the file cannot be used.
+        """
+        try:
+            text = read_state(self._roots.directory / ENDORSEMENTS).decode("ascii", "replace")
+        except FileNotFoundError:
+            return []
+        return [line for line in text.splitlines() if _ENDORSEMENT.fullmatch(line)][:_MAX_ENDORSEMENTS]
+
+    def issue(
+        self, name: str, hosts: Sequence[str], public_key: EllipticCurvePublicKey, valid_days: int
+    ) -> str:
+        """Return what a server shows that is reached under ``hosts``, in PEM: its certificate comes first.
+
+        Of the roots that are trusted the oldest issues it, for that is the one that every node knows.
+
+        Raises:
+            AuthorityOptionError: name or hosts are not of their form.
+            AuthorityStateError: there is no root of servers, or its key is not here.
+        """
+        with self._ledger.locked():
+            server, pem = self._issuing.server(
+                self._signer(self.roots()[-1]), name, hosts, public_key, valid_days
+            )
+            self._ledger.append(server.entry())
+        return pem + self._cross_pem()
+
+    def _cross_pem(self) -> str:
+        """Return the certificate, by a root of nodes, of the root that issues; empty if it needs none."""
+        try:
+            cross = to_pem(certificates_in(read_state(self._cross).decode("utf-8", "replace"))[:1])
+        except FileNotFoundError:
+            return ""
+        except CertificateFormatError:
+            raise AuthorityStateError(f"{self._cross} is damaged: it holds no certificate") from None
+        return cross if _public_key(cross) == _public_key(self.roots()[-1]) else ""
+
+    def rotate(self, overlap_days: int = 90) -> int:
+        """Make a new root of servers; return until when, in ms, the one before it is trusted and issues.
+
+        Raises:
+            AuthorityOptionError: the overlap is out of bounds, or the last rotation is still under way.
+            AuthorityStateError: there is no root of servers, or its key is not here.
+        """
+        until_ms = end_of_overlap(self._now_ms(), overlap_days)
+        with self._ledger.locked():
+            now, roots = self._now_ms(), self.roots()
+            if len(roots) > 1:
+                raise AuthorityOptionError(
+                    "the root of servers before this one is still trusted: rotate when its time is up"
+                )
+            old = self._signer(roots[0])
+            new = self._issuing.server_root(make_server_key(self._random_bytes))
+            self._ledger.append({**rotation(new.kid, old.kid, until_ms, now), "of": "servers"})
+            self._roots.rotate(new.pem, new.key, until_ms)
+        return until_ms
+
+    def _signer(self, root_pem: str) -> Signer[EllipticCurvePrivateKey]:
+        return Signer(root_pem, self._roots.key_of(root_pem))
 
 
 class CertificateAuthority:
@@ -50,9 +242,7 @@ class CertificateAuthority:
         ledger: what was issued and revoked.
     """
 
-    def __init__(
-        self, directory: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, directory: Path, now_ms: SystemClock, random_bytes: Callable[[int], bytes]) -> None:
         self._roots = RootFiles(directory, ED25519)
         self.ledger = CaLedger(directory, self.root_pem)
         self._issuing = Issuing(now_ms, random_bytes)
@@ -92,7 +282,6 @@ class CertificateAuthority:
         return True
 
     def root_pem(self) -> str:
-        """Return the certificate of the root that issues."""
         return self._roots.current()
 
     def roots(self) -> list[str]:
@@ -263,7 +452,6 @@ class CertificateAuthority:
         return [each.kid for each in held]
 
     def records(self) -> CaRecords:
-        """Return what the ledger holds now."""
         return self.ledger.read()
 
     def in_force(self) -> dict[str, IssuedLeaf]:
@@ -271,7 +459,6 @@ class CertificateAuthority:
         return self.records().in_force()
 
     def revoked_kids(self) -> frozenset[str]:
-        """Return the kid of every revoked certificate."""
         return frozenset(self.records().revoked)
 
     def crl_pem(self) -> str:
@@ -323,3 +510,58 @@ def _in_use(records: CaRecords, node_id: str, now_ms: int) -> IssuedLeaf:
             f"{node_id} has {len(held)} certificates in force: revoke them by their kid"
         )
     return held[-1]
+
+
+def _name_of(pem: str) -> str:
+    (name,) = x509.load_pem_x509_certificate(pem.encode("ascii")).subject.get_attributes_for_oid(
+        NameOID.COMMON_NAME
+    )
+    return str(name.value)
+
+
+def _public_key(pem: str) -> object:
+    return x509.load_pem_x509_certificate(pem.encode("ascii")).public_key()
+
+
+def issue_server_files(
+    ca: CertificateAuthority,
+    hosts: Sequence[str],
+    directory: Path,
+    random_bytes: Callable[[int], bytes],
+    in_directory: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Write into ``directory`` what a server needs that is reached under ``hosts``; the first is its name.
+
+    ``in_directory`` is held while files of it are read and written: it may be of another user than the CA.
+
+    Raises:
+        AuthorityError: the CA does not issue it.
+        KeyFileError: the key that is there is damaged.
+        OSError: a file cannot be written, or others can read the key.
+    """
+    key_file = directory / "server.key"
+    with in_directory():
+        held = _held_key(key_file)
+    key = held or make_server_key(random_bytes)
+    certificate = ca.servers.issue(hosts[0].strip("[]"), hosts, key.public_key(), _SERVER_DAYS)
+    roots = "".join(ca.roots())
+    with in_directory():
+        if held is None:
+            make_private_directory(directory)
+            write_atomic(key_file, server_key_to_pem(key), PRIVATE)
+        write_atomic(directory / "roots.pem", roots)
+        write_atomic(directory / "server.pem", certificate)
+
+
+def _held_key(key_file: Path) -> EllipticCurvePrivateKey | None:
+    """Return the key that is there; None for one of the kind from before servers had a root of their own."""
+    try:
+        return read_server_key(key_file)
+    except FileNotFoundError:
+        return None
+    except KeyFileError as error:
+        try:
+            read_key(key_file)
+        except KeyFileError:
+            raise KeyFileError(f"{error}: restore it, or remove it and another is made") from None
+        return None

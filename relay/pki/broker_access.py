@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.pki.errors import AuthorityStateError
-from relay.pki.own_certificate import RELAY_NAME
+from relay.pki.relay_tls import RELAY_NAME
 from schemas import topics
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory, write_atomic
@@ -39,19 +40,11 @@ _FILE_MODE = 0o640
 
 
 class AccessAuthority(Protocol):
-    """The part of the CA that access is derived from."""
+    """The part of the CA that access is derived from; see ``CertificateAuthority``."""
 
-    def roots(self) -> list[str]:
-        """Return the roots that are trusted now."""
-        ...
-
-    def crl_pem(self) -> str:
-        """Return the list of the revoked, one for each root."""
-        ...
-
-    def in_force(self) -> Mapping[str, Any]:
-        """Return what is in force, by node id."""
-        ...
+    def roots(self) -> list[str]: ...
+    def crl_pem(self) -> str: ...
+    def in_force(self) -> Mapping[str, Any]: ...
 
 
 class OwnBroker(Protocol):
@@ -67,26 +60,19 @@ class OwnBroker(Protocol):
         ...
 
 
+@define(eq=False, repr=False)
 class BrokerAccess:
     """The files in ``directory``, and the process to signal, whose number is in ``pid_file``, if any."""
 
-    def __init__(
-        self,
-        ca: AccessAuthority,
-        directory: Path,
-        pid_file: Path | None,
-        log: FilteringBoundLogger,
-        own_broker: OwnBroker | None = None,
-    ) -> None:
-        self._ca = ca
-        self._directory = directory
-        self._pid_file = pid_file
-        self._log = log
-        self._own_broker = own_broker
-        self._revoked = ""
-        self._generation = ""
-        self._notified = ""
-        self._logged: tuple[str, dict[str, str]] | None = None
+    _ca: AccessAuthority
+    _directory: Path
+    _pid_file: Path | None
+    _log: FilteringBoundLogger
+    _own_broker: OwnBroker | None = None
+    _revoked: str = field(init=False, default="")
+    _generation: str = field(init=False, default="")
+    _notified: str = field(init=False, default="")
+    _logged: tuple[str, dict[str, str]] | None = field(init=False, default=None)
 
     async def follow(self) -> bool:
         """Refresh on a thread: with thousands of nodes, reading, signing and writing take long."""

@@ -12,8 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from relay.audit.refusal_counts import RefusalEvent
-from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError, EnrolmentService
-from relay.pki.environment import PkiEnvironment
+from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError, EnrolmentService, PkiEnvironment
 from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, REQUEST_REF, EnrolRequest, shown_roots
 from schemas.error_roots import StateError
 from schemas.registry import SchemaRegistry
@@ -57,7 +56,6 @@ class EnrolmentEndpoint:
         self._shown: tuple[tuple[str, ...], str] | None = None
 
     def routes(self) -> list[Route]:
-        """Return the routes to mount."""
         return [
             Route(ENROL_PATH, self._show_roots, methods=["GET"]),
             Route(ENROL_PATH, self._enrol, methods=["POST"]),

@@ -6,16 +6,20 @@ Must not know HTTP, or whether the node has asked this relay or another one.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from relay.audit.log import AuditUnavailableError
-from relay.audit.refusal_counts import RefusalEvent
-from relay.pki.environment import PkiEnvironment
+from attrs import define, field, frozen
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError, IdTakenError
 from relay.routing.authority_port import AWAY_RETRY_MS
+from relay.settings.environment import SystemClock
 from relay.state.join_tokens import JoinGrant, JoinRefusedError, JoinTokens
+from relay.state.sharer import NotShared, Sharing
 from schemas.addresses import BrokerAddress
 from schemas.certificates import IdentityError, IdentityReason, read_csr
 from schemas.enrolment import NODE, RELAY, EnrolAnswer, EnrolRequest, EnrolResponse, is_proven, proof_of
@@ -26,6 +30,28 @@ from schemas.text import printable
 _AT_ONCE = 4
 _MAX_ANSWERS = 5  # of which all but one may be lost
 _MAX_WAITING = 1000
+NameNode = Callable[[str, str, str, Sequence[str]], bool]
+"""Names a node that enrols: node id, tenant, label, tags. Returns False if the label is not given."""
+COUNTED_TIMEOUT_S = 4.0
+"""How long an enrolment waits for it; one that another relay has forwarded ends there after 6 s."""
+_POLL_S = 0.25
+
+
+@frozen
+class PkiEnvironment:
+    """What a part that issues certificates of ``ca`` gets.
+
+    Attributes:
+        audit: every certificate is in it before it is handed out.
+        refusals: counts what is refused, and writes that to the audit.
+        now_ms: the system's time in milliseconds since the epoch.
+    """
+
+    ca: CertificateAuthority
+    audit: AuditLog
+    refusals: RefusalCounter
+    log: FilteringBoundLogger
+    now_ms: SystemClock
 
 
 class EnrolmentRefusal(StrEnum):
@@ -78,7 +104,6 @@ class EnrolmentRefusedError(PeerError):
 
     @property
     def status(self) -> int:
-        """The status of HTTP."""
         return _STATUS.get(self.reason, 403) if isinstance(self.reason, EnrolmentRefusal) else 403
 
 
@@ -94,7 +119,7 @@ class EnrolmentService(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Asked:
     """What a node asks for that has spent a use of its token."""
 
@@ -103,7 +128,7 @@ class _Asked:
     csr: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Issued:
     node_id: str
     tenant: str
@@ -114,7 +139,7 @@ class _Issued:
     label_given: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EnrolmentInfo:
     """What a node learns of this relay when it enrols.
 
@@ -146,36 +171,27 @@ class NotCountedError(PeerError):
     """The servers that all relays share do not answer."""
 
 
-NameNode = Callable[[str, str, str, Sequence[str]], bool]
-"""Names a node that enrols: node id, tenant, label, tags. Returns False if the label is not given."""
-
-
+@define(eq=False, repr=False)
 class Enrolments:
     """Enrols by the CA of ``environment`` and ``join_tokens``, which are of this machine.
 
     ``fleet`` counts uses of tokens where other relays may hold them too; None where there are none.
     """
 
-    def __init__(
-        self,
-        environment: PkiEnvironment,
-        *,
-        join_tokens: JoinTokens,
-        fleet: CountUse | None,
-        name_node: NameNode,
-        info: EnrolmentInfo,
-    ) -> None:
-        self._environment = environment
-        self._ca, self._log = environment.ca, environment.log
-        self._join_tokens = join_tokens
-        self._fleet = fleet
-        self._name_node = name_node
-        self._info = info
-        self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._waiting = 0
+    _environment: PkiEnvironment
+    _join_tokens: JoinTokens = field(kw_only=True)
+    _fleet: CountUse | None = field(kw_only=True)
+    _name_node: NameNode = field(kw_only=True)
+    _info: EnrolmentInfo = field(kw_only=True)
+    _ca: CertificateAuthority = field(init=False)
+    _log: FilteringBoundLogger = field(init=False)
+    _slots: asyncio.Semaphore = field(init=False, factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    _waiting: int = field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        self._ca, self._log = self._environment.ca, self._environment.log
 
     async def enrol(self, message: EnrolRequest) -> EnrolResponse:
-        """Enrol, as ``EnrolmentService`` describes."""
         return self._answered(message, await self._in_turn(message))
 
     async def _in_turn(self, message: EnrolRequest) -> _Issued:
@@ -232,7 +248,10 @@ class Enrolments:
         except IdTakenError:
             raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN) from None
         label_given = self._give_names(node_id, grant)
-        roots, server_roots = "".join(self._ca.roots()), "".join(self._ca.servers.roots())
+        roots, server_roots = (
+            "".join(self._ca.roots()),
+            "".join(self._ca.servers.roots()),
+        )
         return _Issued(node_id, grant.tenant, leaf, roots, server_roots, grant.key, label_given)
 
     def _give_names(self, node_id: str, grant: JoinGrant) -> bool:
@@ -278,3 +297,40 @@ class Enrolments:
         if "server_roots" in message:
             answer["server_roots"] = issued.server_roots
         return {**answer, "proof": proof_of(answer, issued.key, RELAY)}
+
+
+@define(eq=False, repr=False)
+class CountedUses:
+    """A ``CountUse`` by the stream that the relays share. ``connect`` it before it is used.
+
+    A relay that was restored from an older backup does not know by its own file what was used since; the
+    stream does, and each use in it is one node's. So a use that is not in the stream is none.
+    """
+
+    _tokens: JoinTokens
+    _timeout_s: float = COUNTED_TIMEOUT_S
+    _sharing: Sharing = field(init=False, factory=NotShared)
+
+    def connect(self, sharing: Sharing) -> None:
+        """Have uses counted by ``sharing`` from now on."""
+        self._sharing = sharing
+
+    async def counted(self, join_id: str, node_id: str) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not await asyncio.to_thread(self._is_counted, join_id, node_id):
+                    self._sharing.changed("join_token_use")
+                    await self._sharing.written(_POLL_S)
+        except TimeoutError:
+            raise NotCountedError("the use of the join token is not counted: NATS does not answer") from None
+
+    def _is_counted(self, join_id: str, node_id: str) -> bool:
+        grant = self._tokens.find(join_id)
+        if grant is None:
+            raise JoinRefusedError("the join token has ended meanwhile")
+        uses = dict(grant.counted)
+        if node_id in uses.values():
+            return True
+        if len(uses) >= grant.uses:
+            raise JoinRefusedError("others have used the join token up")
+        return False

@@ -1,35 +1,53 @@
-"""Signs what the CA issues, and returns the record of it for the ledger.
+"""Signs what the CA issues: roots, certificates of nodes, clients and servers, CRLs.
 
-Must not decide whether to issue, and must not read or write files.
+``Issuing`` returns with each certificate its record for the ledger. Must not decide whether to issue, and
+must not read or write files.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from hashlib import sha1
+from ipaddress import ip_address
 from typing import Generic, TypeVar
 
+from attrs import define
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
 
-from relay.pki.certificate_builder import (
-    cross_certify,
-    issue_client,
-    issue_leaf,
-    issue_server,
-    make_root,
-    make_server_root,
-)
 from relay.pki.errors import (
     AuthorityOptionError,
     AuthorityStateError,
     CertificateRefusedError,
     MalformedNameError,
 )
+from relay.settings.environment import SystemClock
 from relay.state.certificates import IssuedLeaf, IssuedServer
-from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
-from schemas.identity import first_certificate_in, kid_of
+from schemas.addresses import is_host
+from schemas.certificates import (
+    CLOCK_SKEW,
+    UNENROLLED_TENANT,
+    IdentityError,
+    IdentityReason,
+    builder_for,
+    client_builder,
+    end_of,
+    key_usage,
+    moment,
+    name_of,
+    pem_of,
+    private,
+    read_csr,
+)
+from schemas.identity import TENANT_PATTERN, first_certificate_in, kid_of, san_uri
+from schemas.keys import is_sound_public_key
 from schemas.projection import is_node_id
 from schemas.text import printable
 from schemas.times import FIRST_CREDIBLE_MS
@@ -40,9 +58,9 @@ _SERIAL_BYTES = 16
 _SEED_BYTES = 32
 _KEY_ID_DIGITS = 8
 _MALFORMED = frozenset({IdentityReason.NOT_A_TENANT, IdentityReason.NOT_A_HOST, IdentityReason.NOT_A_NAME})
-
-
 KeyT = TypeVar("KeyT")
+_SERVERS_ONLY = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+_MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +72,15 @@ class Signer(Generic[KeyT]):
 
     @property
     def kid(self) -> str:
-        """The thumbprint of the root."""
         return _kid(self.pem)
 
 
+@define(eq=False, repr=False)
 class Issuing:
     """Signs. Time and randomness are arguments."""
 
-    def __init__(self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
-        self._now_ms = now_ms
-        self._random_bytes = random_bytes
+    _now_ms: SystemClock
+    _random_bytes: Callable[[int], bytes]
 
     def root(self) -> Signer[SigningKey]:
         """Return a new root of nodes.
@@ -223,3 +240,211 @@ def _explained(signer: Signer[KeyT], subject: str) -> Iterator[None]:
 
 def _kid(pem: str) -> str:
     return kid_of(first_certificate_in(pem))
+
+
+def make_root(key: SigningKey, name: str, now_ms: int, valid_days: int, serial: int) -> str:
+    """Return the self-signed certificate of a root of nodes, in PEM."""
+    return pem_of(
+        _root_builder(private(key).public_key(), name, now_ms, valid_days, serial).sign(private(key), None)
+    )
+
+
+def make_server_root(
+    key: EllipticCurvePrivateKey, name: str, now_ms: int, valid_days: int, serial: int
+) -> str:
+    """Return the self-signed certificate of a root of servers, in PEM. It can issue for nothing else."""
+    builder = _root_builder(key.public_key(), name, now_ms, valid_days, serial)
+    return pem_of(builder.add_extension(_SERVERS_ONLY, critical=False).sign(key, SHA256()))
+
+
+def cross_certify(root_pem: str, root_key: SigningKey, server_root_pem: str, serial: int) -> str:
+    """Return the certificate of a root of servers that a root of nodes has signed, in PEM.
+
+    For a verifier that knows the root of nodes alone. That root allows no CA below it, so both must have one
+    name: a self-issued certificate does not count in the length of a path (RFC 5280 section 4.2.1.9).
+    """
+    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
+    server_root = x509.load_pem_x509_certificate(server_root_pem.encode("ascii"))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(server_root.subject)
+        .public_key(server_root.public_key())
+        .not_valid_before(server_root.not_valid_before_utc)
+        .not_valid_after(min(server_root.not_valid_after_utc, root.not_valid_after_utc))
+    )
+    for extension in server_root.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return _signed(builder, root, root_key, serial)
+
+
+def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
+    root_pem: str,
+    root_key: SigningKey,
+    *,
+    node_id: str,
+    tenant: str,
+    public_key: bytes,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> str:
+    """Return a leaf in PEM for ``public_key`` (32 raw bytes), issued by the root.
+
+    Raises:
+        IdentityError: the key is of low order, tenant or node id are not of their form, or the root ends
+            within a day.
+    """
+    if not is_sound_public_key(public_key):
+        raise IdentityError(IdentityReason.LOW_ORDER_KEY)
+    if not is_node_id(node_id):
+        raise IdentityError(IdentityReason.NOT_A_NODE_ID)
+    if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
+        raise IdentityError(IdentityReason.NOT_A_TENANT)
+    root, days = _root_for(root_pem, now_ms, valid_days)
+    builder = client_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, days)
+    return _signed(builder, root, root_key, serial)
+
+
+def issue_client(  # noqa: PLR0913 - a certificate has this many facts
+    root_pem: str,
+    root_key: SigningKey,
+    *,
+    name: str,
+    uri: str,
+    public_key: bytes,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> str:
+    """Return the certificate in PEM of a client of the broker that is no node.
+
+    The broker identifies it by its common name ``name``. Its only other name is ``uri``, which is not of the
+    form of a node's, so no relay takes it for a node.
+
+    Raises:
+        IdentityError: the key is of low order, the name is none, or the root ends within a day.
+    """
+    if not is_sound_public_key(public_key):
+        raise IdentityError(IdentityReason.LOW_ORDER_KEY)
+    _check_common_name(name)
+    root, days = _root_for(root_pem, now_ms, valid_days)
+    return _signed(client_builder(public_key, name, uri, now_ms, days), root, root_key, serial)
+
+
+def issue_server(  # noqa: PLR0913 - a certificate has this many facts
+    root_pem: str,
+    root_key: EllipticCurvePrivateKey,
+    *,
+    name: str,
+    hosts: Sequence[str],
+    public_key: EllipticCurvePublicKey,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> str:
+    """Return a certificate in PEM for a server that is reached under ``hosts``: names and addresses.
+
+    Raises:
+        IdentityError: name or host is none, there is no host, or the root ends within a day.
+    """
+    if not hosts:
+        raise IdentityError(IdentityReason.NOT_A_HOST)
+    _check_common_name(name)
+    root, days = _root_for(root_pem, now_ms, valid_days)
+    names = [_host_name(host) for host in hosts]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH]
+    return _signed(builder_for(public_key, name, names, usages, now_ms, days), root, root_key, serial)
+
+
+def make_crl(root_pem: str, root_key: SigningKey, serials: Iterable[int], now_ms: int, number: int) -> str:
+    """Return the list of revoked ``serials`` in PEM, signed by the root that issued them.
+
+    It is valid for as long as the root: a broker refuses every client once its list has expired, and each
+    revocation writes a new list.
+    """
+    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(root.subject)
+        .last_update(moment(now_ms) - CLOCK_SKEW)
+        .next_update(root.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(number), critical=False)
+        .add_extension(_authority_of(root), critical=False)
+    )
+    for serial in serials:
+        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(moment(now_ms))
+        builder = builder.add_revoked_certificate(revoked.build())
+    return builder.sign(private(root_key), None).public_bytes(Encoding.PEM).decode("ascii")
+
+
+def _root_for(root_pem: str, now_ms: int, valid_days: int) -> tuple[x509.Certificate, int]:
+    """Return the root, and how many of ``valid_days`` are within its life."""
+    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
+    # A certificate that outlived its root would be rejected from then on without a diagnosis.
+    days_left = (root.not_valid_after_utc - moment(now_ms)).days
+    if days_left < 1:
+        raise IdentityError(IdentityReason.ROOT_TOO_OLD)
+    return root, min(valid_days, days_left)
+
+
+def _root_builder(
+    public_key: Ed25519PublicKey | EllipticCurvePublicKey,
+    name: str,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> x509.CertificateBuilder:
+    """Return the unsigned form of a self-signed root."""
+    subject, start = name_of(name), moment(now_ms)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(public_key)
+        .serial_number(serial)
+        .not_valid_before(start - CLOCK_SKEW)
+        .not_valid_after(start + timedelta(days=valid_days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(ca=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _signed(
+    builder: x509.CertificateBuilder,
+    root: x509.Certificate,
+    root_key: SigningKey | EllipticCurvePrivateKey,
+    serial: int,
+) -> str:
+    builder = builder.issuer_name(root.subject).serial_number(serial)
+    builder = builder.add_extension(_authority_of(root), critical=False)
+    if isinstance(root_key, SigningKey):
+        return pem_of(builder.sign(private(root_key), None))
+    return pem_of(builder.sign(root_key, SHA256()))
+
+
+def _authority_of(root: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    # RFC 5280 section 4.2.1.1; without it strict verifiers refuse, and two roots could be mixed up.
+    key = root.public_key()
+    if not isinstance(key, Ed25519PublicKey | EllipticCurvePublicKey):
+        raise IdentityError(IdentityReason.BAD_CERTIFICATE)
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+
+
+def _check_common_name(name: str) -> None:
+    _host_name(name)
+    if len(name) > _MAX_COMMON_NAME:
+        raise IdentityError(IdentityReason.NOT_A_NAME)
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        address = ip_address(bare)
+    except ValueError:
+        address = None
+    if address is not None and "%" not in bare:  # a zone is meaningful on one machine alone
+        return x509.IPAddress(address)
+    if not is_host(host):
+        raise IdentityError(IdentityReason.NOT_A_HOST)
+    return x509.DNSName(host)

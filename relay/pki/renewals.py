@@ -1,17 +1,20 @@
 """What a node requests of the certificate authority over its session: another leaf, or to be retired.
 
-A fault of the relay is answered as INTERNAL, never as the node's. Must not know frames, and must not know
-which relay has the key of the CA.
+A fault of the relay is answered as INTERNAL, never as the node's. Must not know frames; which relay has the
+key of the CA is known to the ``LeafIssuer`` alone.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.pki.authority import EndorsedRoots
 from relay.pki.errors import AuthorityError, CertificateRefusedError, UnknownTargetError
-from relay.pki.leaf_issuer import HeldLeaf, LeafIssuer
+from relay.settings.environment import SystemClock
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
 from schemas.identity import first_certificate_in, kid_of
@@ -22,18 +25,88 @@ _AT_ONCE = 4
 _AGAIN_AFTER_MS = 3_600_000
 
 
+class HeldLeaf(Protocol):
+    """The leaf that a node has shown. Times are milliseconds since the epoch."""
+
+    @property
+    def node_id(self) -> str: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def kid(self) -> str: ...
+    @property
+    def not_before_ms(self) -> int: ...
+    @property
+    def not_after_ms(self) -> int: ...
+
+
+class LeafIssuer(Protocol):
+    """Issues and revokes for nodes that have shown their leaf."""
+
+    async def renew(self, held: HeldLeaf, csr_pem: str, *, server_roots: bool) -> Renewed:
+        """Return what the node installs.
+
+        Raises:
+            CertificateRefusedError: the request is not for this node and its key.
+            AuthorityError, StateError, OSError: the CA cannot.
+            ToolError: INTERNAL or RATE_LIMITED, with a time to ask again: another relay's CA cannot now.
+        """
+        ...
+
+    async def retire(self, held: HeldLeaf) -> Sequence[str]:
+        """Revoke every leaf of the node; return their kids.
+
+        Raises:
+            CertificateRefusedError, UnknownTargetError: the CA never issued a leaf to the node.
+            AuthorityError, StateError, OSError, ToolError: as ``renew``.
+        """
+        ...
+
+
+class LeafAuthority(Protocol):
+    """The part of the CA that nodes reach; see ``CertificateAuthority``."""
+
+    def renew(self, csr_pem: str, node_id: str) -> str: ...
+    def roots(self) -> list[str]: ...
+    def endorsement(self) -> str | None: ...
+    def server_roots(self) -> EndorsedRoots: ...
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]: ...
+
+
+@define(eq=False, repr=False)
+class OwnLeaves:
+    """A ``LeafIssuer`` by this relay's CA, which waits for locks and for the disk, so it runs on a thread."""
+
+    _ca: LeafAuthority
+
+    async def renew(self, held: HeldLeaf, csr_pem: str, *, server_roots: bool) -> Renewed:
+        return await asyncio.to_thread(self._renew, held.node_id, csr_pem, server_roots)
+
+    def _renew(self, node_id: str, csr_pem: str, server_roots: bool) -> Renewed:  # noqa: FBT001 - on a thread
+        leaf = self._ca.renew(csr_pem, node_id)
+        issued = Renewed(certificate=leaf, roots="".join(self._ca.roots()))
+        # After the roots: an endorsement by a rotation in between does not contradict them.
+        if (endorsement := self._ca.endorsement()) is not None:
+            issued["endorsement"] = endorsement
+        if server_roots:
+            known = self._ca.server_roots()
+            issued["server_roots"], issued["server_endorsements"] = known.pem, known.endorsements
+        return issued
+
+    async def retire(self, held: HeldLeaf) -> Sequence[str]:
+        return await asyncio.to_thread(self._ca.revoke, held.node_id, "retired")
+
+
+@define(eq=False, repr=False)
 class Renewals:
     """Renews and retires nodes that have proven their identity. What cannot be recorded is not answered."""
 
-    def __init__(
-        self, issuer: LeafIssuer, audit: AuditLog, now_ms: Callable[[], int], log: FilteringBoundLogger
-    ) -> None:
-        self._issuer = issuer
-        self._audit = audit
-        self._now_ms = now_ms
-        self._log = log
-        self._renewed_ms: dict[str, int] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+    _issuer: LeafIssuer
+    _audit: AuditLog
+    _now_ms: SystemClock
+    _log: FilteringBoundLogger
+    _renewed_ms: dict[str, int] = field(init=False, factory=dict)
+    _turns: asyncio.Semaphore = field(init=False, factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
     async def renew(self, held: HeldLeaf, csr_pem: str, *, server_roots: bool = False) -> Renewed:
         """Return what the node installs, as members of ``renew_ack``; ``server_roots`` if it takes them.

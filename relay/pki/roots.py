@@ -1,4 +1,4 @@
-"""Roots as files: the one that is current, the one before it while it is trusted, and their keys.
+"""Keys and roots as files: the current root, the one before it while it is trusted, and their keys.
 
 | file | mode | holds |
 |---|---|---|
@@ -8,9 +8,11 @@
 | `previous.key` | 0600 | its key |
 | `next.key` | 0600 | the key of `root.pem` if a rotation was cut short, else unused |
 
-Those of the servers' root are `server-root.pem` and so on; it is endorsed elsewhere.
-A key is found by the root that it fits, not by its name, so one rename completes a rotation, and a rotation
-cut short anywhere leaves each root its key. Must not decide what a root issues.
+Those of the servers' root are `server-root.pem` and so on; it is endorsed elsewhere. A key is found by the
+root that it fits, not by its name, so one rename completes a rotation, and a rotation cut short anywhere
+leaves each root its key. The keys of servers are P-256, as PKCS #8 PEM: clients with BoringSSL, and Go's,
+refuse Ed25519 in TLS (decision 0047). Must not decide what a root issues, and must not put a byte of a key
+into an error.
 """
 
 import re
@@ -20,25 +22,69 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    derive_private_key,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from nacl.signing import SigningKey
 
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError
-from relay.pki.server_keys import read_server_key, server_key_to_pem
-from relay.state.key_files import KeyFileError, read_key
-from schemas.files import PRIVATE, read_state, write_atomic
+from relay.state.key_files import KeyFileError, load_or_create, read_key
+from schemas.files import PRIVATE, read_private, read_state, write_atomic
 from schemas.identity import CertificateFormatError, certificates_in, first_certificate_in, is_for_key, to_pem
 from schemas.keys import private_key_to_pem
 
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+# FIPS 186-5, A.2.1: 64 more bits than the order has, so that the remainder is not biased.
+_RANDOM_BYTES = 40
 MAX_OVERLAP_DAYS = 3650
-
 _DAY_MS = 86_400_000
 _UNTIL = "trusted-until-ms: "
 _ENDORSEMENT = "endorsement: "
 _HEAD = re.compile(rf"{_UNTIL}([0-9]{{1,15}})\n(?:{_ENDORSEMENT}([A-Za-z0-9_-]{{86}})\n)?")
-
-
 KeyT = TypeVar("KeyT")
+
+
+def make_server_key(random_bytes: Callable[[int], bytes]) -> EllipticCurvePrivateKey:
+    """Return a new key."""
+    secret = int.from_bytes(random_bytes(_RANDOM_BYTES), "big") % (_ORDER - 1) + 1
+    return derive_private_key(secret, SECP256R1())
+
+
+def server_key_to_pem(key: EllipticCurvePrivateKey) -> str:
+    """Return ``key`` as PKCS #8 PEM."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
+
+
+def read_server_key(path: Path) -> EllipticCurvePrivateKey:
+    """Return the key in ``path``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        KeyFileError: the file is damaged, or holds a key of another kind.
+        ExposedFileError: others can read it.
+    """
+    try:
+        key = load_pem_private_key(read_private(path).encode("utf-8"), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Without the error's own text, which can show a part of the key.
+        raise KeyFileError(f"{path} is damaged: it holds no key") from None
+    if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
+        raise KeyFileError(f"{path} holds no P-256 key")
+    return key
+
+
+def load_or_create_server_key(path: Path, random_bytes: Callable[[int], bytes]) -> EllipticCurvePrivateKey:
+    """Return the key in ``path``, made on first use, as ``load_or_create`` does."""
+    return load_or_create(path, read_server_key, lambda: make_server_key(random_bytes), server_key_to_pem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +103,8 @@ def _is_for_server_key(key: EllipticCurvePrivateKey, der: bytes) -> bool:
 ED25519: KeyForm[SigningKey] = KeyForm(
     read_key, private_key_to_pem, lambda key, der: is_for_key(der, bytes(key.verify_key))
 )
+
+
 P256: KeyForm[EllipticCurvePrivateKey] = KeyForm(read_server_key, server_key_to_pem, _is_for_server_key)
 
 

@@ -16,7 +16,7 @@ from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.auth.accepted_keys import AcceptedKeys
+from relay.auth.agent_tokens import AcceptedKeys
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.pki.authority import CertificateAuthority

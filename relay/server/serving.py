@@ -16,9 +16,8 @@ from relay.http.listener import Hooks, serve
 from relay.observability.metrics import Metrics
 from relay.server.app import Relay
 from relay.server.status import RelayStatus
-from relay.settings.clock import RelayClock, now_ms, ticks_ms
 from relay.settings.config import RelayConfig
-from relay.settings.environment import RelayEnvironment
+from relay.settings.environment import RelayClock, RelayEnvironment, now_ms, ticks_ms
 from relay.settings.table import LoadedRelaySettings
 from schemas.health import endless, stalled
 from schemas.kinds import KindRegistry

@@ -29,7 +29,7 @@ from relay.sessions.frame_handlers import FrameHandlers, heartbeat_interval_ms
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeConnection, NodeSession
-from relay.settings.clock import SessionClock
+from relay.settings.environment import SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, Role, agreed
 from schemas.identity import Identity

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from relay.ascii_json import encoded
 from relay.http.websocket_protocol import HANDLED_IN_MESSAGE, METER_IN_SCOPE, FrameMeter, take_texts
 from relay.routing.port import CommandAnswer
-from relay.settings.clock import SessionClock
+from relay.settings.environment import SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.frames import Frame, agreed, begins_announce, includes

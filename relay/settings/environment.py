@@ -1,21 +1,129 @@
 """What every part of one relay gets: configuration, contract, clocks, randomness, log and metrics.
 
+There are three clocks, each with a type of its own. ``SystemClock`` is the system's, for records (audit,
+logs, ledgers, certificates), which agree with those of every other program on the machine; ``RelayClock`` is
+for validity checks, ``SessionClock`` for one session. The system's clock can be set while the relay runs: by
+an operator, by NTP at boot, by a hypervisor. Ticks, which only go forward, show by how much.
 Must not contain state of a part.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from structlog.typing import FilteringBoundLogger
-
-from relay.observability.metrics import Metrics
-from relay.settings.clock import RelayClock
-from relay.settings.config import RelayConfig
-from schemas.kinds import KindRegistry
-from schemas.lines import LineWriter
 from schemas.process.spans import SpanSink, no_spans
-from schemas.registry import SchemaRegistry
-from schemas.ulids import UlidSource
+from schemas.times import FIRST_CREDIBLE_MS
+
+if TYPE_CHECKING:
+    # For the clock alone the commands would load the libraries of log and metrics.
+    from structlog.typing import FilteringBoundLogger
+
+    from relay.observability.metrics import Metrics
+    from relay.settings.config import RelayConfig
+    from schemas.kinds import KindRegistry
+    from schemas.lines import LineWriter
+    from schemas.registry import SchemaRegistry
+    from schemas.ulids import UlidSource
+
+SystemClock = Callable[[], int]
+"""Returns the system's time in milliseconds since the epoch. It can be set, forwards and back."""
+ValidityClock = Callable[[], int]
+"""Returns the time of a ``RelayClock``: what expires is compared with it."""
+TOLERANCE_MS = 255_000
+"""4 min, and the rest of an earlier step. A manifest may be 5 min ahead: the node has 45 s of that."""
+_CATCH_UP = 1 / 8
+_OFTEN_MS = 8
+"""Readings that are further apart make up a whole millisecond."""
+
+
+def now_ms() -> int:
+    """Return the system's time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def ticks_ms() -> int:
+    """Return milliseconds since boot, which cannot be set; they go on while the machine is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class RelayClock:
+    """Follows the system's clock, but not its steps.
+
+    A step within the tolerance is made up over half an hour at most, so that nothing expires or begins at
+    once. A larger one is followed at once: a token that has expired by the system's clock must not be
+    accepted for hours. The clock is then not trusted until the step is undone, or a node's manifest
+    agrees with it. Nor is one trusted that has not been set since the machine started, and reads 1970, say.
+    """
+
+    def __init__(self, now_ms: SystemClock, ticks_ms: Callable[[], int], log: "FilteringBoundLogger") -> None:
+        self._now_ms = now_ms
+        self._ticks_ms = ticks_ms
+        self._log = log
+        self._ticks = ticks_ms()
+        self._offset: float = now_ms() - self._ticks
+        self._before: float | None = None
+        if now_ms() < FIRST_CREDIBLE_MS:
+            log.error("the system's clock is not set: until it is, manifests and tokens are refused")
+
+    def __call__(self) -> int:
+        """Return the time in milliseconds since the epoch."""
+        ticks = self._ticks_ms()
+        passed, self._ticks = ticks - self._ticks, ticks
+        offset = self._now_ms() - ticks
+        if -1 < offset - self._offset < 1 and passed < _OFTEN_MS and self._before is None:
+            # No step, but the rest of whole numbers. Under load it is read thousands of times a second.
+            return int(ticks + self._offset)
+        return self._followed(ticks, offset, max(0, passed))
+
+    def _followed(self, ticks: int, offset: int, passed: int) -> int:
+        """Return the time at ``ticks``, ``passed`` after the last reading: the offset has changed."""
+        if self._before is not None:
+            if abs(offset - self._before) > TOLERANCE_MS:
+                self._offset = offset
+                return ticks + offset
+            self._offset, self._before = self._before, None
+            self._log.info("the system's clock is back where it was before it was set")
+        gap = offset - self._offset
+        if abs(gap) > TOLERANCE_MS and ticks + self._offset < FIRST_CREDIBLE_MS:
+            self._offset = offset
+            self._log.info("the system's clock is set")
+        elif abs(gap) > TOLERANCE_MS:
+            self._before, self._offset = self._offset, offset
+            self._log.error(
+                "the system's clock was set by minutes: until it is right, manifests and tokens are refused",
+                by_ms=round(gap),
+            )
+        else:
+            most = passed * _CATCH_UP
+            self._offset += max(-most, min(most, gap))
+        return int(ticks + self._offset)
+
+    def is_trusted(self) -> bool:
+        """Return whether the clock is set, and no step beyond the tolerance is left unconfirmed."""
+        return self() >= FIRST_CREDIBLE_MS and self._before is None
+
+    def compare(self, issued_at_ms: int) -> None:
+        """Compare the clock with the time at which a connected node signed what it now announces."""
+        if not self.is_trusted() and abs(self() - issued_at_ms) <= TOLERANCE_MS:
+            self._before = None
+            self._log.info("the system's clock is right as it was set: a node's agrees with it")
+
+
+class SessionClock:
+    """The time at which a session began, and ticks since.
+
+    The node measures by it how long a command was in transit: a step would look like a delay, and every later
+    command would look late.
+    """
+
+    def __init__(self, began_ms: int, ticks_ms: Callable[[], int]) -> None:
+        self._ticks_ms = ticks_ms
+        self._offset = began_ms - ticks_ms()
+
+    def __call__(self) -> int:
+        """Return the session's time in milliseconds."""
+        return self._offset + self._ticks_ms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +140,14 @@ class RelayEnvironment:
         spans: takes the span of each call that is traced.
     """
 
-    config: RelayConfig
-    registry: SchemaRegistry
-    kinds: KindRegistry
-    ulids: UlidSource
-    metrics: Metrics
-    log: FilteringBoundLogger
-    lines: LineWriter
-    now_ms: Callable[[], int]
+    config: "RelayConfig"
+    registry: "SchemaRegistry"
+    kinds: "KindRegistry"
+    ulids: "UlidSource"
+    metrics: "Metrics"
+    log: "FilteringBoundLogger"
+    lines: "LineWriter"
+    now_ms: SystemClock
     clock: RelayClock
     ticks_ms: Callable[[], int]
     monotonic: Callable[[], float]

@@ -21,7 +21,7 @@ from relay.auth.agent_tokens import TokenIssuer
 from relay.cli.demo.more_relays import new_credentials
 from relay.cluster.messages import command_subject
 from relay.pki.broker_access import nats_users
-from relay.pki.own_certificate import RELAY_NAME
+from relay.pki.relay_tls import RELAY_NAME
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem

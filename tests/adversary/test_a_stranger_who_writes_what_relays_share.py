@@ -13,11 +13,9 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from relay.auth.accepted_keys import AcceptedKeys
-from relay.auth.agent_tokens import Authenticator, TokenIssuer
+from relay.auth.agent_tokens import AcceptedKeys, Authenticator, TokenIssuer
 from relay.pki.authority import CertificateAuthority
-from relay.pki.counted_uses import CountedUses
-from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusedError
+from relay.pki.enrolments import CountedUses, EnrolmentInfo, EnrolmentRefusedError
 from relay.state.tokens import TokenKeys, key_of
 from schemas.addresses import mcp_url
 from schemas.certificates import make_csr

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from relay.pki.authority import CertificateAuthority
-from relay.pki.certificate_builder import issue_leaf
 from relay.pki.errors import AuthorityError
+from relay.pki.issuing import issue_leaf
 from schemas.certificates import IdentityError, make_csr, read_csr
 from schemas.registry import SchemaRegistry
 from schemas.trust import ManifestReason, Outcome

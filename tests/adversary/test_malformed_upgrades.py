@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from relay.pki.tls_contexts import LiveContext
+from relay.pki.relay_tls import LiveContext
 from relay.settings.config import TlsFiles
 from schemas.addresses import CONNECT_PATH
 from schemas.tls import client_context

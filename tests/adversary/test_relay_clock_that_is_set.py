@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from relay.settings.clock import TOLERANCE_MS
+from relay.settings.environment import TOLERANCE_MS
 from schemas.delivery import TransitGauge
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.refusals import echo_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.pki.certificate_builder import issue_leaf
+from relay.pki.issuing import issue_leaf
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.identity import certificates_in, first_certificate_in, kid_of, serial_of, to_pem
 from tests.fakes.hub import Hub

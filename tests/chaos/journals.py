@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from relay.audit.chain import numbered
+from relay.audit.files import numbered
 from relay.audit.verify import parsed
 from tests.chaos.history import RELAY, Decision, Fault, Outcome, Run
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.broker.program import find_nats_server
+from relay.broker.nats_server import find_nats_server
 from relay.cli.demo.more_relays import cluster_server_config, new_credentials
 from relay.cli.demo.processes import Processes
 from schemas.addresses import HostPort

@@ -24,7 +24,7 @@ from mcp.shared.exceptions import MCPError
 
 from kubelet.session.link_state import LinkState
 from relay.cli.demo.local_system import LocalSystem, list_tools, relay_command, until_listed
-from relay.settings.clock import now_ms
+from relay.settings.environment import now_ms
 from relay.state.tokens import RevokedTokens
 from tests.fakes.demo import error_of, local_system, relay_output
 from tests.fakes.polling import before_asking_again

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from mcp.client.client import Client
 
-from relay.broker.program import find_nats_server
+from relay.broker.nats_server import find_nats_server
 from relay.cli.demo.local_system import LocalSystem, fleet_command, start_system, until_listed
 from relay.cli.demo.more_relays import SERVER, FurtherRelay, start_cluster_server, start_more_relays
 from relay.cli.demo.processes import Processes

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Self
 
 from relay.pki.authority import CertificateAuthority
-from relay.pki.authority_service import AuthorityService
 from relay.pki.enrolments import EnrolmentInfo
-from relay.pki.leaf_issuer import OwnLeaves
-from relay.pki.renewals import Renewals
+from relay.pki.forwarding import AuthorityService
+from relay.pki.renewals import OwnLeaves, Renewals
 from relay.state.join_tokens import JoinTokens
 from relay.state.names import NameLedger
 from schemas.certificates import make_csr, verify_leaf

@@ -14,7 +14,7 @@ from pathlib import Path
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from relay.broker.program import find_nats_server
+from relay.broker.nats_server import find_nats_server
 from schemas.addresses import BrokerAddress
 from schemas.manifest import MAX_MANIFEST_BYTES
 from tests.fakes.ports import unused_port

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit

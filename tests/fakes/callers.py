@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from relay.auth.agent_tokens import Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
 from relay.state.tokens import key_id

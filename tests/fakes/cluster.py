@@ -23,8 +23,8 @@ from relay.routing.port import (
     NodeRef,
     NoResponderError,
 )
-from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
+from relay.settings.environment import ticks_ms
 from relay.state.merging import SharedLedger
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from relay.broker.program import find_nats_server
+from relay.broker.nats_server import find_nats_server
 from relay.cli.demo.more_relays import cluster_server_config, new_credentials
-from relay.pki.certificate_builder import issue_client
-from relay.pki.server_keys import server_key_to_pem
+from relay.pki.issuing import issue_client
+from relay.pki.roots import server_key_to_pem
 from relay.settings.config import ClusterConfig, ClusterServer
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, write_atomic

@@ -11,8 +11,7 @@ from nacl.signing import SigningKey
 from relay.http.routes import make_routes
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
-from relay.pki.enrolments import CountUse, EnrolmentInfo, Enrolments, NameNode
-from relay.pki.environment import PkiEnvironment
+from relay.pki.enrolments import CountUse, EnrolmentInfo, Enrolments, NameNode, PkiEnvironment
 from relay.state.join_tokens import JoinTokens
 from relay.state.names import NameLedger
 from schemas.addresses import BrokerAddress

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from typing import Any
 
-from relay.pki.certificate_builder import issue_leaf
+from relay.pki.issuing import issue_leaf
 from schemas.certificates import read_csr
 from schemas.enrolment import NODE, RELAY, JoinToken, is_proven, proven
 from schemas.identity import first_certificate_in

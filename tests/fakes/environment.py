@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.observability.metrics import Metrics
-from relay.settings.clock import RelayClock
 from relay.settings.config import RelayConfig, StateFiles
-from relay.settings.environment import RelayEnvironment
+from relay.settings.environment import RelayClock, RelayEnvironment
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.kinds import KindRegistry
 from schemas.lines import LineWriter

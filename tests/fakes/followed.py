@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relay.auth.agent_tokens import Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit

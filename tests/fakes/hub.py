@@ -41,18 +41,17 @@ from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.mcp_api.views.find_nodes import Measurements
 from relay.observability.metrics import Metrics
+from relay.pki.authority import EndorsedRoots
 from relay.pki.errors import AuthorityStateError
-from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
-from relay.pki.renewals import Renewals
-from relay.pki.server_authority import EndorsedRoots
+from relay.pki.renewals import LeafAuthority, OwnLeaves, Renewals
 from relay.routing.port import LocalRouter, NodeFrames, Peers
 from relay.sessions.connects import ConnectLimiter, ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, CapabilityLimits, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
-from relay.settings.clock import RelayClock
 from relay.settings.config import PER_AGENT, EnvelopeMode
+from relay.settings.environment import RelayClock
 from relay.state.kinds import watched_names
 from relay.state.tokens import key_id
 from relay.state.watcher import SHARED, Freshness

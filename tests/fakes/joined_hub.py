@@ -12,8 +12,8 @@ from relay.cluster.assembly import ClusterPart, assemble
 from relay.cluster.presence import Effects
 from relay.fleet.node_record import Where
 from relay.routing.port import NodeFrames, Peers
-from relay.settings.clock import ticks_ms
 from relay.settings.config import ClusterConfig
+from relay.settings.environment import ticks_ms
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.cluster import ROOTS

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
 
-from relay.pki.certificate_builder import issue_server, make_server_root
+from relay.pki.issuing import issue_server, make_server_root
 from schemas.certificates import builder_for, pem_of, private
 from tests.fakes.signer import DAY_MS, NOW_MS
 

@@ -15,7 +15,7 @@ import blake3
 import rfc8785
 from nacl.signing import SigningKey
 
-from relay.pki.certificate_builder import issue_leaf, make_root
+from relay.pki.issuing import issue_leaf, make_root
 from schemas.certificates import verify_leaf
 from schemas.identity import Identity
 

@@ -22,8 +22,8 @@ from relay.auth.agent_tokens import TokenIssuer
 from relay.http.listener import bind
 from relay.pki.authority import CertificateAuthority
 from relay.server.serving import run_relay
-from relay.settings.clock import now_ms
 from relay.settings.config import RelayConfig, StateFiles
+from relay.settings.environment import now_ms
 from relay.state.key_files import load_or_create_key
 from schemas.addresses import BrokerAddress, HostPort, mcp_url
 from schemas.identity_files import IdentityFiles, NodeIdentity

@@ -17,9 +17,9 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from relay.pki.certificate_builder import issue_client, make_crl
-from relay.pki.own_certificate import RELAY_NAME, RELAY_URI
-from relay.pki.server_keys import server_key_to_pem
+from relay.pki.issuing import issue_client, make_crl
+from relay.pki.relay_tls import RELAY_NAME, RELAY_URI
+from relay.pki.roots import server_key_to_pem
 from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from relay.auth.accepted_keys import AcceptedKeys
+from relay.auth.agent_tokens import AcceptedKeys
 from relay.auth.permissions import Rights
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier

@@ -24,11 +24,11 @@ from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.replay_marks import MarkStore
 from relay.http.listener import Acceptor, bind
 from relay.pki.authority import CertificateAuthority
-from relay.pki.tls_contexts import RelayTls
+from relay.pki.relay_tls import RelayTls
 from relay.server.decisions import FollowUps
 from relay.server.serving import run_relay
-from relay.settings.clock import now_ms
 from relay.settings.config import RelayConfig, StateFiles
+from relay.settings.environment import now_ms
 from relay.state.watcher import Watcher
 from relay.streams.caller_tools.expiry import Expiry
 from relay.streams.telemetry.hub import TelemetryHub

@@ -17,7 +17,7 @@ from kubelet.config import NodeConfig, read_stored, store, stored_file
 from kubelet.daemon.composition import caller_ids_file, last_issued_file
 from kubelet.session.tls import NodeTls
 from kubelet.settings import LOG_LEVEL
-from relay.audit.verified_head import keep_verified_head, read_verified_head
+from relay.audit.verify import keep_verified_head, read_verified_head
 from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
 from relay.settings.kept import KeptSettings, read_kept, write_kept

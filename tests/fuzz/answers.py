@@ -8,7 +8,7 @@ from mcp_types import CallToolResult, ErrorData, Tool
 from pydantic import ValidationError
 
 from kubelet.local_agent.lent_schema import LentSchema, LentSchemaError
-from relay.broker.log_lines import BrokerLines
+from relay.broker.supervisor import BrokerLines
 from relay.client.remote_tools.contracts import ContractTerms, Risk, RiskSource, digest_of
 from relay.client.remote_tools.errors import RemoteToolError
 from relay.client.remote_tools.failures import FailureTable

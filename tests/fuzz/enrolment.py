@@ -19,7 +19,7 @@ import kubelet.identity.enrolment
 from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError, _open_tunnel
 from kubelet.identity.provisioning import Issued, create_identity, install_renewed
-from relay.pki.certificate_builder import issue_leaf
+from relay.pki.issuing import issue_leaf
 from schemas.canonical import jcs
 from schemas.certificates import read_csr
 from schemas.enrolment import RELAY, JoinToken, proven

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any, Final
 
-from relay.audit.chain import GENESIS, line_hash, opening
+from relay.audit.files import GENESIS, line_hash, opening
 from relay.state.certificates import IssuedLeaf, IssuedServer, revocations, rotation
 from schemas.keys import base64url
 from tests.fakes.kind_package import INPUT, OUTPUT, ROW

@@ -14,9 +14,8 @@ from kubelet.announce.last_issued import LastIssued
 from kubelet.caller_tools.caller_names import CallerNames, CallerNamesError
 from kubelet.config import StoredConfigError, read_stored, store, stored_file
 from kubelet.settings import KUBELET
-from relay.audit.chain import end_of_chain
-from relay.audit.verified_head import VerifiedHeadError, read_verified_head
-from relay.audit.verify import verify
+from relay.audit.files import end_of_chain
+from relay.audit.verify import VerifiedHeadError, read_verified_head, verify
 from relay.cli.backup.archive import ArchiveError, pack, unpack
 from relay.client.connect import Json, Toml, UnreadableConfigError
 from relay.client.remote_tools.contracts import Pins, PinsError

@@ -8,7 +8,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from relay.auth.agent_tokens import Authenticator
 from relay.auth.issuer_keys import MAX_KEYS, JwksError, JwksReader
-from relay.pki.server_keys import read_server_key
+from relay.pki.roots import read_server_key
 from relay.state.key_files import KeyFileError
 from relay.state.tokens import key_id
 from schemas.certificates import IdentityError, read_csr, verify_leaf

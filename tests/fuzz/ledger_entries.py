@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from nats.aio.msg import Msg
 
 from relay.cluster.ledger_stream import LedgerStream
-from relay.pki.ca_ledger import CaLedger
+from relay.pki.authority import CaLedger
 from relay.state.join_tokens import JoinTokens, digest_of
 from relay.state.merging import SharedLedger
 from relay.state.names import NameLedger

@@ -12,11 +12,11 @@ from typing import Final
 import pyrage  # type: ignore[import-untyped]  # the library brings no types
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from relay.broker.leftover import end_leftover
+from relay.broker.supervisor import end_leftover
 from relay.cli.backup.archive import EncryptionError, decrypt_for, encrypt_for, is_encrypted
 from relay.fleet.leaves import KeptLeaves
 from relay.fleet.replay_marks import KeptLeaf, MarkStore, snapshot
-from relay.pki.own_certificate import RELAY_NAME, WantedCertificate, reason_to_renew
+from relay.pki.relay_tls import RELAY_NAME, WantedCertificate, reason_to_renew
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import private_key_to_pem
 from schemas.process.logs import make_logger

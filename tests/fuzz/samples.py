@@ -4,7 +4,7 @@ import base64
 import json
 from typing import Any, Final
 
-from relay.pki.server_keys import make_server_key, server_key_to_pem
+from relay.pki.roots import make_server_key, server_key_to_pem
 from relay.state.tokens import key_id
 from schemas.certificates import make_csr
 from schemas.endorsement import endorse

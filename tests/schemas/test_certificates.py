@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from relay.pki.certificate_builder import issue_leaf, make_root
+from relay.pki.issuing import issue_leaf, make_root
 from schemas.certificates import (
     UNENROLLED_TENANT,
     IdentityError,

@@ -25,7 +25,7 @@ from relay.cli.backup.state import RestoreError, restore, save, save_for_another
 from relay.cli.exits import fail
 from relay.cli.options import AsJson, StateDir, answer, state_files
 from relay.cli.state import authority
-from relay.settings.clock import now_ms
+from relay.settings.environment import now_ms
 from relay.settings.kept import read_kept
 from schemas.files import read_named_private, read_named_secret
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE

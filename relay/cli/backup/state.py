@@ -21,10 +21,9 @@ from nacl.signing import SigningKey
 
 from relay.cli.backup.archive import MAX_BYTES, pack, unpack
 from relay.fleet.replay_marks import snapshot
-from relay.pki.authority import CertificateAuthority
-from relay.pki.own_certificate import RelayUse, issue_for_another_relay, public_key_pem
-from relay.pki.server_authority import ENDORSEMENTS
-from relay.pki.server_keys import make_server_key, server_key_to_pem
+from relay.pki.authority import ENDORSEMENTS, CertificateAuthority
+from relay.pki.relay_tls import RelayUse, issue_for_another_relay, public_key_pem
+from relay.pki.roots import make_server_key, server_key_to_pem
 from relay.settings.broker import broker_of_nodes
 from relay.settings.config import DEFAULT_PUBLIC_URL, StateFiles
 from relay.settings.kept import KeptSettings

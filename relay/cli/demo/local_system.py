@@ -23,12 +23,11 @@ from mcp_types import TextResourceContents, Tool
 
 from relay.auth.agent_tokens import TokenIssuer
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
-from relay.broker.program import find_nats_server
-from relay.broker.server_config import nats_config
+from relay.broker.nats_server import find_nats_server, nats_config
 from relay.cli.demo.processes import ClaimedPorts, Processes
 from relay.pki.authority import CertificateAuthority
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from relay.state.key_files import load_or_create_key
 from relay.state.tokens import IssuedToken, IssuedTokens
 from schemas.addresses import HostPort, mcp_url

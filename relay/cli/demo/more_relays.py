@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import nkeys  # type: ignore[import-untyped]  # the library brings no types
 
-from relay.broker.program import find_nats_server
+from relay.broker.nats_server import find_nats_server
 from relay.cli.backup.state import restore, save_for_another_relay
 from relay.cli.demo.local_system import (
     TENANT,
@@ -28,8 +28,8 @@ from relay.cli.demo.local_system import (
 )
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
-from relay.settings.clock import now_ms
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from relay.settings.kept import read_kept
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, make_private_directory, write_atomic

@@ -15,7 +15,7 @@ from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.provisioning import Enrolled, create_identity
 from kubelet.lock import held_alone
-from relay.pki.server_keys import server_key_to_pem
+from relay.pki.roots import server_key_to_pem
 from schemas.addresses import AddressError
 from schemas.certificates import verify_leaf
 from schemas.endorsement import endorse_servers

@@ -1,15 +1,24 @@
+"""Agents' tokens, the keys that they are accepted by, and what is kept of a caller."""
+
 import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from nacl.signing import SigningKey
 
-from relay.auth.accepted_keys import AcceptedKeys
-from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, TokenOptionError
+from relay.auth.agent_tokens import (
+    AcceptedKeys,
+    Authenticator,
+    Caller,
+    Principal,
+    TokenIssuer,
+    TokenOptionError,
+)
 from relay.state.tokens import AcceptedKey, key_id
 from schemas.addresses import mcp_urls
 from schemas.keys import base64url
@@ -484,3 +493,69 @@ def test_what_would_not_be_accepted_is_not_issued(
     with pytest.raises(TokenOptionError) as caught:
         issue(registry, **facts)
     assert caught.value.where == where
+
+
+OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def test_a_key_is_accepted_until_its_end() -> None:
+    clock = FakeClock(NOW_MS)
+    keys = AcceptedKeys(clock)
+    assert keys.accept({"old": AcceptedKey(OLD, NOW_MS + 1), "new": AcceptedKey(NEW, None)}) == {"old", "new"}
+    assert dict(keys) == {"old": OLD, "new": NEW}
+    clock.advance(1)
+    assert keys.get("old") is None
+    assert dict(keys) == {"new": NEW}
+    assert len(keys) == 1
+
+
+def test_only_the_keys_of_the_last_time_are_accepted() -> None:
+    keys = AcceptedKeys(FakeClock(NOW_MS))
+    keys.accept({"old": AcceptedKey(OLD, None)})
+    assert keys.accept({"old": AcceptedKey(OLD, NOW_MS), "new": AcceptedKey(NEW, None)}) == {"new"}
+    assert dict(keys) == {"new": NEW}
+    assert keys.accept({}) == set()
+    assert dict(keys) == {}
+
+
+def test_an_end_that_was_known_stays() -> None:
+    keys = AcceptedKeys(FakeClock(NOW_MS))
+    keys.accept({"old": AcceptedKey(OLD, NOW_MS), "new": AcceptedKey(NEW, None)})
+    keys.accept({"old": AcceptedKey(OLD, None), "new": AcceptedKey(NEW, None)})
+    assert dict(keys) == {"new": NEW}
+
+
+PRINCIPAL = Principal(
+    tenant="acme",
+    sub="agent-1",
+    jti="jti-1",
+    issuer="https://relay.example",
+    scopes=frozenset(),
+    expires_s=1,
+    kid="k",
+    key=bytes(32),
+)
+
+
+def test_a_digest_is_the_same_for_every_token_of_an_agent_and_another_for_any_other() -> None:
+    assert replace(PRINCIPAL, jti="jti-2", kid="l").digest == PRINCIPAL.digest
+    others = [
+        replace(PRINCIPAL, sub="agent-2"),
+        replace(PRINCIPAL, tenant="acmea", sub="gent-1"),
+        replace(PRINCIPAL, issuer="https://relay.exampl", tenant="eacme"),
+    ]
+    assert len({PRINCIPAL.digest, *(other.digest for other in others)}) == 4
+    assert len(PRINCIPAL.digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("headers", "trace"),
+    [
+        pytest.param({b"traceparent": "00-ab-cd-01"}, "00-ab-cd-01", id="as it was sent"),
+        pytest.param({b"tracestate": "x"}, None, id="none"),
+    ],
+)
+def test_the_trace_is_the_requests_own(headers: dict[bytes, str], trace: str | None) -> None:
+    caller = Caller(PRINCIPAL, "http", headers)
+    assert caller.traceparent == trace
+    assert (caller.query, caller.size) == ("", 0)

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from relay.auth.issuer_keys import MAX_BYTES, MAX_KEYS, IssuerKeys, JwksError, JwksReader, JwksSource
-from relay.pki.certificate_builder import make_root
+from relay.pki.issuing import make_root
 from schemas.keys import base64url, private_key_to_pem
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import counted

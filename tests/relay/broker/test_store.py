@@ -12,9 +12,9 @@ import pytest
 from nacl.signing import SigningKey
 from paho.mqtt.enums import CallbackAPIVersion
 
-from relay.broker import server_config
-from relay.broker.program import find_nats_server
-from relay.broker.store import LIMITS, RETAINED, STORE_BYTES, BrokerStore
+from relay.broker import nats_server
+from relay.broker.nats_server import STORE_BYTES, find_nats_server
+from relay.broker.store import LIMITS, RETAINED, BrokerStore
 from relay.broker.supervisor import BrokerSupervisor
 from schemas import topics
 from schemas.addresses import BrokerAddress
@@ -90,7 +90,7 @@ class Stage:
 @pytest.fixture(autouse=True)
 def small_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the broker so little room that each of the attacks would fill it."""
-    monkeypatch.setattr(server_config, "STORE_BYTES", SMALL_STORE)
+    monkeypatch.setattr(nats_server, "STORE_BYTES", SMALL_STORE)
 
 
 @pytest.fixture

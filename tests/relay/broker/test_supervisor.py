@@ -1,8 +1,12 @@
+"""The broker as a child process, its log, and one that was left behind."""
+
 import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,17 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from relay.broker.program import find_nats_server
-from relay.broker.supervisor import BrokerStartError, BrokerSupervisor
+from relay.broker.nats_server import find_nats_server
+from relay.broker.supervisor import BrokerLines, BrokerStartError, BrokerSupervisor, end_leftover, record
 from schemas.addresses import BrokerAddress
 from schemas.process.logs import make_logger
 from tests.fakes.broker import publish
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID
-
-pytestmark = pytest.mark.integration
 
 
 @dataclass
@@ -86,6 +89,7 @@ def script(directory: Path, text: str) -> Path:
     return program
 
 
+@pytest.mark.integration
 async def test_it_listens_once_it_is_started_and_has_ended_once_it_is_closed(stage: Stage) -> None:
     supervisor = stage.supervisor()
     async with running(supervisor):
@@ -99,6 +103,7 @@ async def test_it_listens_once_it_is_started_and_has_ended_once_it_is_closed(sta
     assert (stage.ends, stage.log.entries("broker killed")) == (0, [])
 
 
+@pytest.mark.integration
 async def test_it_gets_nothing_of_the_relays_environment(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +112,7 @@ async def test_it_gets_nothing_of_the_relays_environment(
         assert set(psutil.Process(stage.pid).environ()) == {"PATH"}
 
 
+@pytest.mark.integration
 async def test_it_is_started_again_whenever_it_ends_with_longer_waits(stage: Stage) -> None:
     supervisor = stage.supervisor()
     async with running(supervisor):
@@ -119,6 +125,7 @@ async def test_it_is_started_again_whenever_it_ends_with_longer_waits(stage: Sta
         await asyncio.to_thread(publish, stage.address, ("$devices/x/announce", b"{}"))
 
 
+@pytest.mark.integration
 async def test_while_its_port_is_taken_meanwhile_it_is_tried_again_and_says_why(stage: Stage) -> None:
     supervisor = stage.supervisor()
     async with running(supervisor):
@@ -133,6 +140,7 @@ async def test_while_its_port_is_taken_meanwhile_it_is_tried_again_and_says_why(
         await stage.log.until("broker started", 2)
 
 
+@pytest.mark.integration
 async def test_a_store_that_is_torn_is_said_and_the_broker_serves(stage: Stage) -> None:
     async with running(stage.supervisor()):
         await asyncio.to_thread(publish, stage.address, ("$devices/x/announce", b"{}" * 1000))
@@ -154,6 +162,7 @@ async def test_a_store_that_is_torn_is_said_and_the_broker_serves(stage: Stage) 
         ("exit 0", "ended with status 0: no output"),
     ],
 )
+@pytest.mark.integration
 async def test_a_program_that_ends_at_once_is_an_error_with_its_last_words(
     stage: Stage, text: str, reason: str
 ) -> None:
@@ -169,6 +178,7 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
+@pytest.mark.integration
 async def test_one_that_does_not_listen_in_time_is_stopped(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +189,7 @@ async def test_one_that_does_not_listen_in_time_is_stopped(
     assert children() <= before
 
 
+@pytest.mark.integration
 async def test_a_start_that_is_cancelled_leaves_nothing(stage: Stage) -> None:
     before = children()
     starting = asyncio.create_task(stage.supervisor(script(stage.directory, "exec /bin/sleep 60")).start())
@@ -189,6 +200,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(stage: Stage) -> None:
     assert children() <= before
 
 
+@pytest.mark.integration
 async def test_two_of_one_directory_do_not_run_at_once(stage: Stage) -> None:
     async with running(stage.supervisor()):
         pid = stage.pid
@@ -197,6 +209,7 @@ async def test_two_of_one_directory_do_not_run_at_once(stage: Stage) -> None:
         assert psutil.pid_exists(pid)
 
 
+@pytest.mark.integration
 async def test_a_reload_reaches_the_broker_and_is_pending_while_it_starts(stage: Stage) -> None:
     supervisor = stage.supervisor()
     assert supervisor.reload()  # it reads the lists when it starts
@@ -207,3 +220,166 @@ async def test_a_reload_reaches_the_broker_and_is_pending_while_it_starts(stage:
         assert not told()
         supervisor.is_running = True
         assert psutil.pid_exists(stage.pid)
+
+
+EVENT = "the broker reports"
+PROBE = "01hzx9k3m4p7q8r9s0t1v2w3xd"
+OTHER = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+
+
+@pytest.fixture
+def log() -> LogLines:
+    return LogLines()
+
+
+@pytest.fixture
+def seconds() -> Seconds:
+    return Seconds()
+
+
+@pytest.fixture
+def lines(log: LogLines, seconds: Seconds) -> BrokerLines:
+    return BrokerLines(make_logger("relay", log), seconds, PROBE)
+
+
+async def read(lines: BrokerLines, *pieces: bytes) -> None:
+    stream = asyncio.StreamReader()
+    for piece in pieces:
+        stream.feed_data(piece)
+    stream.feed_eof()
+    await lines.read(stream)
+
+
+async def test_warnings_and_errors_are_logged_and_notices_are_not(lines: BrokerLines, log: LogLines) -> None:
+    await read(lines, b"[7] [INF] Starting\n[7] [WRN] a meta file is bro", b"ken\n[7] [ERR] no\n\npanic: x\n")
+    assert [(line["level"], line["line"]) for line in log.entries(EVENT)] == [
+        ("warning", "a meta file is broken"),
+        ("error", "no"),
+        ("error", "panic: x"),
+    ]
+    assert lines.last() == "a meta file is broken | no | panic: x"
+
+
+def refused(client: str, node_id: str) -> bytes:
+    """Return the line about ``client``, which may not publish for that node."""
+    subject = f"$devices.{node_id}.heartbeat"
+    return f'[7] [ERR] 127.0.0.1:4 - mid:31 - "{client}" - Publish Violation - Subject "{subject}"\n'.encode()
+
+
+async def test_what_is_no_fault_and_no_attack_is_no_warning(lines: BrokerLines, log: LogLines) -> None:
+    await read(
+        lines,
+        b'[7] [WRN] User "CN=edge-relay" found in connect proto, but user required from cert\n',
+        b'[7] [ERR] 127.0.0.1:4 - mid:30 - "" - unacceptable protocol version of 5\n',
+        refused("edge-doctor-01hz", PROBE),
+    )
+    assert [(line["level"], line["event"]) for line in log.entries()] == [
+        ("info", "a client tries MQTT 5, which the broker does not speak"),
+        ("info", "the broker refuses what relay doctor tries, as it should"),
+    ]
+    assert lines.last() == ""
+
+
+async def test_a_client_that_calls_itself_the_doctor_is_not_taken_for_it(
+    lines: BrokerLines, log: LogLines
+) -> None:
+    await read(lines, refused("edge-doctor-01hz", OTHER), refused(refused("x", PROBE)[11:-1].decode(), OTHER))
+    assert [line["level"] for line in log.entries(EVENT)] == ["error", "error"]
+
+
+async def test_what_a_stranger_has_put_into_a_line_is_escaped_and_cut(
+    lines: BrokerLines, log: LogLines
+) -> None:
+    await read(lines, b"[7] [ERR] \x1b[31m\xff" + b"a" * 1_000_000 + b"\n[7] [WRN] next\n", b"[7] [ERR] end")
+    hostile, after, last = [line["line"] for line in log.entries(EVENT)]
+    assert hostile.startswith("\\x1b[31m\\ufffd")
+    assert len(hostile) <= 400
+    assert (after, last) == ("next", "end")
+
+
+async def test_a_stranger_who_causes_errors_without_end_fills_no_disk(
+    lines: BrokerLines, log: LogLines, seconds: Seconds
+) -> None:
+    await read(lines, b"[7] [ERR] TLS handshake error\n" * 10_000)
+    assert len(log.entries(EVENT)) == 30
+    seconds.now += 1
+    await read(lines, b"[7] [ERR] later\n")
+    last = log.entries(EVENT)[-1]
+    assert (last["line"], last["left_out"]) == ("later", 9_970)
+
+
+CONFIG = Path("/var/lib/edge-relay/broker/nats-server.conf")
+SLEEPS = "import time; print('up', flush=True); time.sleep(60)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
+
+
+class Started:
+    """A process that was started, and has said that it runs."""
+
+    def __init__(self, code: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, str(CONFIG)], stdout=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"up\n"
+
+    def close(self) -> int:
+        self.process.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait()
+
+
+@pytest.fixture(params=[SLEEPS])
+def started(request: pytest.FixtureRequest) -> Iterator[Started]:
+    started = Started(request.param)
+    yield started
+    started.close()
+
+
+@pytest.mark.integration
+def test_what_is_recorded_is_ended_and_named(started: Started, tmp_path: Path) -> None:
+    record(started.process.pid, tmp_path / "process")
+    assert end_leftover(tmp_path / "process", CONFIG) == started.process.pid
+    assert started.process.wait() == -signal.SIGTERM
+    # And then there is none.
+    assert end_leftover(tmp_path / "process", CONFIG) is None
+
+
+@pytest.mark.integration
+def test_a_suspended_process_is_ended_too(started: Started, tmp_path: Path) -> None:
+    record(started.process.pid, tmp_path / "process")
+    os.kill(started.process.pid, signal.SIGSTOP)
+    assert end_leftover(tmp_path / "process", CONFIG) == started.process.pid
+    assert started.process.wait() == -signal.SIGTERM
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("started", [DEAF], indirect=True)
+def test_one_that_does_not_end_is_killed(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.broker.supervisor._END_TIMEOUT_S", 0.1)
+    record(started.process.pid, tmp_path / "process")
+    assert end_leftover(tmp_path / "process", CONFIG) == started.process.pid
+    assert started.process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.integration
+def test_another_process_with_the_same_number_is_left_alone(started: Started, tmp_path: Path) -> None:
+    record(started.process.pid, tmp_path / "process")
+    assert end_leftover(tmp_path / "process", Path("/etc/another.conf")) is None
+    pid, ticks = (tmp_path / "process").read_text("ascii").split()
+    (tmp_path / "process").write_text(f"{pid} {int(ticks) - 1}\n", "ascii")
+    assert end_leftover(tmp_path / "process", CONFIG) is None
+    assert started.process.poll() is None
+
+
+@pytest.mark.parametrize("text", ["", "x", "1", "-1 x y", "0 x y", "99999999999999999999 x y", "\x00\xff"])
+def test_a_record_that_is_damaged_names_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "process").write_text(text, "utf-8")
+    assert end_leftover(tmp_path / "process", CONFIG) is None
+
+
+def test_without_a_record_there_is_none(tmp_path: Path) -> None:
+    assert end_leftover(tmp_path / "process", CONFIG) is None

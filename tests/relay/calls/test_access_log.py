@@ -5,7 +5,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import Call

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from relay.auth.agent_tokens import Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.access_log import span_of
 from relay.calls.call_record import CallRecord, CallRequest, Following
 from relay.calls.envelope import Call

@@ -15,9 +15,9 @@ import pytest
 from relay.cli.doctor import CHECKS, RelayChecks
 from relay.fleet.facts import NodesStatus
 from relay.pki.authority import CertificateAuthority
-from relay.pki.own_certificate import ServedCertificate
-from relay.settings.clock import now_ms
+from relay.pki.relay_tls import served_certificate
 from relay.settings.config import ClusterConfig, ClusterServer, RelayConfig, TlsFiles
+from relay.settings.environment import now_ms
 from relay.settings.table import RELAY
 from schemas.addresses import BrokerAddress
 from schemas.identity import first_certificate_in, validity_of
@@ -117,7 +117,7 @@ STATUS: dict[str, Any] = {
 
 def issue(files: TlsFiles, authority: CertificateAuthority) -> None:
     """Have what the relay serves with issued by ``authority``."""
-    ServedCertificate(files, authority.servers, "edge-relay", ["127.0.0.1"], now_ms, os.urandom).renew()
+    served_certificate(files, authority.servers, "edge-relay", ["127.0.0.1"], now_ms, os.urandom).renew()
 
 
 @pytest.fixture

@@ -68,8 +68,8 @@ async def started(
 # The command's clock is the served relay's, which does not run.
 CLOCKED = """
 import sys
-import relay.settings.clock
-relay.settings.clock.now_ms = lambda: {now_ms}
+import relay.settings.environment
+relay.settings.environment.now_ms = lambda: {now_ms}
 from relay.cli.entry import main
 sys.argv[0] = "relay"
 main()

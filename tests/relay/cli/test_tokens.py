@@ -145,7 +145,7 @@ def test_a_relay_that_finds_no_broker_names_the_three_ways_out(
     relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("relay.broker.program._DISTRIBUTION", "no-such-distribution")
+    monkeypatch.setattr("relay.broker.nats_server._DISTRIBUTION", "no-such-distribution")
     relay("ca", "init")
     outcome = relay("run", "--listen", f"127.0.0.1:{FREE_PORT}")
     assert outcome.code == 3

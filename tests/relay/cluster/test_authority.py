@@ -17,11 +17,10 @@ from relay.cluster.messages import AuthorityMessages, authority_subject
 from relay.limits.rate_limits import Allowance
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentRefusedError
-from relay.pki.forwarded_enrolments import ForwardedEnrolments
-from relay.pki.leaf_issuer import ForwardedLeaves
-from relay.pki.own_certificate import RELAY_NAME, public_key_pem
+from relay.pki.forwarding import ForwardedEnrolments, ForwardedLeaves
+from relay.pki.relay_tls import RELAY_NAME, public_key_pem
 from relay.pki.renewals import Renewals
-from relay.pki.server_keys import make_server_key
+from relay.pki.roots import make_server_key
 from relay.routing.authority_port import (
     AuthorityAction,
     AuthorityRefusedError,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from relay.pki.counted_uses import CountedUses
-from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusedError, Enrolments
+from relay.pki.enrolments import CountedUses, EnrolmentInfo, EnrolmentRefusedError, Enrolments
 from schemas.certificates import make_csr
 from schemas.enrolment import NODE, EnrolRequest, JoinToken, proven
 from schemas.keys import base64url

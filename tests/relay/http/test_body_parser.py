@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
 from schemas.strict_json import MAX_DEPTH
 from tests.fakes.callers import principal_of

@@ -24,7 +24,7 @@ from relay.http.http_protocol import MAX_HEAD_BYTES
 from relay.http.listener import SOCKET_TIMEOUTS, Acceptor, Hooks, SocketTimeouts, bind
 from relay.http.websocket_protocol import FRAMES_AT_ONCE, METER_IN_SCOPE
 from relay.observability.metrics import Metrics
-from relay.pki.tls_contexts import LiveContext
+from relay.pki.relay_tls import LiveContext
 from relay.settings.config import TlsFiles
 from schemas.addresses import HostPort
 from schemas.tls import client_context

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection
 from relay.http.front_page import FrontPage
 from relay.http.http_protocol import PendingAnswer, WholeRequest

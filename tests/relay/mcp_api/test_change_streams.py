@@ -16,8 +16,7 @@ from mcp.server.connection import Connection
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 
-from relay.auth.agent_tokens import AgentName, Principal
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, AgentName, Caller, Principal
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_record import Where

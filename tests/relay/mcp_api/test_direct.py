@@ -21,7 +21,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOC
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.http_protocol import HttpAnswer, WholeRequest

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller
 from relay.calls.envelope import Call
 from relay.limits.rate_limits import Allowance
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, MethodError, Methods

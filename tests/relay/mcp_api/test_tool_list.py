@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.ascii_json import encoded
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller
 from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.tools import Tool

@@ -1,30 +1,46 @@
-"""The CA: its root, the leaves that it issues, what other processes see of it, and its backup."""
+"""The CA: what it issues, enrols, renews and revokes, what other processes see of it, and its backup."""
 
+import base64
 import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+from nacl.signing import SigningKey
 
 from relay.pki.authority import CertificateAuthority
-from relay.pki.errors import AuthorityError
+from relay.pki.errors import (
+    AuthorityError,
+    AuthorityOptionError,
+    AuthorityStateError,
+    CertificateRefusedError,
+    IdTakenError,
+    UnknownTargetError,
+)
+from relay.state.ledger import LedgerError
 from schemas.certificates import make_csr, verify_leaf
+from schemas.error_roots import OperatorError, PeerError, StateError
 from schemas.identity_files import IdentityFiles
 from tests.fakes.clock import FakeClock
 from tests.fakes.issuing_authority import (
     CSR,
+    JOIN_ID,
     KEY,
+    OTHER_JOIN_ID,
     OTHER_KEY,
     authority,
     files,
     kid_of,
     ledger,
     mode,
+    revoked_in,
     serial_of,
 )
-from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID
+from tests.fakes.server_ca import server_key_named
+from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
 # --- the root -----------------------------------------------------------------------------------------
 
@@ -315,3 +331,293 @@ def test_without_the_key_there_is_nothing_to_back_up(ca: CertificateAuthority) -
     ca.root_file.with_name("root.key").unlink()
     with pytest.raises(AuthorityError, match=r"root\.key"), ca.unchanged():
         pytest.fail("went on")
+
+
+# --- enrolling ----------------------------------------------------------------------------------------
+
+
+def test_an_enrolled_node_is_bound_to_tenant_key_and_join_token(ca: CertificateAuthority) -> None:
+    identity = verify_leaf(ca.enrol(CSR, "acme", JOIN_ID), ca.roots(), NOW_MS)
+    assert (identity.node_id, identity.tenant) == (NODE_ID, "acme")
+    assert ca.in_force()[NODE_ID].join_id == ledger(ca)[0]["join_id"] == JOIN_ID
+
+
+def test_a_node_that_lost_the_answer_is_given_another(ca: CertificateAuthority) -> None:
+    first = kid_of(ca.enrol(CSR, "acme", JOIN_ID))
+    second = kid_of(ca.enrol(CSR, "acme", JOIN_ID))
+    assert first != second
+    assert ca.revoked_kids() == frozenset()
+    assert ca.in_force()[NODE_ID].kid == second
+
+
+def enrolled(ca: CertificateAuthority) -> None:
+    ca.enrol(CSR, "acme", JOIN_ID)
+
+
+def issued(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+
+
+def revoked(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    ca.revoke(NODE_ID)
+
+
+def renewed(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    ca.renew(CSR, NODE_ID)
+
+
+def replaced(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    ca.issue(CSR, "acme", replace=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "tenant", "join_id"),
+    [
+        pytest.param(enrolled, OTHER_KEY, "acme", JOIN_ID, id="another key"),
+        pytest.param(enrolled, KEY, "acme", OTHER_JOIN_ID, id="another join token"),
+        pytest.param(enrolled, KEY, "globex", JOIN_ID, id="another tenant"),
+        pytest.param(issued, KEY, "acme", JOIN_ID, id="issued by the operator"),
+        pytest.param(revoked, KEY, "acme", JOIN_ID, id="revoked"),
+        pytest.param(revoked, OTHER_KEY, "acme", OTHER_JOIN_ID, id="revoked, and another key"),
+        pytest.param(renewed, KEY, "acme", JOIN_ID, id="renewed since"),
+        pytest.param(replaced, KEY, "acme", JOIN_ID, id="replaced by the operator since"),
+    ],
+)
+def test_an_id_that_was_ever_issued_is_not_enrolled_again(
+    ca: CertificateAuthority,
+    before: Callable[[CertificateAuthority], None],
+    key: SigningKey,
+    tenant: str,
+    join_id: str,
+) -> None:
+    before(ca)
+    entries = ledger(ca)
+    with pytest.raises(IdTakenError, match=NODE_ID):
+        ca.enrol(make_csr(key, NODE_ID), tenant, join_id)
+    assert ledger(ca) == entries
+
+
+@pytest.mark.parametrize("low", LOW_ORDER_KEYS.values(), ids=LOW_ORDER_KEYS)
+def test_a_request_for_a_key_of_low_order_gets_nothing(ca: CertificateAuthority, low: bytes) -> None:
+    ca.issue(CSR, "acme")
+    own = bytes(KEY.verify_key)
+    body = base64.b64decode("".join(CSR.splitlines()[1:-1])).replace(own, low)
+    csr = ssl.DER_cert_to_PEM_cert(body).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+    uses: list[Callable[[], str]] = [
+        lambda: ca.issue(csr, "acme", replace=True),
+        lambda: ca.enrol(csr, "acme", JOIN_ID),
+        lambda: ca.renew(csr, NODE_ID),
+    ]
+    for use in uses:
+        with pytest.raises(AuthorityError, match="low_order_key"):
+            use()
+    assert len(ledger(ca)) == 1
+
+
+def test_a_request_with_anothers_key_proves_nothing(ca: CertificateAuthority) -> None:
+    own, other = bytes(KEY.verify_key), bytes(OTHER_KEY.verify_key)
+    body = base64.b64decode("".join(CSR.splitlines()[1:-1])).replace(own, other)
+    csr = ssl.DER_cert_to_PEM_cert(body).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+    with pytest.raises(AuthorityError, match="no_proof_of_possession"):
+        ca.enrol(csr, "acme", JOIN_ID)
+
+
+# --- renewing -----------------------------------------------------------------------------------------
+
+
+def test_a_renewed_leaf_is_another_and_the_old_one_stays_valid(tmp_path: Path) -> None:
+    clock = FakeClock(NOW_MS)
+    ca = authority(tmp_path / "ca", clock)
+    ca.create()
+    old = verify_leaf(ca.enrol(CSR, "acme", JOIN_ID), ca.roots(), NOW_MS)
+    clock.advance(60 * DAY_MS)
+    new = verify_leaf(ca.renew(CSR, NODE_ID), ca.roots(), clock())
+    assert (new.node_id, new.tenant, new.public_key) == (old.node_id, old.tenant, old.public_key)
+    assert new.kid != old.kid
+    assert new.not_after_ms == old.not_after_ms + 60 * DAY_MS
+    assert ca.revoked_kids() == frozenset()
+    assert ca.in_force()[NODE_ID].kid == new.kid
+
+
+def retired(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    renewed = kid_of(ca.renew(CSR, NODE_ID))
+    assert renewed in ca.revoke(NODE_ID, "retired")
+
+
+def nothing(_: CertificateAuthority) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("before", "csr"),
+    [
+        pytest.param(nothing, CSR, id="a node that never was"),
+        pytest.param(retired, CSR, id="a retired node"),
+        pytest.param(enrolled, make_csr(OTHER_KEY, NODE_ID), id="another key"),
+        pytest.param(enrolled, make_csr(KEY, OTHER_NODE_ID), id="another node, the same key"),
+        pytest.param(enrolled, "", id="no request"),
+    ],
+)
+def test_what_is_not_the_nodes_own_is_not_renewed(
+    ca: CertificateAuthority, before: Callable[[CertificateAuthority], None], csr: str
+) -> None:
+    before(ca)
+    ca.issue(make_csr(KEY, OTHER_NODE_ID), "globex")
+    entries = ledger(ca)
+    with pytest.raises(AuthorityError):
+        ca.renew(csr, NODE_ID)
+    assert ledger(ca) == entries
+
+
+def test_after_a_replacement_only_the_new_key_is_renewed(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    new = make_csr(OTHER_KEY, NODE_ID)
+    ca.issue(new, "globex", replace=True)
+    with pytest.raises(AuthorityError, match="with the key that it has"):
+        ca.renew(CSR, NODE_ID)
+    assert verify_leaf(ca.renew(new, NODE_ID), ca.roots(), NOW_MS).tenant == "globex"
+
+
+def test_an_expired_leaf_is_not_renewed(tmp_path: Path) -> None:
+    clock = FakeClock(NOW_MS)
+    ca = authority(tmp_path / "ca", clock)
+    ca.create()
+    ca.issue(CSR, "acme")
+    clock.advance(90 * DAY_MS)
+    with pytest.raises(AuthorityError, match="has no certificate in force"):
+        ca.renew(CSR, NODE_ID)
+
+
+def test_a_node_cannot_fill_the_ledger(ca: CertificateAuthority) -> None:
+    ca.enrol(CSR, "acme", JOIN_ID)
+    for _ in range(31):
+        ca.enrol(CSR, "acme", JOIN_ID)
+    size = len(ledger(ca))
+    uses: list[Callable[[], str]] = [
+        lambda: ca.enrol(CSR, "acme", JOIN_ID),
+        lambda: ca.renew(CSR, NODE_ID),
+    ]
+    for use in uses:
+        with pytest.raises(AuthorityError, match="32 certificates in force"):
+            use()
+    assert len(ledger(ca)) == size == 32
+    ca.revoke(ca.in_force()[NODE_ID].kid)
+    ca.renew(CSR, NODE_ID)
+
+
+SERVER_KEY = server_key_named("a broker").public_key()
+
+
+# --- revoking -----------------------------------------------------------------------------------------
+
+
+def test_revoking_a_node_revokes_every_leaf_that_it_has(ca: CertificateAuthority) -> None:
+    kids = [kid_of(ca.issue(CSR, "acme")), kid_of(ca.renew(CSR, NODE_ID)), kid_of(ca.renew(CSR, NODE_ID))]
+    other = kid_of(ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme"))
+    assert ca.revoke(NODE_ID, "stolen") == kids
+    assert ca.revoked_kids() == set(kids)
+    assert [entry for entry in ledger(ca) if entry["action"] == "revoke"] == [
+        {"action": "revoke", "ts_ms": NOW_MS, "node_id": NODE_ID, "kid": kid, "reason": "stolen"}
+        for kid in kids
+    ]
+    assert {node_id: leaf.kid for node_id, leaf in ca.in_force().items()} == {OTHER_NODE_ID: other}
+    assert ca.revoke(NODE_ID) == []
+
+
+@pytest.mark.parametrize("digits", [64, 16])
+def test_revoking_a_kid_revokes_that_one(ca: CertificateAuthority, digits: int) -> None:
+    first, second = kid_of(ca.issue(CSR, "acme")), kid_of(ca.renew(CSR, NODE_ID))
+    assert ca.revoke(second[:digits]) == [second]
+    assert ca.in_force()[NODE_ID].kid == first
+    assert ca.revoke(second[:digits]) == []
+    assert ca.revoke(NODE_ID) == [first]
+    assert ca.in_force() == {}
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["", NODE_ID, NODE_ID.upper(), "0" * 64, "0" * 16, "KID", "KID:15", "KID:upper", "*", "\x1b[31m"],
+)
+def test_what_was_never_issued_cannot_be_revoked(ca: CertificateAuthority, target: str) -> None:
+    kid = kid_of(ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme"))
+    special = {"KID": kid + "0", "KID:15": kid[:15], "KID:upper": kid.upper() if kid.upper() != kid else ""}
+    with pytest.raises(UnknownTargetError) as caught:
+        ca.revoke(special.get(target, target))
+    assert str(caught.value).isprintable()
+    assert ca.revoked_kids() == frozenset()
+
+
+def test_a_revoked_id_is_free_to_the_operator_alone(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    ca.revoke(NODE_ID)
+    with pytest.raises(AuthorityError, match=f"{NODE_ID} was revoked: say --replace"):
+        ca.issue(CSR, "acme")
+    identity = verify_leaf(ca.issue(CSR, "acme", replace=True), ca.roots(), NOW_MS)
+    assert ca.in_force()[NODE_ID].kid == identity.kid
+
+
+def test_replacing_revokes_what_was_renewed_too(ca: CertificateAuthority) -> None:
+    kids = {kid_of(ca.issue(CSR, "acme")), kid_of(ca.renew(CSR, NODE_ID))}
+    ca.issue(make_csr(OTHER_KEY, NODE_ID), "acme", replace=True)
+    assert ca.revoked_kids() == kids
+
+
+def test_the_list_of_the_revoked_names_every_revoked_serial(ca: CertificateAuthority) -> None:
+    good, bad = ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme"), ca.issue(CSR, "acme")
+    assert revoked_in(ca.crl_pem()) == [set()]
+    ca.revoke(NODE_ID)
+    assert revoked_in(ca.crl_pem()) == [{serial_of(bad)}]
+    assert serial_of(good) != serial_of(bad)
+
+
+# --- servers ------------------------------------------------------------------------------------------
+
+
+def test_a_servers_certificate_can_be_revoked_by_its_kid(ca: CertificateAuthority) -> None:
+    pem = ca.servers.issue("mqtt.example", ["mqtt.example", "127.0.0.1"], SERVER_KEY, 397)
+    assert ca.in_force() == {}
+    assert ca.revoke(kid_of(pem)) == [kid_of(pem)]
+    assert ca.revoked_kids() == {kid_of(pem)}
+    assert revoked_in(ca.crl_pem()) == [{serial_of(pem)}]
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        pytest.param(NODE_ID, ["mqtt.example"], id="a node's name"),
+        pytest.param(NODE_ID, [NODE_ID], id="a node's name, and host"),
+        pytest.param("mqtt.example", [], id="no host"),
+        pytest.param("mqtt.example", ["*.example"], id="any host"),
+        pytest.param("a/b", ["mqtt.example"], id="a name that is none"),
+        pytest.param("\x1b[31m", ["mqtt.example"], id="control characters"),
+        pytest.param("a" * 60 + ".example", ["mqtt.example"], id="a long name"),
+    ],
+)
+def test_a_server_cannot_have_every_name(ca: CertificateAuthority, name: str, hosts: list[str]) -> None:
+    with pytest.raises(AuthorityError) as caught:
+        ca.servers.issue(name, hosts, SERVER_KEY, 397)
+    assert str(caught.value).isprintable()
+    assert ledger(ca) == []
+
+
+ROOTS = (OperatorError, PeerError, StateError)
+
+
+@pytest.mark.parametrize(
+    ("error", "root"),
+    [
+        (AuthorityStateError, StateError),
+        (AuthorityOptionError, OperatorError),
+        (UnknownTargetError, OperatorError),
+        (CertificateRefusedError, PeerError),
+        (IdTakenError, PeerError),
+        (LedgerError, StateError),
+    ],
+)
+def test_each_error_is_the_fault_of_one(error: type[Exception], root: type[Exception]) -> None:
+    assert [each for each in ROOTS if issubclass(error, each)] == [root]
+    assert error is LedgerError or issubclass(error, AuthorityError)

@@ -7,8 +7,7 @@ from threading import Event
 import pytest
 
 from relay.pki.authority import CertificateAuthority
-from relay.pki.leaf_issuer import OwnLeaves
-from relay.pki.renewals import Renewals
+from relay.pki.renewals import OwnLeaves, Renewals
 from schemas.certificates import make_csr, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed
 from schemas.errors import Failure, ToolError

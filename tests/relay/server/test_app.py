@@ -21,8 +21,8 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError
 from relay.server.serving import run_relay
 from relay.sessions.handshake import Handshake
-from relay.settings.clock import now_ms
 from relay.settings.config import ExternalIssuerConfig, RelayConfig, StateFiles
+from relay.settings.environment import now_ms
 from relay.state.watcher import Watcher
 from schemas.addresses import CONNECT_PATH, BrokerAddress, HostPort
 from schemas.faults import FailedError

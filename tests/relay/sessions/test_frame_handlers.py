@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from relay.pki.server_authority import EndorsedRoots
+from relay.pki.authority import EndorsedRoots
 from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
 from schemas.addresses import CONNECT_PATH

@@ -12,7 +12,7 @@ from relay.routing.port import Command, CommandAnswer
 from relay.sessions.frame_handlers import heartbeat_interval_ms
 from relay.sessions.node_sessions import cmd_payload
 from relay.sessions.session import NodeConnection, NodeSession
-from relay.settings.clock import SessionClock
+from relay.settings.environment import SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame, FrameReader, Role
 from schemas.payloads import CmdAck, Welcome

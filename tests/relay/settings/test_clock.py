@@ -1,6 +1,6 @@
 import pytest
 
-from relay.settings.clock import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
+from relay.settings.environment import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
 from schemas.times import FIRST_CREDIBLE_MS

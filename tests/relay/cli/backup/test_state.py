@@ -15,7 +15,7 @@ from relay.cli.backup.state import RestoreError, restore, save, save_for_another
 from relay.fleet.replay_marks import MarkStore
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError, AuthorityStateError
-from relay.pki.own_certificate import issued_by
+from relay.pki.relay_tls import issued_by
 from relay.settings.config import StateFiles
 from relay.settings.kept import KeptSettings, read_kept
 from relay.state.join_tokens import JoinTokens

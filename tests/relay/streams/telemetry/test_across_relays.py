@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.auth.agent_tokens import Principal
-from relay.auth.caller import Caller
+from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
 from relay.fleet.node_names import UnknownNodeError

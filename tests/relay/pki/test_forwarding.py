@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from relay.pki.own_certificate import RELAY_NAME, public_key_pem
-from relay.pki.server_keys import make_server_key
+from relay.pki.relay_tls import RELAY_NAME, public_key_pem
+from relay.pki.roots import make_server_key
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
 from schemas.certificates import verify_leaf
 from schemas.enrolment import RELAY, is_proven
