@@ -16,7 +16,7 @@ from websockets.exceptions import WebSocketException
 
 from kubelet.announce.signer import ManifestSigner
 from kubelet.daemon.composition import make_handlers
-from kubelet.session.handshake import answer_to
+from kubelet.session.link import answer_to
 from schemas.addresses import connect_url
 from schemas.frames import SUBPROTOCOL, FrameReader, Role
 from schemas.identity_files import IdentityFiles, NodeIdentity

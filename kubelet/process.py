@@ -3,10 +3,18 @@
 Must not import the command line's library: the daemon does without it.
 """
 
+import fcntl
+import os
 import signal
 import sys
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
+
+from schemas.files import open_state
+from schemas.identity_files import IdentityFilesError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -46,3 +54,27 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
         runner.run(ended())
         if not task.cancelled() and (error := task.exception()) is not None:
             raise first_of(error)
+
+
+def now_ms() -> int:
+    """Return the system's wall time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def held_alone(state_dir: Path) -> Iterator[None]:
+    """Hold ``state_dir`` alone; the kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        IdentityFilesError: another process holds it.
+        OSError: its lock file cannot be used.
+    """
+    descriptor = open_state(state_dir / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise IdentityFilesError(f"another kubelet runs with {state_dir}: stop it first") from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kubelet.daemon.metrics import metrics_text
+from kubelet.daemon.status import metrics_text
 from relay.observability.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,7 @@ EXEMPT = {
     "kubelet/local_agent/assembly.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/daemon_client.py": ("create_task", ONE),
     "kubelet/local_agent/mcp_server.py": ("create_task", LOOPS),
-    "kubelet/local_agent/own_tools.py": ("create_task", LOOPS),
+    "kubelet/local_agent/agent_tools.py": ("create_task", LOOPS),
     "kubelet/process.py": ("create_task", LOOPS),
     "relay/auth/issuer_keys.py": ("create_task", "one fetch, which all that need its keys share"),
     "relay/auth/assembly.py": ("to_thread", ONE),
@@ -96,7 +96,7 @@ UNBOUNDED = {
     "schemas/process/common_checks.py": Counter({"Queue": 4}),
 }
 UNCOUNTED = {
-    "kubelet/local_agent/mailbox.py",
+    "kubelet/local_agent/agent_tools.py",
     "kubelet/loopback/server.py",
     "relay/streams/caller_tools/forwarded_calls.py",
     "relay/http/http_protocol.py",

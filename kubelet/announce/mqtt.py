@@ -9,8 +9,9 @@ import math
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import paho.mqtt.client as paho
 from paho.mqtt.reasoncodes import ReasonCode
@@ -22,6 +23,68 @@ from schemas.faults import connection_reason
 from schemas.health import Health, Loop
 from schemas.process.mqtt_client import WatchedClient
 from schemas.text import printable
+
+
+class Publisher(Protocol):
+    """A connection to the broker that is kept up from ``start`` to ``stop``.
+
+    Attributes:
+        ended: set when its thread has ended, by ``stop`` or by a fault.
+        loop: the progress of that thread.
+    """
+
+    refused: int
+    ended: asyncio.Event
+    loop: Loop
+
+    @property
+    def health(self) -> Health:
+        """The health of the connection."""
+        ...
+
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the event loop after every connect."""
+        ...
+
+    def start(self) -> None:
+        """Begin to connect, and go on trying until ``stop``. Returns at once."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect from the broker."""
+        ...
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
+        """Publish if connected; return whether it was handed over."""
+        ...
+
+
+class NoPublisher:
+    """Stands for a connection where the relay has no broker: nothing is ever published, and nothing ends."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.ended = asyncio.Event()
+        self.loop = Loop()
+
+    @property
+    def health(self) -> Health:
+        """There is nothing that could fail."""
+        return Health.passive(ready=True, state="none: the session alone")
+
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Do nothing: it never connects."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:  # noqa: ARG002 - as Publisher
+        """Return False."""
+        return False
+
 
 FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
@@ -179,3 +242,26 @@ class MqttPublisher:
         else:
             self._log.info("broker not reached", broker=str(self._broker), reason=printable(reason))
         self.connected = False
+
+
+async def publish_all(
+    publisher: MqttPublisher, messages: Sequence[tuple[str, bytes]], timeout_s: float
+) -> bool:
+    """Connect, publish ``messages``, pairs of topic and payload, in order, and disconnect.
+
+    Returns whether the broker confirmed all; after one that it did not confirm, no other is published.
+    """
+    connected = asyncio.Event()
+    publisher.when_connected(connected.set)
+    publisher.start()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connected.wait()
+            for topic, payload in messages:
+                if not await publisher.publish_confirmed(topic, payload):
+                    return False
+            return True
+    except TimeoutError:
+        return False
+    finally:
+        await publisher.stop()

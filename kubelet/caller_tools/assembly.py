@@ -13,12 +13,9 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.caller_tools.caller_names import CallerNames
-from kubelet.caller_tools.client import ClientParts
-from kubelet.caller_tools.methods import LocalMethods
 from kubelet.caller_tools.requests import CallerRequests, Send
-from kubelet.caller_tools.server import SocketServer
-from kubelet.caller_tools.sessions import Session, SessionRefusedError, Sessions
+from kubelet.caller_tools.server import ClientParts, LocalMethods, SocketServer
+from kubelet.caller_tools.sessions import CallerNames, Session, SessionRefusedError, Sessions
 from kubelet.caller_tools.socket_file import bound
 from schemas.caller_tools import NODE_MARGIN_S
 from schemas.faults import OncePerPlace

@@ -4,15 +4,51 @@ Every line of a client is parsed here, strictly. Must not know a method.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from kubelet.caller_tools.lines import MAX_LINE_BYTES
 from schemas.error_roots import PeerError
 from schemas.errors import ToolError
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
+
+MAX_LINE_BYTES = 256 * 1024
+
+
+class LineSplitter:
+    """The lines of one connection. A line over the limit is dropped byte by byte as it comes in."""
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._held = bytearray()
+        self._is_dropping = False
+
+    def feed(self, data: bytes) -> Iterator[bytes | None]:
+        """Yield each line that ``data`` ends, without its end; None as soon as a line is over the limit."""
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            yield from self._line(data[start:end])
+            start = end + 1
+        yield from self._take(data[start:])
+
+    def _line(self, rest: bytes) -> Iterator[bytes | None]:
+        yield from self._take(rest)
+        if not self._is_dropping:
+            yield bytes(self._held).removesuffix(b"\r")
+        self._held.clear()
+        self._is_dropping = False
+
+    def _take(self, piece: bytes) -> Iterator[None]:
+        if self._is_dropping:
+            return
+        if len(self._held) + len(piece) > self._max_bytes:
+            self._held.clear()
+            self._is_dropping = True
+            yield None
+            return
+        self._held += piece
+
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600

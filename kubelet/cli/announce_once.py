@@ -8,14 +8,13 @@ import ssl
 from pathlib import Path
 from typing import TextIO
 
-from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.hardware import read_hardware_ids
-from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.mqtt import MqttPublisher, publish_all
 from kubelet.announce.signer import ManifestSigner, SignedManifest
 from kubelet.backoff import NodeBackoff
-from kubelet.clock import now_ms
 from kubelet.config import kinds_directory
 from kubelet.daemon.composition import last_issued_file, make_handlers
+from kubelet.process import now_ms
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import NodeIdentity

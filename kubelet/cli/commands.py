@@ -3,46 +3,51 @@
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
 is missing, damaged or exposed, a port is taken); 70 a fault of our own; 78 the settings cannot be used, and
 a restart does not help. Standard output holds results, standard error the rest.
-Must not hold what the commands do: each calls one function of another module, imported when it is needed.
+Must not hold what the commands do: what only one of them needs is imported when it runs, since `run` only
+becomes the daemon, and each board waits for it at each start. So the MCP SDK, of an extra, is `mcp`'s alone.
 """
 
 import os
+import re
+import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import typer
 
-from kubelet.cli import config
-from kubelet.cli.init import init
-from kubelet.cli.local_agent import mcp
-from kubelet.cli.next_step import EnrolledPlace
 from kubelet.cli.options import (
     AsJson,
     Plain,
+    Socket,
     StateDir,
+    agent_socket,
     contract_of_settings,
     directory_of,
     join_token,
     named_pem,
+    socket_group,
+    socket_of,
     typed_config,
     usual_state_dir,
 )
-from kubelet.cli.output import print_facts, say
-from kubelet.cli.run import run
-from kubelet.clock import now_ms
-from kubelet.config import read_stored
-from kubelet.process import fail, run_until_signal
+from kubelet.cli.output import EnrolledPlace, print_facts, say
+from kubelet.config import DaemonPlan, read_stored
+from kubelet.process import fail, held_alone, now_ms, run_until_signal
 from kubelet.settings import (
     BROKER,
     HEARTBEAT,
     KINDS,
     KUBELET,
+    LOOPBACK_PORT,
     NO_BROKER,
     PLAIN,
     RELAY,
+    SOCKET,
     STATE_DIR,
     TTL,
     load_settings,
@@ -50,11 +55,18 @@ from kubelet.settings import (
 from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
-from schemas.process.cli_config import takes_settings
-from schemas.process.cli_manual import Manual, example, program
-from schemas.process.command_errors import EXIT_CONFIG, EXIT_NO, EXIT_USAGE, errors_in_one_line
+from schemas.process.cli_config import add_commands, takes_settings
+from schemas.process.cli_manual import Manual, example, group, program
+from schemas.process.command_errors import (
+    EXIT_CANNOT_RUN,
+    EXIT_CONFIG,
+    EXIT_NO,
+    EXIT_USAGE,
+    errors_in_one_line,
+)
 from schemas.process.state_owner import act_as_owner_of
 from schemas.settings_sources import Sources
+from schemas.text import printable
 
 
 class _Commands(Manual):
@@ -71,16 +83,146 @@ class _Commands(Manual):
 app = program(
     "kubelet", "The edge node: announces what it can do, and does what the relay sends down.", _Commands
 )
-app.add_typer(config.app, name="config")
-app.command(epilog=example("edge-kubelet init"))(init)
-app.command(epilog=example("edge-kubelet run --ttl 15m --heartbeat 1m"))(run)
-app.command(epilog=example("edge-kubelet mcp --session gogol_20261122_093000_1a2b3c4d"))(mcp)
+_config = group("The settings that the daemon runs with.")
+add_commands(_config, KUBELET, lambda sources: load_settings(sources, usual_state_dir(), act_as_owner_of))
+app.add_typer(_config, name="config")
 
 
 def main() -> None:
     """Run the command line. An expected error is one line; a fault of our own has a traceback."""
     with errors_in_one_line(fail):
         app()
+
+
+@app.command(epilog=example("edge-kubelet init"))
+def init(
+    state_dir: StateDir = None,
+    certificate: Annotated[Path | None, typer.Option(help="The leaf that a CA issued, PEM.")] = None,
+    root: Annotated[Path | None, typer.Option(help="The roots that are trusted, PEM.")] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="The relay's public URL; again, for others of its fleet."),
+    ] = None,
+    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")] = None,
+    system_roots: Annotated[
+        bool,
+        typer.Option(
+            "--system-roots", help="The relay runs without --tls-own: verify it as this machine does."
+        ),
+    ] = False,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make this node's identity, or install what a CA issued for it, and where its relay and broker are."""
+    from kubelet.identity.provisioning import ManualEnrolment, create_identity  # noqa: PLC0415
+
+    if (certificate is None) != (root is None):
+        fail("--certificate and --root go together", EXIT_USAGE)
+    if (not relay) != (broker is None) or (relay and root is None):
+        fail("--relay and --broker go together, and with --certificate and --root", EXIT_USAGE)
+    given = None if certificate is None or root is None else (named_pem(certificate), named_pem(root))
+    files = IdentityFiles(directory_of(state_dir))
+    if not files.exists():
+        create_identity(files, now_ms(), os.urandom)
+    if given is not None:
+        enrolment = ManualEnrolment(files, *given, now_ms())
+        if relay and broker is not None:
+            enrolment.install_with(relay, broker, system_roots=system_roots, plain_allowed=plain)
+        else:
+            enrolment.install()
+    identity = files.read()
+    facts = {
+        "node_id": identity.node_id,
+        "state_dir": str(files.root),
+        "csr": str(files.csr),
+        "leaf": str(files.leaf),
+        "kid": identity.kid,
+        "enrolled": identity.root_pem is not None,
+    }
+    print_facts(facts, as_json=as_json)
+    if identity.root_pem is None and not as_json:
+        say(f"\nnext: relay ca issue {files.csr} -o leaf.pem && relay ca roots --pem > roots.pem")
+        say("      edge-kubelet init --certificate leaf.pem --root roots.pem --relay URL --broker URL")
+
+
+@app.command(epilog=example("edge-kubelet run --ttl 15m --heartbeat 1m"))
+@takes_settings(KUBELET)
+def run(sources: Sources) -> None:
+    """Run the daemon. Broker and relay are those of the enrolment unless given.
+
+    Each option is also a setting: --ttl is ttl in kubelet.toml, and the variable KUBELET_TTL.
+    `edge-kubelet config show` prints which value holds, and where it stands.
+    """
+    loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
+    config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings
+    if not IdentityFiles(directory).are_absent():
+        with held_alone(directory):  # not while another daemon runs by what is kept
+            replaced = loaded.keep_told(sources)
+        if replaced:
+            typer.echo(f"kubelet: not as it was told before: {', '.join(replaced)}", err=True)
+    place = socket_of(settings.get(SOCKET), directory)
+    if place is None:
+        typer.echo(
+            "local agents cannot connect: the state directory's path is too long; name a --socket", err=True
+        )
+    plan = DaemonPlan(
+        config,
+        directory,
+        settings[LOOPBACK_PORT],
+        place,
+        socket_group(),
+        settings=settings.serialized(),
+        flags=sources.flags,
+        config_file=sources.named_file,
+        version=version("edge-kubelet"),
+    )
+    # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
+    # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line
+    # without the column, and each loaded module takes less memory.
+    command = [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelet.daemon", plan.to_json()]
+    # One arena: glibc would give each thread of the daemon one of its own, for memory that few of them need.
+    environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
+    os.execve(command[0], command, environment)  # noqa: S606 - our own interpreter, with what was just checked
+
+
+@app.command(epilog=example("edge-kubelet mcp --session gogol_20261122_093000_1a2b3c4d"))
+def mcp(
+    socket: Socket = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="ID", help="The one session whose tools to show.")
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Serve MCP to an agent on this machine: its own tools, and those that a caller lends.
+
+    Speaks MCP on standard input and output, and connects to the daemon's socket: by default the one beside
+    the state directory, or else that of the service. The agent's user has to be a member of the group
+    edge-kubelet.
+
+    A lent tool is named CALLER_TOOL, and is listed while its caller has a session with this node. Without
+    --session the tools are those of the one live session; while there are two, none is listed.
+
+    Needs an extra: pip install 'edge-kubelet[agent]'.
+    """
+    from schemas.caller_tools import SESSION_ID_PATTERN  # noqa: PLC0415 - for this command alone
+
+    if session is not None and re.fullmatch(SESSION_ID_PATTERN, session) is None:
+        wanted = "the id of a session, for example gogol_20261122_093000_1a2b3c4d"
+        fail(f"--session {printable(session, 64)!r} is not {wanted}", EXIT_USAGE)
+    try:
+        from kubelet.local_agent.assembly import run_local_agent  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'edge-kubelet[agent]', or kubelet-mcp of the Debian package edge-kubelet-agent"
+        fail(f"{error.name} is not installed: {remedy}", EXIT_CANNOT_RUN)
+    import asyncio  # noqa: PLC0415
+
+    from kubelet.daemon.composition import make_handlers  # noqa: PLC0415
+
+    directory = directory_of(state_dir)
+    # The system's default ends the process at once: a read of standard input cannot be interrupted.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    place, contract = agent_socket(socket, directory), contract_of_settings(directory)
+    asyncio.run(run_local_agent(place, session, directory, make_handlers, contract, sys.stderr))
 
 
 @app.command(epilog=example("edge-kubelet enroll https://relay.example --token-file join-token"))
@@ -106,8 +248,11 @@ def enroll(
     """
     import asyncio  # noqa: PLC0415
 
-    from kubelet.identity.again import enrol_again  # noqa: PLC0415
-    from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
+    from kubelet.identity.enrolment import (  # noqa: PLC0415
+        Enroller,
+        EnrolmentError,
+        enrol_again,
+    )
 
     given = join_token(token, token_file)
     files = IdentityFiles(directory_of(state_dir))

@@ -1,25 +1,322 @@
 """``kubelet doctor``: what keeps calls from reaching this node, and what to do.
 
-Must not change anything, nor need a daemon that runs.
+Sessions are not opened: a second one would end the daemon's. What only the daemon can know, it tells over its
+socket. Must not change anything, nor need a daemon that runs.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Annotated, Any
 
 import typer
 
-from kubelet.cli.checks import EXPLAINED, NodeChecks
+from kubelet.announce.signer import read_last_issued_ms
 from kubelet.cli.options import AsJson, usual_state_dir
-from kubelet.clock import now_ms
+from kubelet.config import NodeConfig
+from kubelet.daemon.composition import last_issued_file
+from kubelet.process import now_ms
+from kubelet.session.tls import NodeTls
 from kubelet.settings import KUBELET, load_settings
-from schemas.identity_files import IdentityFiles
+from schemas import topics
+from schemas.certificates import IdentityError, verify_leaf
+from schemas.identity import first_certificate_in, validity_of
+from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
+from schemas.manifest import MAX_FUTURE_MS
+from schemas.process import common_checks
 from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
-from schemas.process.doctor import Check, run_doctor
-from schemas.process.state_owner import act_as_owner_of
+from schemas.process.command_errors import MEMBERS_READ
+from schemas.process.common_checks import HealthAnswer, Publication, UnreachedError, ask_health, probing
+from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, Severity, run_doctor
+from schemas.process.state_owner import act_as_owner_of, sees_as_member
 from schemas.process.status_view import AskedProcess
+from schemas.settings import Settings
 from schemas.settings_sources import Sources
+
+_RENEW = "the daemon renews it while it is connected; its log says why it did not. Else enrol again"
+_SURE_AFTER = 2
+"""So many acknowledgements: the first announce by the broker may arrive after the first heartbeat."""
+_LOG = "see the daemon's log"
+
+
+@dataclass(frozen=True)
+class NodeChecks:
+    """The checks of the node in ``files``.
+
+    Attributes:
+        config: what its daemon runs with; where none runs, what a start would give it.
+        process: the daemon that runs, if one does.
+        expected: the settings that a start would give it.
+    """
+
+    config: NodeConfig
+    process: AskedProcess
+    expected: Settings
+    files: IdentityFiles
+    now_ms: Callable[[], int]
+
+    @cached_property
+    def identity(self) -> NodeIdentity:
+        """The node's identity.
+
+        Raises:
+            NotCheckedError: it cannot be used, and ``certificate`` says why; or its key is not this user's.
+        """
+        if self._lacks_key:
+            raise NotCheckedError(f"{self.files.key}: {MEMBERS_READ}")
+        try:
+            return self.files.read()
+        except (IdentityFilesError, OSError):
+            raise NotCheckedError("the node's identity cannot be used") from None
+
+    @property
+    def _lacks_key(self) -> bool:
+        """Whether this user sees the certificates alone."""
+        return sees_as_member(self.files.key)
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """What the daemon does now.
+
+        Raises:
+            NotCheckedError: it does not say so.
+        """
+        return self.process.status
+
+    @cached_property
+    def answers(self) -> Mapping[str, HealthAnswer | UnreachedError]:
+        """What each relay of the fleet answers to a request without any identity, by its URL."""
+        return {url: self._asked(url) for url in self.config.relays}
+
+    @property
+    def answer(self) -> HealthAnswer:
+        """The answer of the first relay that gives one.
+
+        Raises:
+            NotCheckedError: none does; ``relay`` says why.
+        """
+        for answer in self.answers.values():
+            if isinstance(answer, HealthAnswer):
+                return answer
+        raise NotCheckedError("no relay is reached")
+
+    def _asked(self, url: str) -> HealthAnswer | UnreachedError:
+        tls = NodeTls(self.files, own_root=self.config.own_root)
+        try:
+            return ask_health(self.config.relay_url, lambda: tls.to_relay(url), at=url)
+        except UnreachedError as error:
+            return error
+
+    def running(self) -> Finding:
+        """Check that the daemon runs, and with the settings that a restart would give it."""
+        return common_checks.process(self.process, self.expected)
+
+    def keys(self) -> Finding:
+        """Check the owner and the rights of the node's key."""
+        return common_checks.keys([self.files.key])
+
+    def certificate(self) -> Finding:
+        """Check how long the leaf is valid."""
+        leaf_pem = self.files.leaf_pem() if self._lacks_key else self.files.read().leaf_pem
+        begin_ms, end_ms = validity_of(first_certificate_in(leaf_pem))
+        return common_checks.life("the leaf", begin_ms, end_ms, self.now_ms(), _RENEW)
+
+    def chain(self) -> Finding:
+        """Check that the leaf is of the root."""
+        if self._lacks_key:
+            leaf_pem, root_pem = self.files.leaf_pem(), self.files.root_pem()
+        else:
+            leaf_pem, root_pem = self.identity.leaf_pem, self.identity.root_pem
+        if root_pem is None:
+            return Finding.failure("no CA has issued the leaf", "enrol with `edge-kubelet enroll`")
+        try:
+            leaf = verify_leaf(leaf_pem, [root_pem], self.now_ms())
+        except IdentityError as error:
+            return Finding.failure(
+                f"the leaf is not accepted: {error.reason}", "enrol with `edge-kubelet enroll`"
+            )
+        return Finding.good(f"the leaf is the root's, for tenant {leaf.tenant}")
+
+    def clock(self) -> Finding:
+        """Compare this clock with the relay's, and with the time of the newest manifest."""
+        if self.answer.date_ms is None:
+            return Finding.warning("the relay does not say its time", "compare the clocks by hand")
+        file, now_ms = last_issued_file(self.files.root), self.now_ms()
+        compared = common_checks.clock(now_ms - self.answer.date_ms)
+        ahead_ms = read_last_issued_ms(file) - now_ms
+        if compared.severity is not Severity.OK or ahead_ms <= MAX_FUTURE_MS:
+            return compared
+        return Finding.warning(
+            f"{compared.found}, but the newest manifest was signed by a clock {ahead_ms // 60_000} min ahead",
+            "run the daemon, whose relay replaces that time; if its log still has `relay rejects the "
+            f"manifest`, upgrade the relay, or stop the daemon and remove {file}",
+        )
+
+    def relay(self) -> Finding:
+        """Check that the relays answer; calls can flow by way of one that does."""
+        findings = [_reached(answer, url) for url, answer in self.answers.items()]
+        bad = [finding for finding in findings if finding.severity is not Severity.OK]
+        if not bad:
+            return Finding.good(", ".join(finding.found for finding in findings))
+        found = "; ".join(finding.found for finding in bad)
+        if len(bad) < len(findings):
+            return Finding.warning(f"{found}; another relay answers", bad[0].fix)
+        return Finding.failure(found, bad[0].fix)
+
+    def broker(self) -> Finding:
+        """Publish the node's identity, as the daemon does with each connection."""
+        broker = self.config.broker
+        if broker is None:
+            return Finding.good("there is none: the session carries everything")
+        tls = NodeTls(self.files, own_root=self.config.own_root)
+        node_id = self.identity.node_id
+        message = Publication(topics.identity(node_id), self.identity.chain_pem.encode("ascii"), retain=True)
+        with probing(broker, f"edge-doctor-{node_id}", lambda: tls.to_broker(broker)) as probe:
+            probe.publish(message)
+        if probe.tells_refusals:
+            return Finding.good(f"{broker} has taken the identity, and would have said if it refused it")
+        return Finding.good(f"{broker} has confirmed the identity; see `announce` for whether it refused it")
+
+    def announce(self) -> Finding:
+        """Compare what the daemon publishes with what the relay has received by the broker."""
+        if self.config.broker is None:
+            return Finding.good("the session carries the announce, because there is no broker")
+        relay, broker = self.status["relay"], self.status["broker"]
+        if not relay["gets_echo"]:
+            return Finding.warning(
+                "the relay does not say what it receives: no session, or it is older than 0.2",
+                "see `session`; upgrade the relay",
+            )
+        if broker["relay_received"] is None and relay["acknowledgements"] < _SURE_AFTER:
+            return Finding.warning(
+                "the relay had not received an announce by the broker when the session began",
+                f"make this check again after the next heartbeat, in {relay['heartbeat_s']:g} s",
+            )
+        if broker["relay_received"] is None:
+            return Finding.failure(
+                "the relay has received no announce of this node by the broker",
+                "check that both use the same broker, and its access list (docs/brokers.md)",
+            )
+        if broker["relay_received"] not in broker["published"]:
+            return Finding.failure(
+                "the relay has received another announce by the broker than what is published here",
+                "check the broker's access list: it refuses this node, or lets others publish for it",
+            )
+        return Finding.good("the relay receives by the broker what this node publishes")
+
+    def session(self) -> Finding:
+        """Read the state of the session with the relay."""
+        relay = self.status["subsystems"]["relay"]
+        found = f"the daemon's session: {relay['state']}"
+        return Finding.good(found) if relay["ready"] else Finding.failure(found, _LOG)
+
+    def echo(self) -> Finding:
+        """Read whether the relay's echo was answered, and heartbeats are acknowledged."""
+        calls = self.status["subsystems"]["calls"]
+        if not calls["ready"]:
+            return Finding.failure(calls["state"], "run `relay doctor` on the hub")
+        if not self.status["relay"]["gets_echo"]:
+            return Finding.warning(
+                "heartbeats are acknowledged; this relay sends no echo", "upgrade the relay to 0.2"
+            )
+        return Finding.good("the relay's echo was answered, and heartbeats are acknowledged")
+
+    def file_descriptors(self) -> Finding:
+        """Read how many file descriptors the daemon has left."""
+        return common_checks.files(self.status)
+
+    def watchdog(self) -> Finding:
+        """Read whether the daemon is restarted when it stalls."""
+        return common_checks.watchdog(self.status)
+
+
+def _reached(answer: HealthAnswer | UnreachedError, url: str) -> Finding:
+    if isinstance(answer, UnreachedError):
+        return Finding.failure(str(answer), "see --explain relay")
+    return common_checks.reach(answer, url)
+
+
+CHECKS: Sequence[DoctorCheck[NodeChecks]] = (
+    DoctorCheck(
+        "process",
+        NodeChecks.running,
+        "Whether a daemon runs with this state directory, and with the settings that a restart would "
+        "give it: those of the file, of the environment and of this command's options. The other "
+        "checks go by the settings that it runs with. If none runs, they go by those of a start, "
+        "and what only a running daemon knows is not checked.",
+    ),
+    DoctorCheck(
+        "keys",
+        NodeChecks.keys,
+        "The node's key must be readable by its user alone (mode 0600): who reads it can be this node.",
+    ),
+    DoctorCheck(
+        "certificate",
+        NodeChecks.certificate,
+        "The leaf certificate must be valid now, and for more than a sixth of its life. It is "
+        "renewed over the session from two thirds of its life on; one that has ended cannot "
+        "be: enrol the node again.",
+    ),
+    DoctorCheck(
+        "chain",
+        NodeChecks.chain,
+        "The leaf must be issued by the root that this node trusts, for this node. Otherwise "
+        "the relay refuses the session with 4001.",
+    ),
+    DoctorCheck(
+        "relay",
+        NodeChecks.relay,
+        "A request of /healthz at each URL of the relay, verified as the daemon verifies it. "
+        "Failures are those of the network, of DNS, of a proxy, or of a certificate that is "
+        "not trusted.",
+    ),
+    DoctorCheck(
+        "clock",
+        NodeChecks.clock,
+        "This clock against the relay's, which is in its answer. A relay refuses manifests "
+        "that are five minutes ahead of it, and agents do not see a node whose manifests have "
+        "expired.",
+    ),
+    DoctorCheck(
+        "broker",
+        NodeChecks.broker,
+        "Connects to the broker with the node's certificate, publishes its identity once more, "
+        "retained, and waits for the confirmation. A broker of MQTT 5 says when its access "
+        "list refuses; one of MQTT 3.1.1 confirms also then, which is what `announce` is for.",
+    ),
+    DoctorCheck(
+        "session",
+        NodeChecks.session,
+        "The state of the daemon's WebSocket to the relay. It is ready when the relay has "
+        "accepted the node's manifest.",
+    ),
+    DoctorCheck(
+        "announce",
+        NodeChecks.announce,
+        "With each heartbeat, the relay names the announce that it received last by the "
+        "broker. It must be one of the last that were published here.",
+    ),
+    DoctorCheck(
+        "echo",
+        NodeChecks.echo,
+        "After each welcome the relay calls this node's echo, as an agent would. Calls flow "
+        "when that was answered, and while heartbeats are acknowledged.",
+    ),
+    DoctorCheck(
+        "files",
+        NodeChecks.file_descriptors,
+        "The daemon must have 64 file descriptors left: without, it can neither reconnect nor renew.",
+    ),
+    DoctorCheck(
+        "watchdog",
+        NodeChecks.watchdog,
+        "Every loop of the daemon must make progress, and a service manager must restart it "
+        "when one does not.",
+    ),
+)
+"""In the order in which a call depends on them; each explains how it checks, why, and what to do."""
+
 
 app = group("What keeps calls from reaching this node.")
 
@@ -38,13 +335,13 @@ def doctor(
 
     Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot flow.
     """
-    raise SystemExit(run_doctor(EXPLAINED, partial(_checks, sources), explain, as_json=as_json))
+    raise SystemExit(run_doctor(CHECKS, partial(_checks, sources), explain, as_json=as_json))
 
 
-def _checks(sources: Sources) -> Sequence[Check]:
+def _checks(sources: Sources) -> NodeChecks:
     """Return the checks of the daemon that runs, or that ``sources`` would start."""
     expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
     files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
     running = process.sources()
     config = (expected if running is None else load_settings(running, expected.state_dir)).config()
-    return NodeChecks(config, process, expected.settings, files, now_ms).all()
+    return NodeChecks(config, process, expected.settings, files, now_ms)

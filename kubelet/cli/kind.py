@@ -1,24 +1,142 @@
 """``kubelet kind``: kinds of an operator's own. Must not hold what it calls."""
 
 import grp
+import re
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
+from string import Template
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
-from kubelet.cli.devices import DEVICE_CLASSES, device_steps, group_of
-from kubelet.cli.new_kind import KindSource, write_package
 from kubelet.cli.options import AsJson, StateDir, directory_of
 from kubelet.cli.output import print_facts
 from kubelet.cli.service import SERVICE
 from kubelet.config import SERVICE_KINDS, kinds_directory
 from kubelet.settings import KINDS, KUBELET
+from schemas.error_roots import CommandLineError
+from schemas.kinds import KindRegistry, kind_name, shipped_names
 from schemas.process.cli_kinds import KindCommands, KindName, WheelFile
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_service import DryRun, need_root, show_steps
-from schemas.process.service_host import Host, ServiceError
+from schemas.process.service_host import UNITS, Host, Remove, Run, ServiceError, Step, Write
+from schemas.unknown_names import unknown
+
+_CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "gpio": ("gpio", ("char-gpiochip",)),
+        "i2c": ("i2c", ("char-i2c",)),
+        "spi": ("spi", ("char-spi",)),
+        "serial": ("dialout", ("char-ttyACM", "char-ttyAMA", "char-ttyS", "char-ttyUSB")),
+        "video": ("video", ("char-video4linux",)),
+    }
+)
+"""The group that a distribution gives the devices to, and their names in /proc/devices."""
+DEVICE_CLASSES = tuple(_CLASSES)
+
+
+def group_of(name: str) -> str:
+    """Return the group whose members may open devices of the class ``name``.
+
+    Raises:
+        CommandLineError: there is no such class.
+    """
+    if name not in _CLASSES:
+        raise CommandLineError(unknown("class of devices", name, _CLASSES))
+    return _CLASSES[name][0]
+
+
+def device_steps(unit: str, name: str, *, remove: bool) -> Iterator[Step]:
+    """Yield what lets ``unit`` open devices of the class ``name``, or no more."""
+    file = UNITS / f"{unit}.d" / f"device-{name}.conf"
+    yield Remove(file) if remove else Write(file, _drop_in(name))
+    if remove:
+        yield Remove(Path(file.parent), if_empty=True)
+    yield Run(("systemctl", "daemon-reload"))
+    yield Run(("systemctl", "try-restart", unit))
+
+
+def _drop_in(name: str) -> str:
+    group, devices = _CLASSES[name]
+    allowed = "".join(f"DeviceAllow={device} rw\n" for device in devices)
+    # closed: the class, and what every program uses, such as /dev/null and /dev/urandom.
+    return f"[Service]\nPrivateDevices=no\nDevicePolicy=closed\n{allowed}SupplementaryGroups={group}\n"
+
+
+_TEMPLATES = Path(__file__).with_name("kind_template")
+_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "pyproject.toml": "pyproject.toml",
+        "%%{package}/__init__.py": "init.py",
+        "%%{package}/kind.json": "%%{source}/kind.json",
+        "%%{package}/documents/%%{kind}.get.input@1.0.0.json": "%%{source}/input.json",
+        "%%{package}/documents/%%{kind}.get.output@1.0.0.json": "%%{source}/output.json",
+        "%%{package}/handler.py": "%%{source}/handler.py",
+        "tests/__init__.py": "init.py",
+        "tests/test_handler.py": "%%{source}/test_handler.py",
+    }
+)
+"""The files of a package, and the templates that they are made of."""
+
+
+class KindSource(StrEnum):
+    """Where the kind has what it answers from."""
+
+    SENSOR = "sensor"
+    JOURNAL = "journal"
+    COMMAND = "command"
+
+
+_MAX_SHORT = 8
+_MAX_CAP_ID = 18
+_RESERVED = "system."
+
+
+class _Text(Template):
+    delimiter = "%%"  # JSON Schema has members that begin with a dollar sign
+
+
+def write_package(name: str, parent: Path, source: KindSource = KindSource.SENSOR) -> Path:
+    """Write the package of the kind ``name`` into a new directory of ``parent``, and return that.
+
+    Its handler reads what ``source`` says.
+
+    Raises:
+        CommandLineError: no kind of an operator's own can have the name.
+        OSError: the directory exists, or cannot be written.
+    """
+    words = [word for word in re.split(r"[._]", kind_name(name)) if word]
+    short = "".join(words)[:_MAX_SHORT]
+    if name.startswith(_RESERVED):
+        raise CommandLineError(f"{name} is a name of RFC-0001's own kinds: begin with your organisation")
+    if name in shipped_names():
+        raise CommandLineError(f"{name} ships with this program: choose another name")
+    if (other := KindRegistry().by_short(short)) is not None:
+        raise CommandLineError(f"{name} would be {short} for short, as {other.name} is: choose another name")
+    last = name.rpartition(".")[2]
+    values = {
+        "kind": name,
+        "source": source.value,
+        "title": " ".join(word for word in last.split("_") if word).capitalize(),
+        "short": short,
+        "package": name.replace(".", "_"),
+        "distribution": "-".join(words),
+        "handler": "".join(word.capitalize() for word in last.split("_")) + "Handler",
+        "cap_id": last[:_MAX_CAP_ID],
+    }
+    root = parent / values["distribution"]
+    root.mkdir()
+    for path, template in _FILES.items():
+        text = (_TEMPLATES / f"{_Text(template).substitute(values)}.template").read_text("utf-8")
+        file = root / _Text(path).substitute(values)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_Text(text).substitute(values), "utf-8")
+    return root
+
 
 app = group("Kinds of your own, in packages.")
 _COMMANDS = KindCommands(KUBELET, KINDS, SERVICE_KINDS, run_here=True)

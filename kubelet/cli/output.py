@@ -4,11 +4,17 @@ Must not decide what is printed.
 """
 
 import json
+import os
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import typer
+
+from kubelet.config import SERVICE_STATE_DIR
 
 _TIME = "_at_ms"
 
@@ -42,3 +48,38 @@ def _word(value: Any) -> str:
 def say(text: str) -> None:
     """Print what is not part of the result."""
     typer.echo(text, err=True)
+
+
+_UNIT = "edge-kubelet.service"
+_UNIT_DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+_SYSTEMD_RUNS = "run/systemd/system"
+"""sd_booted(3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledPlace:
+    """Where a node was enrolled. ``root`` stands for the root of the file system.
+
+    Attributes:
+        usual: the state directory that `kubelet run` uses for this user unless another is named; None if it
+            has to be.
+    """
+
+    state_dir: Path
+    usual: Path | None
+    root: Path = Path("/")
+
+    @classmethod
+    def here(cls, state_dir: Path, usual: Path | None) -> "EnrolledPlace":
+        """Return the place on this machine."""
+        return cls(Path(os.path.abspath(state_dir)), usual)  # noqa: PTH100 - links stay as they are named
+
+    def next_step(self) -> str:
+        """Return the command that lets the node run: its service where there is one, else the daemon."""
+        if self.state_dir == SERVICE_STATE_DIR and (self.root / _SYSTEMD_RUNS).is_dir():
+            if any((self.root / directory / _UNIT).exists() for directory in _UNIT_DIRECTORIES):
+                return "systemctl enable --now edge-kubelet"
+            return "edge-kubelet service install, and then: systemctl enable --now edge-kubelet"
+        if self.state_dir == self.usual:
+            return "edge-kubelet run"
+        return f"edge-kubelet run --state-dir {shlex.quote(str(self.state_dir))}"

@@ -9,15 +9,13 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from kubelet.announce.confirmed_publication import publish_all
-from kubelet.announce.mqtt import MqttPublisher
-from kubelet.announce.publisher import Publisher
+from kubelet.announce.mqtt import MqttPublisher, Publisher, publish_all
 from kubelet.config import NodeConfig, forget
 from kubelet.daemon.composition import caller_ids_file, last_issued_file, node_environment
 from kubelet.daemon.node import NodeEnvironment
-from kubelet.lock import held_alone
+from kubelet.process import held_alone
 from kubelet.session.channel import NOT_REACHED, Channel, opened
-from kubelet.session.handshake import AudienceError, answer_to
+from kubelet.session.link import AudienceError, answer_to
 from kubelet.session.relay_addresses import RelayAddress
 from schemas import topics
 from schemas.error_roots import PeerError

@@ -17,21 +17,16 @@ from typing import TextIO
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.hardware import read_hardware_ids
-from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
-from kubelet.announce.publisher import NoPublisher, Publisher
+from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher, NoPublisher, Publisher
 from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools.assembly import CallerTools
-from kubelet.caller_tools.caller_names import CallerNames
-from kubelet.clock import now_ms
+from kubelet.caller_tools.sessions import CallerNames
 from kubelet.config import DaemonPlan, NodeConfig, kinds_directory
-from kubelet.daemon.health import loops_of, readiness_of
-from kubelet.daemon.metrics import metrics_text
-from kubelet.daemon.node import Node, NodeEnvironment
-from kubelet.daemon.reload import NodeSettings
-from kubelet.daemon.status import DaemonStatus, LogCounts
+from kubelet.daemon.node import Node, NodeEnvironment, NodeSettings
+from kubelet.daemon.status import DaemonStatus, LogCounts, loops_of, metrics_text, readiness_of
 from kubelet.handlers.base import Handler, HandlerFactory
-from kubelet.lock import held_alone
 from kubelet.loopback.server import LoopbackServer
+from kubelet.process import held_alone, now_ms
 from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
 from schemas.addresses import BrokerAddress

@@ -5,24 +5,24 @@ Used once by the daemon and many times by the mock fleet. Must not open anything
 
 import asyncio
 import json
+import os
 import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.announcer import Announcer
-from kubelet.announce.publisher import Publisher
+from kubelet.announce.mqtt import Publisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.config import NodeConfig
+from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import RelayLink
-from kubelet.session.link_parts import LinkParts, ticks_ms
+from kubelet.session.link import LinkParts, RelayLink, ticks_ms
 from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal, installer
@@ -32,9 +32,15 @@ from schemas.frames import FrameReader, OneWayType
 from schemas.health import endless
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
+from schemas.log_level import LogThreshold
+from schemas.process.settings_reload import ReadAgain
 from schemas.process.spans import SpanSink, no_spans
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
+
+if TYPE_CHECKING:
+    from schemas.settings import Reloaded
+
 
 _REMEMBERED_ETAGS = 3
 """The relay names what it received when it answers a heartbeat: the newest may still be on its way."""
@@ -200,3 +206,39 @@ class Node:
             topics.heartbeat(node_id), json.dumps(beat, separators=(",", ":")).encode("ascii"), retain=False
         )
         return sent
+
+
+class NodeSettings:
+    """The settings of ``node``, and of the log of a daemon that runs by ``plan``."""
+
+    def __init__(self, plan: DaemonPlan, node: Node, threshold: LogThreshold) -> None:
+        self._plan = plan
+        self._node = node
+        self._threshold = threshold
+
+    def serialized(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the settings that the daemon runs with, as ``schemas.settings.Settings.serialized`` does."""
+        return self._plan.settings
+
+    def read(self) -> ReadAgain:
+        """Return the settings as they are now.
+
+        Raises:
+            ConfigError, StateError, OSError: they cannot be used.
+        """
+        from kubelet.settings import KUBELET, load_settings  # noqa: PLC0415 - as in the module's docstring
+        from schemas.settings import settings_of  # noqa: PLC0415 - as above
+        from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
+
+        plan = self._plan
+        sources = read_sources(KUBELET, plan.flags, plan.config_file, os.environ)
+        loaded = load_settings(sources, plan.state_dir)
+        config = loaded.config()
+        reloaded = settings_of(KUBELET.table, plan.settings).reloaded(loaded.settings)
+        return ReadAgain(reloaded, lambda: self._apply(config, reloaded))
+
+    def _apply(self, config: NodeConfig, reloaded: "Reloaded") -> None:
+        self._plan = replace(self._plan, settings=reloaded.settings.serialized())
+        self._threshold.level = config.log_level
+        if reloaded.applied.keys() & {"heartbeat", "ttl"}:
+            self._node.announcer.change(config.heartbeat_s, config.ttl_ms)

@@ -5,17 +5,51 @@ Holds no secret. It reads, and must not change anything: the loopback server's t
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kubelet.announce.publisher import Publisher
+from kubelet.announce.mqtt import Publisher
 from kubelet.caller_tools.assembly import CallerTools
 from kubelet.config import DaemonPlan
-from kubelet.daemon.health import readiness_of
 from kubelet.daemon.node import Node
+from kubelet.loopback.pages import Readiness
+from kubelet.session.link import LinkState
+from schemas.health import Health, Loop
 from schemas.identity import first_certificate_in, validity_of
 from schemas.process.resources import Uptime, resources, watchdog_s
+
+
+def loops_of(node: Node, publisher: Publisher) -> dict[str, Loop]:
+    """Return the loops without whose progress the daemon should be restarted, by subsystem."""
+    return {"manifest": node.announcer.loop, "relay": node.link.loop, "broker": publisher.loop}
+
+
+def readiness_of(node: Node, publisher: Publisher, tools: CallerTools) -> Readiness:
+    """Return whether calls flow, and the health of each subsystem.
+
+    A broker that is away is shown, but the session suffices for announcing.
+    """
+    link, announcer = node.link, node.announcer
+    is_announced = link.state is LinkState.ANNOUNCED
+    flow = link.flow
+    flows = is_announced and flow.is_answered and flow.is_fresh
+    is_issued = node.identity.root_pem is not None
+    subsystems = {
+        "identity": Health.passive(
+            ready=is_issued, state="issued" if is_issued else "self-signed: install a certificate"
+        ),
+        "manifest": Health.of(
+            announcer.loop,
+            ready=announcer.current is not None,
+            state=announcer.obstacle or ("signed" if announcer.current else "not signed yet"),
+        ),
+        "broker": publisher.health,
+        "relay": Health.of(link.loop, ready=is_announced, state=link.state.value),
+        "calls": Health(started=flow.is_answered, live=True, ready=flows, state=flow.state),
+        "caller tools": Health.passive(ready=True, state=tools.summary()),
+    }
+    return Readiness(flows and not any(not health.live for health in subsystems.values()), subsystems)
 
 
 @dataclass(slots=True)
@@ -99,3 +133,97 @@ class DaemonStatus:
             "acknowledged_s_ago": flow.acknowledged_s_ago,
             "heartbeat_s": self.node.announcer.interval_s,
         }
+
+
+Labels = Mapping[str, str]
+_Sample = tuple[Labels, float]
+_NO_LABELS: Labels = {}
+
+
+def metrics_text(status: Mapping[str, Any]) -> str:
+    """Return the metrics of ``status``, as ``DaemonStatus`` returns it."""
+    families = [
+        *_health(status),
+        _gauge("version_info", "The version that runs", [({"version": status["version"]}, 1)]),
+        _gauge("uptime_seconds", "Seconds since the start", [(_NO_LABELS, status["uptime_s"])]),
+        _gauge(
+            "certificate_expires_timestamp_seconds",
+            "When the node's certificate ends, in seconds since the epoch",
+            [(_NO_LABELS, status["certificate_expires_at_ms"] / 1000)],
+        ),
+        _gauge(
+            "manifest_expires_timestamp_seconds",
+            "When the newest manifest ends, in seconds since the epoch; 0 before the first",
+            [(_NO_LABELS, (status["manifest"]["expires_at_ms"] or 0) / 1000)],
+        ),
+        *_connections(status),
+        _counter(
+            "calls",
+            "Commands by code, ok if they succeeded, and by the hop that failed",
+            [({"code": one["code"], "hop": one["hop"]}, one["count"]) for one in status["calls"]["outcomes"]],
+        ),
+        _gauge("calls_in_flight", "Commands that run", [(_NO_LABELS, status["calls"]["in_flight"])]),
+        _counter(
+            "messages_refused",
+            "Messages that the connection to the relay or to the broker did not take",
+            [({"by": by}, count) for by, count in status["messages_refused"].items()],
+        ),
+        _counter(
+            "local_clients",
+            "What was refused or dropped between local agents and callers, by what it was",
+            [({"event": event}, count) for event, count in status["local_clients"].items()],
+        ),
+        _counter("faults", "Exceptions that were not expected", [(_NO_LABELS, status["faults"])]),
+        _counter(
+            "log_lines_lost", "Log lines that could not be written", [(_NO_LABELS, status["log_lines_lost"])]
+        ),
+        _gauge("resident_memory_bytes", "Memory in use", [(_NO_LABELS, status["resident_bytes"])]),
+        _gauge("open_files", "Open file descriptors", [(_NO_LABELS, status["open_files"])]),
+        _gauge("max_open_files", "The limit of these", [(_NO_LABELS, status["max_open_files"])]),
+        _gauge("tasks", "Tasks of the event loop that have not ended", [(_NO_LABELS, status["tasks"])]),
+    ]
+    return "".join(families)
+
+
+def _health(status: Mapping[str, Any]) -> Iterable[str]:
+    subsystems = status["subsystems"].items()
+    yield _gauge("ready", "Whether calls flow, as /readyz says", [(_NO_LABELS, status["ready"])])
+    for state, text in (
+        ("live", "Whether the loops of a subsystem make progress"),
+        ("ready", "Whether a subsystem can do its part of a call"),
+    ):
+        samples: list[_Sample] = [({"subsystem": name}, health[state]) for name, health in subsystems]
+        yield _gauge(f"subsystem_{state}", text, samples)
+
+
+def _connections(status: Mapping[str, Any]) -> Iterable[str]:
+    relay, broker = status["relay"], status["broker"]
+    ago_s = relay["acknowledged_s_ago"]
+    received = broker["relay_received"]
+    yield _counter("sessions", "Sessions that the relay has opened", [(_NO_LABELS, relay["sessions"])])
+    yield _gauge(
+        "heartbeat_acknowledged_seconds_ago",
+        "Seconds since the relay acknowledged a heartbeat of this session",
+        [] if ago_s is None else [(_NO_LABELS, ago_s)],
+    )
+    yield _gauge(
+        "relay_receives_by_broker",
+        "Whether the relay receives by the broker what this node publishes, where the relay names that",
+        [] if received is None else [(_NO_LABELS, received in broker["published"])],
+    )
+
+
+def _gauge(name: str, text: str, samples: Iterable[_Sample]) -> str:
+    return _family(f"edge_kubelet_{name}", "gauge", text, samples)
+
+
+def _counter(name: str, text: str, samples: Iterable[_Sample]) -> str:
+    return _family(f"edge_kubelet_{name}_total", "counter", text, samples)
+
+
+def _family(name: str, type_: str, text: str, samples: Iterable[_Sample]) -> str:
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} {type_}"]
+    for labels, value in samples:
+        shown = ",".join(f'{label}="{word}"' for label, word in labels.items())
+        lines.append(f"{name}{{{shown}}} {float(value)}" if shown else f"{name} {float(value)}")
+    return "\n".join(lines) + "\n"

@@ -6,8 +6,9 @@ response is accepted because it is proven by that key too.
 Must not be imported by the running daemon: it needs the X.509 library.
 """
 
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from ssl import CERT_NONE, SSLCertVerificationError, SSLContext
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from kubelet.config import NodeConfig
 from kubelet.identity.http_exchange import HttpRequest, HttpResponse, exchange
 from kubelet.identity.provisioning import Enrolled, Issued, create_identity, install_enrolled, roots_in
-from kubelet.lock import held_alone
+from kubelet.process import held_alone
 from schemas.addresses import AddressError, check_one_fleet, check_private_url, normal_url, parse_broker
 from schemas.canonical import jcs
 from schemas.certificates import IdentityError, IdentityReason, make_csr, verify_leaf
@@ -259,3 +260,42 @@ def _unverified_context() -> SSLContext:
 
 def _readable(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+_BESIDE = "again"
+
+
+async def enrol_again(enroller: Enroller) -> Enrolled:
+    """Enrol the node of ``enroller`` with its own id if the relay gives that away again, else with a new one.
+
+    Raises:
+        EnrolmentError, ClockError, AddressError, IdentityFilesError, NoAnswerError: as ``Enroller.run``; the
+            node has the identity that it had.
+        OSError: a file of it cannot be used.
+    """
+    files = enroller.files
+    own_id = files.read_node_id()
+    with held_alone(files.root):
+        try:
+            enrolled = await _issued(enroller, own_id)
+        except NotAdmittedError:
+            # An id is refused before the token is spent: it is still good for a new node.
+            enrolled = await _issued(enroller, None)
+        _replace(files, IdentityFiles(files.root / _BESIDE))
+    return enrolled
+
+
+async def _issued(enroller: Enroller, node_id: str | None) -> Enrolled:
+    beside = IdentityFiles(enroller.files.root / _BESIDE)
+    shutil.rmtree(beside.root, ignore_errors=True)
+    create_identity(beside, enroller.now_ms(), enroller.random_bytes, node_id)
+    return await replace(enroller, files=beside).run()
+
+
+def _replace(files: IdentityFiles, new: IdentityFiles) -> None:
+    """Put what ``new`` has, also where it is enrolled, in the place of what ``files`` has; the key last."""
+    files.server_roots.unlink(missing_ok=True)
+    for file in sorted(new.root.iterdir(), key=lambda each: each.name == new.key.name):
+        if file.name != "lock":
+            file.replace(files.root / file.name)
+    shutil.rmtree(new.root)

@@ -7,9 +7,8 @@ A process of its own, since verifying takes the certificate library, which the d
 import sys
 from pathlib import Path
 
-from kubelet.clock import now_ms
 from kubelet.identity.provisioning import Issued, install_renewed
-from kubelet.process import fail
+from kubelet.process import fail, now_ms
 from schemas.frames import MAX_FRAME_BYTES
 from schemas.identity_files import IdentityFiles
 from schemas.process.command_errors import errors_in_one_line

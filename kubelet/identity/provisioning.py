@@ -10,8 +10,10 @@ from nacl.signing import SigningKey
 
 from kubelet.config import NodeConfig, store
 from kubelet.settings import BY_ENROLMENT
+from schemas.addresses import normal_url, parse_broker
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
+from schemas.error_roots import OperatorError
 from schemas.identity import CertificateFormatError, Identity, certificates_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.node_ids import new_node_id
@@ -155,3 +157,60 @@ def roots_in(pem: str) -> list[bytes]:
         return certificates_in(pem)
     except CertificateFormatError as error:
         raise IdentityFilesError(f"the roots cannot be used: {error}") from None
+
+
+class ServerRootsMissingError(OperatorError):
+    """The relay is to be verified by roots of its own, and there are none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "--root holds no root of servers: make it with `relay ca roots --pem`, or give --system-roots if "
+            "this machine trusts the relay's certificate already"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ManualEnrolment:
+    """The leaf, and the roots of both kinds in one text, in any order; during a rotation two of a kind."""
+
+    files: IdentityFiles
+    leaf_pem: str
+    roots_pem: str
+    now_ms: int
+
+    def install(self) -> Identity:
+        """Install leaf and roots alone.
+
+        Raises:
+            IdentityFilesError: as ``install_certificate``.
+        """
+        return install_certificate(self.files, self._issued(), self.now_ms)
+
+    def install_with(
+        self, relays: Sequence[str], broker: str, *, system_roots: bool, plain_allowed: bool
+    ) -> Enrolled:
+        """Install them, and how the relays, the public URL first, and the broker are reached and verified.
+
+        Raises:
+            IdentityFilesError: as ``install_certificate``.
+            ServerRootsMissingError: the relay is to be verified by roots of servers.
+            AddressError: relay or broker may not be reached like this.
+        """
+        issued, (relay_url, *others) = self._issued(), dict.fromkeys(map(normal_url, relays))
+        own_root = relay_url.startswith("https://") and not system_roots
+        if own_root and not issued.server_roots:
+            raise ServerRootsMissingError
+        config = NodeConfig(
+            parse_broker(broker),
+            relay_url,
+            plain_allowed=plain_allowed,
+            own_root=own_root,
+            other_relays=tuple(others),
+        )
+        return install_enrolled(self.files, issued, config, self.now_ms)
+
+    def _issued(self) -> Issued:
+        roots = roots_in(self.roots_pem)
+        servers = [root for root in roots if is_server_root(root)]
+        nodes = [root for root in roots if root not in servers]
+        return Issued(self.leaf_pem, to_pem(nodes), to_pem(servers))

@@ -14,13 +14,12 @@ from typing import TextIO
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.backoff import NodeBackoff
-from kubelet.clock import now_ms
 from kubelet.handlers.base import Handler
-from kubelet.local_agent.agent_tools import AgentTools
+from kubelet.local_agent.agent_tools import AgentTools, OwnTools
 from kubelet.local_agent.daemon_client import DaemonClient
 from kubelet.local_agent.mcp_server import McpServer
-from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
+from kubelet.process import now_ms
 from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
 from schemas.process.logs import fatal_errors_logged, opened

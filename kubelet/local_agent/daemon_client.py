@@ -6,6 +6,7 @@ While the daemon is absent nothing is lent; what was requested of it fails. Must
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,18 +15,94 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools import json_rpc
-from kubelet.caller_tools.lines import LineSplitter
-from kubelet.local_agent.daemon_messages import (
-    MAX_LINE_BYTES,
-    CallerMessage,
-    DaemonMessageError,
-    Lending,
-    Response,
-    read,
-)
+from kubelet.caller_tools.json_rpc import LineSplitter
+from schemas.error_roots import PeerError
 from schemas.errors import Failure, ToolError
 from schemas.projection import is_node_id
+from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
+
+MAX_LINE_BYTES = 1 << 20
+"""More than the daemon sends in one line."""
+
+
+class DaemonMessageError(PeerError):
+    """A line is no message that this version reads; the text, printable, states why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """All that the caller ``caller_id`` lends now, each with a ``name`` and an ``inputSchema``."""
+
+    caller_id: str
+    tools: list[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallerMessage:
+    """A message of the caller."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What the request ``request_id`` ended with: a ``result``, or an ``error`` of JSON-RPC."""
+
+    request_id: object
+    result: Any
+    error: Mapping[str, Any] | None
+
+
+def read(line: bytes) -> Lending | CallerMessage | Response:
+    """Return the message in ``line``.
+
+    Raises:
+        DaemonMessageError: it is none.
+    """
+    try:
+        message = loads(line, max_bytes=MAX_LINE_BYTES)
+    except StrictJsonError as error:
+        raise DaemonMessageError(f"it is {error.reason}") from None
+    if not isinstance(message, dict):
+        raise DaemonMessageError("it is no object")
+    match message.get("type"):
+        case "caller_tools_config":
+            params = _member(message, "params", dict)
+            tools = _member(params, "tools", list)
+            for tool in tools:
+                _check_tool(tool)
+            return Lending(_member(params, "caller_id", str), tools)
+        case "session_message":
+            return CallerMessage(_member(_member(message, "params", dict), "message", str))
+        case _:
+            return _response(message)
+
+
+def _response(message: Mapping[str, Any]) -> Response:
+    error = message.get("error")
+    if error is not None:
+        data = _member(message, "error", dict).get("data", {})
+        if not isinstance(data, dict) or not isinstance(data.get("caller_message"), str | None):
+            raise DaemonMessageError("its error has data of another form")
+    return Response(message.get("id"), message.get("result"), error)
+
+
+def _check_tool(tool: object) -> None:
+    if not isinstance(tool, dict):
+        raise DaemonMessageError("a tool is no object")
+    _member(tool, "name", str)
+    _member(tool, "inputSchema", dict)
+    if not all(isinstance(tool.get(name, ""), str) for name in ("title", "description")):
+        raise DaemonMessageError("a tool's title or description is no text")
+
+
+def _member(holder: Mapping[str, Any], name: str, form: type[Any]) -> Any:
+    value = holder.get(name)
+    if not isinstance(value, form):
+        raise DaemonMessageError(f"its member {name} is missing, or of another form")
+    return value
+
 
 PATIENCE_S = 5.0
 """How long a request waits before the daemon is asked whether it is there, and how long for that answer."""

@@ -4,15 +4,118 @@ What a caller wrote of a tool is shown as that caller's data: its texts are cut 
 of ours precedes them. Must not call anything.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
+import jsonschema_rs
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.local_agent.lent_schema import LentSchema, LentSchemaError
-from kubelet.local_agent.names import unambiguous
+from schemas.caller_tools import MAX_SCHEMA_BYTES, size_of
+from schemas.error_roots import PeerError
+from schemas.errors import Failure, ToolError
+from schemas.projection import MAX_NAME
+from schemas.schema_references import SchemaReferencesError, extent_of
 from schemas.text import printable
+
+_NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
+_DIGEST_LENGTH = 8
+
+
+def public_name(caller_id: str, tool: str) -> str:
+    """Return the name of a lent tool, in the characters and the length that every client accepts.
+
+    >>> public_name("ant", "send_response")
+    'ant_send_response'
+    """
+    name = _NOT_ALLOWED.sub("_", f"{caller_id}_{tool}")
+    if len(name) <= MAX_NAME:
+        return name
+    # Long names differ at their end, which is cut off: a digest replaces it.
+    digest = sha256(f"{caller_id}\n{tool}".encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{name[: MAX_NAME - _DIGEST_LENGTH - 1]}_{digest}"
+
+
+def unambiguous(caller_id: str, tools: Iterable[str], taken: Collection[str]) -> dict[str, str]:
+    """Return the tools by their public names, without those whose name another has or that is ``taken``."""
+    named = [(public_name(caller_id, tool), tool) for tool in tools]
+    counts = Counter(name for name, _ in named)
+    return {name: tool for name, tool in named if counts[name] == 1 and name not in taken}
+
+
+MAX_REFERENCES = 512
+"""The references that one schema applies, each counted as often as it is reached."""
+
+
+class LentSchemaError(PeerError):
+    """A schema is refused; the text is a constant of ours."""
+
+
+class LentSchema:
+    """The compiled schema of one lent tool.
+
+    Raises:
+        LentSchemaError: it is refused.
+    """
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        if size_of(schema) > MAX_SCHEMA_BYTES:
+            raise LentSchemaError(f"larger than {MAX_SCHEMA_BYTES} bytes")
+        if schema.get("type") != "object":
+            # One tool with another would make clients refuse the whole list.
+            raise LentSchemaError("its type is not object")
+        try:
+            self._extent = extent_of(schema, MAX_REFERENCES)
+        except SchemaReferencesError as error:
+            raise LentSchemaError(str(error)) from None
+        # In linear time, without backtracking. Without a limit a pattern of ten characters may take 15 MiB.
+        size = self._extent.size_for_a_pattern()
+        patterns = jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=2 * size)
+        try:
+            # offline: nothing is fetched.
+            self._compiled = jsonschema_rs.validator_for(schema, offline=True, pattern_options=patterns)
+        except (jsonschema_rs.ValidationError, ValueError):
+            raise LentSchemaError("no JSON Schema that can be compiled") from None
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Return when ``arguments`` fit.
+
+        Raises:
+            ToolError: they do not; it names the member and the rule, unless that takes too long to find.
+        """
+        if not self._extent.may_be_judged(arguments):
+            detail = "The arguments have too many parts for the schema of the caller."
+            raise ToolError(Failure.ARGUMENTS_INVALID, detail)
+        try:
+            if not self._extent.may_be_matched(size_of(arguments)):
+                detail = "The arguments are too large for so many patterns as the schema of the caller has."
+                raise ToolError(Failure.ARGUMENTS_INVALID, detail)
+            fault = self._fault(arguments)
+        except ValueError:
+            raise ToolError(Failure.ARGUMENTS_INVALID, "A text in the arguments is not Unicode.") from None
+        if fault is not None:
+            detail = f"The arguments do not fit the schema of the caller{fault}."
+            raise ToolError(Failure.ARGUMENTS_INVALID, detail)
+
+    def _fault(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return which rule is broken where, as the end of a sentence; None if none is.
+
+        Empty where searching for it could take too long.
+        """
+        if self._compiled.is_valid(arguments):
+            return None
+        searched = self._extent.may_be_explained(arguments)
+        error = next(self._compiled.iter_errors(arguments), None) if searched else None
+        if error is None:
+            return ""
+        where = printable("/" + "/".join(str(part) for part in error.instance_path), 128)
+        # The keyword alone: what the schema contains beside it is the caller's text.
+        rule = str(error.schema_path[-1]) if error.schema_path else "schema"
+        return f": {where} violates {printable(rule, 64)}"
+
 
 MAX_TITLE = 128
 MAX_DESCRIPTION = 1024

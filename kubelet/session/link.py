@@ -5,26 +5,203 @@ the dispatcher does.
 """
 
 import asyncio
-from typing import NoReturn
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
 
+from structlog.typing import FilteringBoundLogger
 from websockets.exceptions import ConnectionClosed
 
+from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import SignedManifest
 from kubelet.backoff import LONGEST_REQUESTED_S
-from kubelet.session.call_flow import CallFlow
+from kubelet.dispatch import Dispatcher
 from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened, retry_after_s
-from kubelet.session.handshake import AudienceError, answer_to
-from kubelet.session.link_parts import LinkParts
-from kubelet.session.link_state import LinkState
-from kubelet.session.relay_addresses import RelayAddress
+from kubelet.session.relay_addresses import RelayAddress, RelayAddresses
+from kubelet.session.relay_frames import RelayFrames
+from kubelet.session.renewal import Renewal
 from schemas.backoff import Backoff
 from schemas.delivery import TransitGauge
+from schemas.error_roots import PeerError
 from schemas.faults import connection_reason
-from schemas.frames import SUBPROTOCOL_1_1, Frame
+from schemas.frames import SUBPROTOCOL_1_1, Frame, FrameReader
 from schemas.health import Loop
-from schemas.payloads import AnnounceAck, Bye, Cmd, CmdAck, Heartbeat, HeartbeatAck, RenewAck, Welcome
+from schemas.identity_files import NodeIdentity
+from schemas.payloads import AnnounceAck, Auth, Bye, Cmd, CmdAck, Heartbeat, HeartbeatAck, RenewAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
 from schemas.text import printable
+from schemas.tokens import sign_token
+from schemas.ulids import UlidSource
+
+
+class LinkState(Enum):
+    """What an operator sees of the connection."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    ANNOUNCED = "announced"
+    WRONG_AUDIENCE = "the relay has another name than the one pinned: check the first --relay"
+    REFUSED = "the relay does not accept this node's identity: install a certificate"
+    REVOKED = "revoked: an operator must enrol this node again"
+    SUPERSEDED = "another machine uses this identity"
+
+
+_TOKEN_LIFE_S = 60
+
+
+class AudienceError(PeerError):
+    """The relay named an audience that this node has not pinned."""
+
+
+def answer_to(
+    challenge: Mapping[str, Any], identity: NodeIdentity, pinned: str, jti: str, boot_id: str
+) -> Auth:
+    """Return the payload of ``auth``, but for ``resume``, to the payload of a ``challenge``.
+
+    Raises:
+        AudienceError: the challenge is not of the relay whose URL is ``pinned``.
+    """
+    if challenge["audience"] != pinned:
+        raise AudienceError
+    # Counted from the relay's clock: a node's own may be off by more than a token lives.
+    issued_s = challenge["server_time_ms"] // 1000
+    claims = {
+        "iss": identity.node_id,
+        "sub": identity.node_id,
+        "aud": pinned,
+        "nonce": challenge["nonce"],
+        "iat": issued_s,
+        "exp": issued_s + _TOKEN_LIFE_S,
+        "jti": jti,
+        "scope": "device:connect",
+        "token_class": "device_runtime",
+    }
+    return {
+        "node_id": identity.node_id,
+        "certificate": identity.chain_pem,
+        "token": sign_token(identity.key, identity.kid, claims),
+        "boot_id": boot_id,
+    }
+
+
+_FRESH_HEARTBEATS = 2.5
+"""An acknowledgement is fresh for so many intervals: one may be lost, each with its jitter of a tenth."""
+
+
+class CallFlow:
+    """What the link has seen of calls. ``interval_s`` is that of the heartbeats; ``monotonic`` is in seconds.
+
+    Attributes:
+        relay_saw: the ETag that the relay received last by the broker, as its last acknowledgement names it;
+            None if it named none.
+        sessions: how many welcomes there were.
+        acknowledgements: how many heartbeats of this session were acknowledged.
+        gets_echo: whether the relay sends an echo after its welcome, and names what it saw.
+    """
+
+    def __init__(self, interval_s: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        self._interval_s = interval_s
+        self._monotonic = monotonic
+        self._connected = False
+        self._is_answered = False
+        self._acknowledged_s = 0.0
+        self.sessions = 0
+        self.acknowledgements = 0
+        self.relay_saw: str | None = None
+        self.gets_echo = False
+
+    @property
+    def acknowledged_s_ago(self) -> float | None:
+        """Seconds since the last acknowledgement, or the welcome; None without a session."""
+        return self._monotonic() - self._acknowledged_s if self._connected else None
+
+    def connected(self, *, gets_echo: bool) -> None:
+        """Begin with a welcome; ``gets_echo``: the relay sends an echo after it."""
+        self._connected = True
+        self.sessions += 1
+        self.acknowledgements = 0
+        self.gets_echo = gets_echo
+        # Of a relay that sends no echo, the acknowledgements alone have to do.
+        self._is_answered = not gets_echo
+        self._acknowledged_s = self._monotonic()
+        self.relay_saw = None
+
+    def lost(self) -> None:
+        """Note that the connection is lost."""
+        self._connected = False
+
+    def answered(self) -> None:
+        """Note that a result was sent in answer to a command."""
+        self._is_answered = True
+
+    def acknowledged(self, broker_etag: str | None) -> None:
+        """Note that a heartbeat was acknowledged."""
+        self._acknowledged_s = self._monotonic()
+        self.acknowledgements += 1
+        self.relay_saw = broker_etag
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a command of this connection was answered, or none need be."""
+        return self._connected and self._is_answered
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether heartbeats of this connection are acknowledged."""
+        age_s = self._monotonic() - self._acknowledged_s
+        return self._connected and age_s <= _FRESH_HEARTBEATS * self._interval_s()
+
+    @property
+    def state(self) -> str:
+        """What an operator sees of it."""
+        if not self._connected:
+            return "no session"
+        if not self.is_fresh:
+            return "the relay acknowledges no heartbeats"
+        return "calls flow" if self._is_answered else "no command answered yet"
+
+
+_HANDSHAKE_TIMEOUT_S = 10.0
+
+
+def ticks_ms() -> int:
+    """Return milliseconds that only go forward."""
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LinkParts:
+    """What a link works with.
+
+    Attributes:
+        public_url: of the fleet. It is the audience that this node has pinned, whichever relay it reaches.
+        relays: the addresses of the fleet's relays.
+        frames: the one-way frames, which survive a connection.
+        tls: how the relay is verified; None where the connection is not over TLS.
+        renewal: renews the leaf; None for a node that has no files.
+        ticks_ms: milliseconds that only ever go forward. They measure how long a command was on its way: the
+            clock of a board without a battery leaps when it is set, and every command would look late.
+    """
+
+    identity: NodeIdentity
+    public_url: str
+    relays: RelayAddresses
+    reader: FrameReader
+    announcer: Announcer
+    dispatcher: Dispatcher
+    frames: RelayFrames
+    ulids: UlidSource
+    log: FilteringBoundLogger
+    ticks_ms: Callable[[], int] = ticks_ms
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    renewal: Renewal | None = None
+    handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
+    monotonic: Callable[[], float] = time.monotonic
+
 
 _SUPERSEDED_WAIT_S = 300.0
 _STEP_S = 120.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ from schemas.process import common_checks
 from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.common_checks import Publication, ask_health, probing
-from schemas.process.doctor import Check, Finding, NotCheckedError, Severity, run_doctor
+from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, Severity, run_doctor
 from schemas.process.state_owner import act_as_owner_of
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings
@@ -38,14 +38,6 @@ from schemas.tls import client_context, load_chain
 from schemas.ulids import UlidSource
 
 _RETURN_S = 2.0
-
-
-class DoctorCheck(NamedTuple):
-    """A check of ``relay doctor``: its name, how it is made, and what ``--explain`` says of it."""
-
-    name: str
-    look: "Callable[[RelayChecks], Finding]"
-    explanation: str
 
 
 @dataclass(frozen=True)
@@ -65,10 +57,6 @@ class RelayChecks:
     authority: CertificateAuthority
     now_ms: Callable[[], int]
     new_id: Callable[[], str]
-
-    def all(self) -> list[Check]:
-        """Return them in the order in which a call depends on them."""
-        return [Check(row.name, partial(row.look, self)) for row in CHECKS]
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -263,7 +251,7 @@ def _pem(file: Path) -> str:
     return read_named(file, MAX_PEM_BYTES).decode("ascii", "replace")
 
 
-CHECKS: Sequence[DoctorCheck] = (
+CHECKS: Sequence[DoctorCheck[RelayChecks]] = (
     DoctorCheck(
         "process",
         RelayChecks.running,
@@ -370,14 +358,10 @@ def doctor(
     The settings are those that the running relay has. The options are those of `relay run`: what a restart
     would give it. Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot be made.
     """
-    raise SystemExit(
-        run_doctor(
-            {row.name: row.explanation for row in CHECKS}, partial(_checks, sources), explain, as_json=as_json
-        )
-    )
+    raise SystemExit(run_doctor(CHECKS, partial(_checks, sources), explain, as_json=as_json))
 
 
-def _checks(sources: Sources) -> Sequence[Check]:
+def _checks(sources: Sources) -> RelayChecks:
     """Return the checks of the relay that runs, or that ``sources`` would start."""
     expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
     process = AskedProcess.ask(RELAY, expected.state.root)
@@ -389,4 +373,4 @@ def _checks(sources: Sources) -> Sequence[Check]:
     def new_id() -> str:
         return ulids.new().lower()
 
-    return RelayChecks(config, process, expected.settings, authority, now_ms, new_id).all()
+    return RelayChecks(config, process, expected.settings, authority, now_ms, new_id)

@@ -7,10 +7,11 @@ and must not know what is checked.
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TextIO
+from functools import partial
+from typing import Generic, NamedTuple, TextIO, TypeVar
 
 from schemas.error_roots import CommandLineError, EdgeError
 from schemas.process.command_errors import is_kept_from_member, os_error_text
@@ -72,6 +73,21 @@ class Check:
     look: Callable[[], Finding]
 
 
+Subject = TypeVar("Subject")
+
+
+class DoctorCheck(NamedTuple, Generic[Subject]):
+    """A check of a doctor: its name, how it looks at what is checked, and what ``--explain`` says of it."""
+
+    name: str
+    look: Callable[[Subject], Finding]
+    explanation: str
+
+    def of(self, subject: Subject) -> Check:
+        """Return the check of ``subject``."""
+        return Check(self.name, partial(self.look, subject))
+
+
 def examine(checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bool) -> int:
     """Make ``checks`` in order, print one line each as they end, and return the exit code."""
     worst = Severity.SKIPPED
@@ -114,23 +130,24 @@ def _coloured(word: str, severity: Severity, stream: TextIO) -> str:
 
 
 def run_doctor(
-    explained: Mapping[str, str],
-    checks: Callable[[], Sequence[Check]],
+    rows: Sequence[DoctorCheck[Subject]],
+    subject: Callable[[], Subject],
     explain: str | None,
     *,
     as_json: bool,
 ) -> int:
-    """Explain one check, or make all; return the exit code.
+    """Explain one check, or make all in the order of ``rows``; return the exit code.
 
-    ``explained`` has the explanations by the names of the checks; ``checks`` reads the settings, which an
-    explanation does without.
+    ``subject`` reads the settings, which an explanation does without.
 
     Raises:
         CommandLineError: there is no check to explain of that name.
         ConfigError: the settings cannot be used.
     """
     if explain is None:
-        return examine(checks(), sys.stdout, as_json=as_json)
+        checked = subject()
+        return examine([row.of(checked) for row in rows], sys.stdout, as_json=as_json)
+    explained = {row.name: row.explanation for row in rows}
     if explain not in explained:
         raise CommandLineError(f"--explain: {none_of(explain, explained)}")
     sys.stdout.write(f"{explained[explain]}\n")

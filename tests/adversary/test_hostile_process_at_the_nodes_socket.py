@@ -19,8 +19,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from kubelet.caller_tools.client import MAX_IN_FLIGHT
-from kubelet.caller_tools.lines import MAX_LINE_BYTES
+from kubelet.caller_tools.json_rpc import MAX_LINE_BYTES
+from kubelet.caller_tools.server import MAX_IN_FLIGHT
 from kubelet.caller_tools.socket_file import SocketFileError, bound
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, BEE, OTHER_OWNER, FakeRelay, connected, served

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.linked_node import LinkedNode

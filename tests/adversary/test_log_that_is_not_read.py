@@ -19,11 +19,11 @@ from typing import Any, Final
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
 from relay.auth.agent_tokens import TokenIssuer
 from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from relay.state.key_files import load_or_create_key
 from schemas.addresses import BrokerAddress, mcp_url
 from schemas.frames import FrameReader

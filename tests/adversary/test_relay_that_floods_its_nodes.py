@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from tests.fakes.linked_node import LinkedNode

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.frames import Frame, FrameReader
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import PUBLIC_URL

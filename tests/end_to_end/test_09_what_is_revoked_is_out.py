@@ -22,7 +22,7 @@ from mcp.client.client import Client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.exceptions import MCPError
 
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from relay.cli.demo.local_system import LocalSystem, list_tools, relay_command, until_listed
 from relay.settings.environment import now_ms
 from relay.state.tokens import RevokedTokens

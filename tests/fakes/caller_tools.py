@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kubelet.caller_tools.assembly import CallerTools, LocalTimeouts
-from kubelet.caller_tools.caller_names import CallerNames
+from kubelet.caller_tools.sessions import CallerNames
 from schemas.frames import ONE_WAY, OneWayType
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry

@@ -12,9 +12,7 @@ from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import RelayLink
-from kubelet.session.link_parts import LinkParts
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkParts, LinkState, RelayLink
 from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from schemas.frames import FrameReader

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kubelet.cli.mock_nodes import read_identities
+from kubelet.cli.fleet import read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.composition import node_environment
 from kubelet.daemon.node import Node, NodeEnvironment

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.announce.last_issued import LastIssued
-from kubelet.caller_tools.caller_names import CallerNames
+from kubelet.announce.signer import LastIssued
+from kubelet.caller_tools.sessions import CallerNames
 from kubelet.config import NodeConfig, read_stored, store, stored_file
 from kubelet.daemon.composition import caller_ids_file, last_issued_file
 from kubelet.session.tls import NodeTls

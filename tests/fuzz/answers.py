@@ -7,7 +7,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ErrorData, Tool
 from pydantic import ValidationError
 
-from kubelet.local_agent.lent_schema import LentSchema, LentSchemaError
+from kubelet.local_agent.toolbox import LentSchema, LentSchemaError
 from relay.broker.supervisor import BrokerLines
 from relay.client.remote_tools.contracts import ContractTerms, Risk, RiskSource, digest_of
 from relay.client.remote_tools.errors import RemoteToolError

@@ -10,8 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from kubelet.announce.last_issued import LastIssued
-from kubelet.caller_tools.caller_names import CallerNames, CallerNamesError
+from kubelet.announce.signer import LastIssued
+from kubelet.caller_tools.sessions import CallerNames, CallerNamesError
 from kubelet.config import StoredConfigError, read_stored, store, stored_file
 from kubelet.settings import KUBELET
 from relay.audit.files import end_of_chain

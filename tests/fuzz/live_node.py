@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from kubelet.handlers.base import Handler
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
 from tests.fakes.frames import frame_text, message_id

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubelet.backoff import NodeBackoff
-from kubelet.caller_tools.caller_names import CallerNames
-from kubelet.caller_tools.client import Client, ClientParts
-from kubelet.caller_tools.methods import LocalMethods
 from kubelet.caller_tools.requests import CallerRequests
-from kubelet.caller_tools.sessions import Sessions
+from kubelet.caller_tools.server import Client, ClientParts, LocalMethods
+from kubelet.caller_tools.sessions import CallerNames, Sessions
 from kubelet.cli import status as kubelet_status
-from kubelet.local_agent.agent_tools import AgentTools
+from kubelet.local_agent.agent_tools import AgentTools, OwnTools
 from kubelet.local_agent.daemon_client import DaemonClient
-from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
 from relay.cli import status as relay_status
 from schemas.frames import OneWayType

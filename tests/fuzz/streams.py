@@ -9,8 +9,8 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import Frame as WebSocketFrame
 
 from kubelet.caller_tools import json_rpc
-from kubelet.caller_tools.lines import LineSplitter as SocketLines
-from kubelet.loopback.http_messages import BadRequestError, read_request
+from kubelet.caller_tools.json_rpc import LineSplitter as SocketLines
+from kubelet.loopback.server import BadRequestError, read_request
 from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.client.stdio_bridge.http_client import EventReader
 from relay.client.stdio_bridge.messages import Message as StdioMessage

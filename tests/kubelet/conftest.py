@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubelet.clock import now_ms
+from relay.settings.environment import now_ms
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry

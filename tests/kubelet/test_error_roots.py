@@ -2,10 +2,9 @@
 
 import kubelet
 from kubelet.announce.signer import ClockNotSetError
-from kubelet.caller_tools.caller_names import CallerNamesError
 from kubelet.caller_tools.json_rpc import RpcError
 from kubelet.caller_tools.requests import CallerFailedError
-from kubelet.caller_tools.sessions import SessionRefusedError
+from kubelet.caller_tools.sessions import CallerNamesError, SessionRefusedError
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.cli.fleet import FleetProcessError
 from kubelet.cli.retire import RetirementError
@@ -13,12 +12,11 @@ from kubelet.config import StoredConfigError
 from kubelet.handlers.base import ToolFault
 from kubelet.identity.enrolment import ClockError, EnrolmentError, NotAdmittedError
 from kubelet.identity.http_exchange import NoAnswerError
-from kubelet.identity.manual import ServerRootsMissingError
-from kubelet.local_agent.daemon_client import ResponseError
-from kubelet.local_agent.daemon_messages import DaemonMessageError
-from kubelet.local_agent.lent_schema import LentSchemaError
-from kubelet.loopback.http_messages import BadRequestError
-from kubelet.session.handshake import AudienceError
+from kubelet.identity.provisioning import ServerRootsMissingError
+from kubelet.local_agent.daemon_client import DaemonMessageError, ResponseError
+from kubelet.local_agent.toolbox import LentSchemaError
+from kubelet.loopback.server import BadRequestError
+from kubelet.session.link import AudienceError
 from schemas.error_roots import OperatorError, PeerError, StateError
 from schemas.errors import ToolError
 from tests.fakes.error_types import errors_of

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.lock import held_alone
+from kubelet.process import held_alone
 from schemas.files import UntrustedFileError
 from schemas.identity_files import IdentityFilesError
 from tests.fakes.owners import give_away
 
-HOLD = "import sys; from pathlib import Path; from kubelet.lock import held_alone\n"
+HOLD = "import sys; from pathlib import Path; from kubelet.process import held_alone\n"
 HOLD += "with held_alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 

@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from kubelet.announce.confirmed_publication import publish_all
-from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.mqtt import MqttPublisher, publish_all
 from schemas.addresses import BrokerAddress
 from schemas.process.logs import make_logger
 from tests.fakes.chance import short_waits

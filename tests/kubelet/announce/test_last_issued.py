@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.announce.last_issued import RESERVED_MS, LastIssued
+from kubelet.announce.signer import RESERVED_MS, LastIssued
 from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines

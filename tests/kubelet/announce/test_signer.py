@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.announce.last_issued import RESERVED_MS
-from kubelet.announce.signer import ClockNotSetError, ManifestSigner
+from kubelet.announce.signer import RESERVED_MS, ClockNotSetError, ManifestSigner
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_FUTURE_MS, etag_of
 from schemas.process.logs import make_logger

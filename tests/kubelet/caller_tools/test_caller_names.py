@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.caller_tools import caller_names
-from kubelet.caller_tools.caller_names import CallerNames, CallerNamesError
+from kubelet.caller_tools import sessions as caller_names
+from kubelet.caller_tools.sessions import CallerNames, CallerNamesError
 from schemas.files import UntrustedFileError
 from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines

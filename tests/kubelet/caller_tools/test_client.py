@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from kubelet.caller_tools import client as client_module
-from kubelet.caller_tools.client import MAX_IN_FLIGHT
-from kubelet.caller_tools.json_rpc import INVALID_PARAMS
-from kubelet.caller_tools.lines import MAX_LINE_BYTES
+from kubelet.caller_tools import server as client_module
+from kubelet.caller_tools.json_rpc import INVALID_PARAMS, MAX_LINE_BYTES
+from kubelet.caller_tools.server import MAX_IN_FLIGHT
 from schemas.caller_tools import MAX_PENDING
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, FakeRelay, SocketClient, connected, served

@@ -1,6 +1,6 @@
 import pytest
 
-from kubelet.caller_tools.lines import LineSplitter
+from kubelet.caller_tools.json_rpc import LineSplitter
 
 
 def lines_of(*pieces: bytes, limit: int = 8) -> list[bytes | None]:

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from kubelet.caller_tools.peers import Peer, peer_of
+from kubelet.caller_tools.socket_file import Peer, peer_of
 
 US = os.geteuid()
 STRANGER = US + 4711

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from kubelet.caller_tools import server
-from kubelet.caller_tools.client import Client
-from kubelet.caller_tools.peers import Peer
-from kubelet.caller_tools.server import MAX_CLIENTS_OF_ONE_USER
+from kubelet.caller_tools.server import MAX_CLIENTS_OF_ONE_USER, Client
 from kubelet.caller_tools.sessions import MAX_UNREAD
+from kubelet.caller_tools.socket_file import Peer
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, FakeRelay, SocketClient, connected, served
 from tests.fakes.lines import LogLines

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from kubelet.caller_tools import sessions as sessions_module
-from kubelet.caller_tools.caller_names import CallerNames
-from kubelet.caller_tools.sessions import MAX_UNREAD, Session, SessionRefusedError, Sessions
+from kubelet.caller_tools.sessions import MAX_UNREAD, CallerNames, Session, SessionRefusedError, Sessions
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.process.logs import make_logger
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, OTHER_OWNER, OWNER, SEND

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.cli.commands import main
-from kubelet.clock import now_ms
+from relay.settings.environment import now_ms
 from schemas.identity_files import IdentityFiles
 from tests.fakes.built_commands import build_commands_once
 from tests.fakes.node import write_identity

@@ -10,8 +10,8 @@ import pytest
 import kubelet.cli.announce_once
 import kubelet.daemon.composition
 import kubelet.identity.provisioning
-from kubelet.clock import now_ms
 from kubelet.config import NodeConfig, store
+from relay.settings.environment import now_ms
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of

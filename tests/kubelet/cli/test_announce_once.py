@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kubelet.cli.announce_once import publish_once, sign_once
-from kubelet.clock import now_ms
 from kubelet.daemon.composition import last_issued_file, make_handlers
 from kubelet.identity.verification import verify_manifest
+from relay.settings.environment import now_ms
 from schemas.addresses import BrokerAddress
 from schemas.manifest import etag_of
 from schemas.process.logs import make_logger

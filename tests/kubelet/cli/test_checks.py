@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kubelet.cli.checks import EXPLAINED, NodeChecks
-from kubelet.clock import now_ms
+from kubelet.cli.doctor import CHECKS, NodeChecks
 from kubelet.config import NodeConfig
 from kubelet.identity.provisioning import create_identity
 from kubelet.settings import KUBELET
+from relay.settings.environment import now_ms
 from schemas.addresses import BrokerAddress
 from schemas.frames import SUBPROTOCOL, SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles
@@ -68,16 +68,15 @@ async def made(checks: NodeChecks, name: str) -> Finding:
 
     def look() -> Finding:
         process = AskedProcess.ask(KUBELET, checks.files.root)
-        (check,) = (check for check in replace(checks, process=process).all() if check.name == name)
-        return made_of(check)
+        (row,) = (row for row in CHECKS if row.name == name)
+        return made_of(row.of(replace(checks, process=process)))
 
     return await asyncio.to_thread(look)
 
 
-def test_each_check_has_an_explanation(checks: NodeChecks) -> None:
-    assert [check.name for check in checks.all()] == NAMES
-    assert list(EXPLAINED) == NAMES
-    assert all(len(text) > 50 for text in EXPLAINED.values())
+def test_each_check_has_an_explanation() -> None:
+    assert [row.name for row in CHECKS] == NAMES
+    assert all(len(row.explanation) > 50 for row in CHECKS)
 
 
 # --- what lies on this machine ----------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 
 from kubelet.cli import options
 from kubelet.cli.commands import main
-from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan
+from relay.settings.environment import now_ms
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from tests.fakes.enrolment_server import EnrolmentServer

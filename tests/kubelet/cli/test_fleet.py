@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.cli.fleet import FleetProcessError, Parts, Progress, processes_for
-from kubelet.cli.mock_nodes import Counts
+from kubelet.cli.fleet import Counts, FleetProcessError, Parts, Progress, processes_for
 from schemas.error_roots import OperatorError
 from tests.fakes.node import write_identity
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa

@@ -12,8 +12,8 @@ import kubelet.cli.announce_once
 import kubelet.daemon.composition
 import kubelet.identity.provisioning
 from kubelet.cli.commands import main
-from kubelet.clock import now_ms
 from kubelet.config import read_stored
+from relay.settings.environment import now_ms
 from schemas.identity_files import IdentityFiles
 from tests.fakes.node_command import CANNOT_RUN, DAMAGED, DONE, FAULT, GARBAGE, USAGE, Run, everything_in
 from tests.fakes.server_ca import SimulatedServerCa

@@ -10,10 +10,10 @@ import pytest
 import structlog
 
 from kubelet.announce.mqtt import MqttPublisher
-from kubelet.cli.mock_nodes import Counts, MadeUpMetrics, MockFleet, read_identities
+from kubelet.cli.fleet import Counts, MadeUpMetrics, MockFleet, read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import NodeEnvironment
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.frames import FrameReader
@@ -166,7 +166,7 @@ async def test_only_so_many_nodes_connect_at_once(
             await asyncio.Event().wait()
 
     for name, value in (("Node", Slow), ("_MAX_CONNECTING", 2), ("_CONNECT_S", patience_s)):
-        monkeypatch.setattr(f"kubelet.cli.mock_nodes.{name}", value)
+        monkeypatch.setattr(f"kubelet.cli.fleet.{name}", value)
     publisher = SimpleNamespace(start=lambda: None, stop=AsyncMock())
     fleet = MockFleet([Mock(node_id=NODE_ID)] * 3, Mock(publisher=publisher, now_ms=lambda: NOW_MS))
     task = asyncio.create_task(fleet.run())

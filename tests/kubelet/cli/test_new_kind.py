@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.cli.new_kind import KindSource, write_package
+from kubelet.cli.kind import KindSource, write_package
 from schemas.error_roots import CommandLineError
 from schemas.kind_packages import read_kind
 

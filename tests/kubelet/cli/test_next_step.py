@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.cli.next_step import EnrolledPlace
+from kubelet.cli.output import EnrolledPlace
 from kubelet.config import SERVICE_STATE_DIR
 
 HOME = Path("/home/ada/.local/state/edge-kubelet")

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from kubelet.daemon.lazy_imports import LazyImports
+from kubelet.daemon.__main__ import LazyImports
 
 BOUND_S = 20
 

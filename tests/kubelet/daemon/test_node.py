@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kubelet.announce.mqtt import MqttPublisher
-from kubelet.clock import now_ms
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.system_echo import EchoHandler
+from relay.settings.environment import now_ms
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.certificates import make_csr

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kubelet.clock import now_ms
 from kubelet.config import read_stored
 from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.provisioning import Enrolled, create_identity
-from kubelet.lock import held_alone
+from kubelet.process import held_alone
 from relay.pki.roots import server_key_to_pem
+from relay.settings.environment import now_ms
 from schemas.addresses import AddressError
 from schemas.certificates import verify_leaf
 from schemas.endorsement import endorse_servers

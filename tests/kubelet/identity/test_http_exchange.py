@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.clock import now_ms
 from kubelet.identity.http_exchange import HttpRequest, NoAnswerError, exchange
+from relay.settings.environment import now_ms
 from schemas.tls import client_context
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
 from tests.fakes.signer import SimulatedCa

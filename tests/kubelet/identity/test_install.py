@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.clock import now_ms
+from relay.settings.environment import now_ms
 from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles
 from schemas.process.command_errors import EXIT_CANNOT_RUN

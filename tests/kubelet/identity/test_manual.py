@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.config import read_stored
-from kubelet.identity.manual import ManualEnrolment, ServerRootsMissingError
-from kubelet.identity.provisioning import create_identity
+from kubelet.identity.provisioning import ManualEnrolment, ServerRootsMissingError, create_identity
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import AddressError
 from schemas.identity_files import IdentityFiles

@@ -7,9 +7,8 @@ import pytest
 import pytest_asyncio
 
 from kubelet.daemon.composition import make_handlers
-from kubelet.local_agent.agent_tools import AgentTools
+from kubelet.local_agent.agent_tools import AgentTools, OwnTools
 from kubelet.local_agent.daemon_client import ResponseError
-from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry

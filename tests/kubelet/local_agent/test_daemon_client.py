@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from kubelet.backoff import NodeBackoff
-from kubelet.caller_tools import methods
-from kubelet.caller_tools.methods import LocalMethods
-from kubelet.local_agent.daemon_client import PATIENCE_S, DaemonClient, ResponseError
-from kubelet.local_agent.daemon_messages import MAX_LINE_BYTES
+from kubelet.caller_tools import server as methods
+from kubelet.caller_tools.server import LocalMethods
+from kubelet.local_agent.daemon_client import MAX_LINE_BYTES, PATIENCE_S, DaemonClient, ResponseError
 from schemas.errors import Failure, ToolError
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry

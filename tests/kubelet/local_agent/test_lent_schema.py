@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.local_agent.lent_schema import LentSchema, LentSchemaError
+from kubelet.local_agent.toolbox import LentSchema, LentSchemaError
 from schemas.errors import Failure, ToolError
 
 MESSAGE: dict[str, Any] = {

@@ -1,6 +1,6 @@
 import asyncio
 
-from kubelet.local_agent.mailbox import MAX_UNREAD, Mailbox
+from kubelet.local_agent.agent_tools import MAX_UNREAD, Mailbox
 
 
 async def test_messages_are_read_once_and_in_order() -> None:

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from kubelet.local_agent.names import public_name, unambiguous
+from kubelet.local_agent.toolbox import public_name, unambiguous
 
 ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.base import Handler
-from kubelet.local_agent.own_tools import OwnTools
+from kubelet.local_agent.agent_tools import OwnTools
 from schemas.errors import Failure, ToolError
 from schemas.images import ImageMember
 from schemas.kinds import KindRegistry

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelet.loopback.http_messages import BadRequestError, encode_response, read_request
 from kubelet.loopback.pages import LoopbackResponse
+from kubelet.loopback.server import BadRequestError, encode_response, read_request
 
 LINE = b"GET /readyz HTTP/1.1\r\n"
 RESPONSE = LoopbackResponse(HTTPStatus.OK, b"{}\n", {"ETag": '"e"'})

@@ -1,6 +1,6 @@
 import pytest
 
-from kubelet.session.call_flow import CallFlow
+from kubelet.session.link import CallFlow
 from tests.fakes.seconds import Seconds
 
 HEARTBEAT_S = 60.0

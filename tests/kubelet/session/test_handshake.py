@@ -1,6 +1,6 @@
 import pytest
 
-from kubelet.session.handshake import AudienceError, answer_to
+from kubelet.session.link import AudienceError, answer_to
 from schemas.identity import certificates_in
 from schemas.identity_files import NodeIdentity
 from schemas.registry import SchemaRegistry

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from kubelet.session.relay_frames import LinkEvent
 from schemas.canonical import jcs
 from schemas.frames import MAX_FRAME_BYTES, OneWayType

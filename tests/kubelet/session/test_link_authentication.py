@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.frames import SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOL_1_2, SUBPROTOCOLS, FrameReader
 from schemas.session import CloseCode
 from tests.fakes.frames import PAYLOADS

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import kubelet.session.link
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.session import CloseCode
 from tests.fakes.node_link import BOUND_S, FIRST_WAIT_S, SUPERSEDED_WAIT_S, Rig, World
 from tests.fakes.played_relay import SESSION_ID, PlayedRelay

@@ -8,7 +8,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.http11 import Response
 
 from kubelet.session.channel import retry_after_s
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.canonical import jcs
 from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.session import CloseCode

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.session.link import RelayLink
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState, RelayLink
 from kubelet.session.renewal import Renewal
 from schemas.canonical import jcs
 from schemas.certificates import make_csr

@@ -10,7 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.utils import accept_key
 
-from kubelet.session.metered_connection import SILENCE_S, MeteredConnection
+from kubelet.session.channel import SILENCE_S, MeteredConnection
 
 pytestmark = pytest.mark.integration
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import kubelet.session.renewal
-from kubelet.clock import now_ms
 from kubelet.session.renewal import AGAIN_AFTER_MS, Renewal, installer
+from relay.settings.environment import now_ms
 from schemas.certificates import make_csr, read_csr, self_signed_leaf
 from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles

@@ -11,8 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from websockets.asyncio.server import serve
 
-from kubelet.announce.confirmed_publication import publish_all
-from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.mqtt import MqttPublisher, publish_all
 from kubelet.session.channel import opened
 from kubelet.session.relay_addresses import RelayAddress
 from kubelet.session.tls import NodeTls

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from kubelet.session.channel import opened
-from kubelet.session.handshake import answer_to
+from kubelet.session.link import answer_to
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.addresses import HostPort
 from schemas.frames import FrameReader

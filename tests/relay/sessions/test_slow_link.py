@@ -11,7 +11,7 @@ import pytest_asyncio
 import structlog
 
 from kubelet.handlers.system_echo import EchoHandler
-from kubelet.session.link_state import LinkState
+from kubelet.session.link import LinkState
 from schemas.addresses import BrokerAddress
 from schemas.errors import Failure
 from schemas.registry import SchemaRegistry

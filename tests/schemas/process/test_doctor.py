@@ -4,7 +4,7 @@ import json
 import pytest
 
 from schemas.error_roots import CommandLineError, OperatorError
-from schemas.process.doctor import Check, Finding, NotCheckedError, Severity, examine, run_doctor
+from schemas.process.doctor import Check, DoctorCheck, Finding, NotCheckedError, Severity, examine, run_doctor
 
 GOOD = Finding.good("it is there")
 WARNING = Finding.warning("it ends soon", "renew it")
@@ -83,12 +83,12 @@ def test_colour_is_for_terminals() -> None:
 
 
 def test_one_check_is_explained_and_none_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    def never() -> list[Check]:
+    def never() -> Finding:
         raise AssertionError
 
-    explained = {"clock": "Compares clocks."}
-    assert run_doctor(explained, never, "clock", as_json=False) == 0
+    rows = [DoctorCheck[Finding]("clock", lambda finding: finding, "Compares clocks.")]
+    assert run_doctor(rows, never, "clock", as_json=False) == 0
     assert capsys.readouterr().out == "Compares clocks.\n"
     with pytest.raises(CommandLineError, match="--explain: 'clocks' is none of clock"):
-        run_doctor(explained, never, "clocks", as_json=False)
-    assert run_doctor(explained, lambda: checks(WARNING), None, as_json=False) == 1
+        run_doctor(rows, never, "clocks", as_json=False)
+    assert run_doctor(rows, lambda: Finding.warning("late", "wait"), None, as_json=False) == 1
