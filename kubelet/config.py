@@ -76,7 +76,6 @@ class NodeConfig:
 
     @property
     def relays(self) -> tuple[str, ...]:
-        """The URLs at which relays of the fleet are reached."""
         return (self.relay_url, *self.other_relays)
 
 
@@ -109,7 +108,6 @@ class DaemonPlan:
 
     @classmethod
     def from_json(cls, text: str) -> "DaemonPlan":
-        """Return the plan that ``to_json`` wrote."""
         plan = json.loads(text)
         config, broker = plan["config"], plan["config"]["broker"]
         return cls(

@@ -96,7 +96,6 @@ class Dispatcher:
 
     @property
     def inflight(self) -> int:
-        """How many commands run now."""
         return len(self._running)
 
     async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:

@@ -1,6 +1,7 @@
-"""The edges of a process of the node: its signals, and the line with which it ends after an error.
+"""The edges of a process of the node: its clock, its lock, its signals, and the line with which it ends.
 
-Must not import the command line's library: the daemon does without it.
+``now_ms`` is for composition roots and commands; everything else takes a clock as an argument. Must not
+import the command line's library: the daemon does without it.
 """
 
 import fcntl
@@ -64,6 +65,9 @@ def now_ms() -> int:
 @contextmanager
 def held_alone(state_dir: Path) -> Iterator[None]:
     """Hold ``state_dir`` alone; the kernel lets go of it when the process ends, however it ends.
+
+    Two daemons with one identity would end each other's sessions again and again. It does not wait for the
+    lock: the other daemon may run for months.
 
     Raises:
         IdentityFilesError: another process holds it.

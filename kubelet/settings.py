@@ -155,7 +155,6 @@ class LoadedNodeSettings:
 
     @property
     def kinds_directory(self) -> Path:
-        """Where packages are installed for their kinds alone."""
         return kinds_directory(self.state_dir)
 
     def keep_told(self, sources: Sources) -> Sequence[str]:

@@ -89,7 +89,6 @@ class TelemetrySampler:
             loop.add_done_callback(lambda ended: self._ended(cap_id, ended))
 
     async def close(self) -> None:
-        """End all leases."""
         self._leases.clear()
         if loops := list(self._loops.values()):
             for loop in loops:

@@ -1,7 +1,8 @@
-"""The node's outbound connection to the broker. Publishes, and reads nothing.
+"""The node's outbound connection to the broker, and what stands for it where there is none.
 
-paho runs its own thread, reconnects by itself and calls back on that thread; everything is handed to the
-event loop before it touches our state. Must not queue: what matters is published again on every connect.
+Publishes, and reads nothing. paho runs its own thread, reconnects by itself and calls back on that thread;
+everything is handed to the event loop before it touches our state. Must not queue: what matters is published
+again on every connect. Must not know a node's messages.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import paho.mqtt.client as paho
 from paho.mqtt.reasoncodes import ReasonCode
@@ -23,68 +23,6 @@ from schemas.faults import connection_reason
 from schemas.health import Health, Loop
 from schemas.process.mqtt_client import WatchedClient
 from schemas.text import printable
-
-
-class Publisher(Protocol):
-    """A connection to the broker that is kept up from ``start`` to ``stop``.
-
-    Attributes:
-        ended: set when its thread has ended, by ``stop`` or by a fault.
-        loop: the progress of that thread.
-    """
-
-    refused: int
-    ended: asyncio.Event
-    loop: Loop
-
-    @property
-    def health(self) -> Health:
-        """The health of the connection."""
-        ...
-
-    def when_connected(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` on the event loop after every connect."""
-        ...
-
-    def start(self) -> None:
-        """Begin to connect, and go on trying until ``stop``. Returns at once."""
-        ...
-
-    async def stop(self) -> None:
-        """Disconnect from the broker."""
-        ...
-
-    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
-        """Publish if connected; return whether it was handed over."""
-        ...
-
-
-class NoPublisher:
-    """Stands for a connection where the relay has no broker: nothing is ever published, and nothing ends."""
-
-    def __init__(self) -> None:
-        self.refused = 0
-        self.ended = asyncio.Event()
-        self.loop = Loop()
-
-    @property
-    def health(self) -> Health:
-        """There is nothing that could fail."""
-        return Health.passive(ready=True, state="none: the session alone")
-
-    def when_connected(self, callback: Callable[[], None]) -> None:
-        """Do nothing: it never connects."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    async def stop(self) -> None:
-        """Do nothing."""
-
-    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:  # noqa: ARG002 - as Publisher
-        """Return False."""
-        return False
-
 
 FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
@@ -146,7 +84,6 @@ class MqttPublisher:
 
     @property
     def health(self) -> Health:
-        """The health of the connection."""
         return Health.of(
             self.loop, ready=self.connected, state="connected" if self.connected else "connecting"
         )
@@ -165,7 +102,6 @@ class MqttPublisher:
         self._client.loop_start()
 
     async def stop(self) -> None:
-        """Disconnect from the broker."""
         self._client.on_disconnect = None  # it is no loss
         self.connected = False
         self._client.disconnect()
@@ -244,12 +180,41 @@ class MqttPublisher:
         self.connected = False
 
 
+class NoPublisher:
+    """Stands for a connection where the relay has no broker: nothing is ever published, and nothing ends."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.ended = asyncio.Event()
+        self.loop = Loop()
+
+    @property
+    def health(self) -> Health:
+        return Health.passive(ready=True, state="none: the session alone")
+
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Do nothing: it never connects."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    async def stop(self) -> None:
+        """Do nothing."""
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:  # noqa: ARG002 - as MqttPublisher
+        return False
+
+
+Publisher = MqttPublisher | NoPublisher
+
+
 async def publish_all(
     publisher: MqttPublisher, messages: Sequence[tuple[str, bytes]], timeout_s: float
 ) -> bool:
     """Connect, publish ``messages``, pairs of topic and payload, in order, and disconnect.
 
-    Returns whether the broker confirmed all; after one that it did not confirm, no other is published.
+    For commands that end afterwards: the daemon publishes again whenever it connects. Returns whether the
+    broker confirmed all; after one that it did not confirm, no other is published.
     """
     connected = asyncio.Event()
     publisher.when_connected(connected.set)

@@ -23,6 +23,7 @@ from schemas.text import printable
 from schemas.times import FIRST_CREDIBLE_MS
 
 RESERVED_MS = 10_000
+_SHORTEST_MS = 1_000
 
 
 def read_last_issued_ms(file: Path) -> int:
@@ -38,7 +39,10 @@ def read_last_issued_ms(file: Path) -> int:
 class LastIssued:
     """The newest ``issued_at_ms``, kept in ``file``, or in memory alone for a node without disk.
 
-    A file that cannot be written does not stop the node: after a restart, the relay sends its mark.
+    The file is never behind what was published: it is written ahead, and reserves the next ten seconds, so
+    that manifests signed within them need no write of their own. A relay that makes a node sign again and
+    again must not wear out its flash. A restarted node continues after the reserved time. A file that cannot
+    be written does not stop the node: after a restart, the relay sends its mark.
 
     Attributes:
         ms: the newest time; 0 before the first. What a file holds beyond ``greatest_ms`` counts as nothing.
@@ -87,9 +91,6 @@ class LastIssued:
             write_atomic(self._file, f"{issued_at_ms}\n")
         except OSError as error:
             self._log.warning("the time of the newest manifest is not kept", reason=printable(str(error)))
-
-
-_SHORTEST_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,6 @@ class CallerTools:
         return ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in facts.items())
 
     def connected(self, *, resumed: bool) -> None:
-        """Note that there is a connection to the relay."""
         self._cancel_timers()
         self._requests.reachable()
         if resumed:
@@ -106,7 +105,6 @@ class CallerTools:
             self._end_all()
 
     def lost(self) -> None:
-        """Note that there is none."""
         self._cancel_timers()
         self._after(self._timeouts.no_road_s, self._requests.unreachable)
         self._after(self._timeouts.outlive_s, self._end_all)

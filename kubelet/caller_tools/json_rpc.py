@@ -14,10 +14,16 @@ from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
 MAX_LINE_BYTES = 256 * 1024
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+MAX_ID_LENGTH = 128
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class LineSplitter:
-    """The lines of one connection. A line over the limit is dropped byte by byte as it comes in."""
+    """The lines of one connection, as bytes. A line over the limit is dropped byte by byte as it comes in."""
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -49,14 +55,6 @@ class LineSplitter:
             return
         self._held += piece
 
-
-PARSE_ERROR = -32700
-INVALID_REQUEST = -32600
-METHOD_NOT_FOUND = -32601
-INVALID_PARAMS = -32602
-
-MAX_ID_LENGTH = 128
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 RequestId = str | int
 

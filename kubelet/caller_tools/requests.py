@@ -70,11 +70,9 @@ class _SessionQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left to be done."""
         return not (self.pending or self.queued or self.cancelled)
 
     def all(self) -> list[_Pending]:
-        """Return every request of the session."""
         return [*self.pending.values(), *self.queued]
 
 

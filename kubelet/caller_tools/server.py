@@ -1,6 +1,7 @@
-"""The socket that local agents connect to: who is accepted, and who is notified of what.
+"""The socket that local agents connect to: who is accepted, what they request, and what they are notified of.
 
-Must not interpret what a client sends: ``client`` and ``methods`` do.
+What a client sends is metered before it is parsed; one that breaks a rule gets an error and may go on, one
+that does not read is disconnected. Must not decide what a session lends: ``sessions`` and ``requests`` do.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -34,21 +35,19 @@ _SEVERAL = "More than one session is live, and this connection is attached to no
 _ATTACH = "Attach the connection to one of them: session_attach, or edge-kubelet mcp --session ID."
 _NONE = "No session is live, and no tool is lent."
 _ENDED = "The session of this connection has ended."
+MAX_IN_FLIGHT = 256
+MAX_UNSENT_BYTES = 2 << 20
+"""What a client may leave unread before it is disconnected."""
+READ_BYTES = 1 << 16
+_LINES_PER_S = 1000.0
+_LINES_AT_ONCE = 4000.0
+_BYTES_LIKE_A_LINE = 4096
+MAX_CLIENTS = 16
+MAX_CLIENTS_OF_ONE_USER = 8
+_LOG_INTERVAL_S = 1.0
 
 
-class Attachable(Protocol):
-    """What a method needs of the connection it was called on."""
-
-    attached_to: str | None
-
-    def session(self) -> Session | None:
-        """Return the session that this connection sees."""
-
-    def refresh(self) -> None:
-        """Notify the client of what it can use now."""
-
-
-_Method = Callable[["LocalMethods", Attachable, Mapping[str, Any]], Awaitable[Any]]
+_Method = Callable[["LocalMethods", "Client", Mapping[str, Any]], Awaitable[Any]]
 
 
 class LocalMethods:
@@ -60,7 +59,7 @@ class LocalMethods:
         self._requests = requests
         self._send = send
 
-    async def call(self, client: Attachable, request: JsonRpcRequest) -> Any:
+    async def call(self, client: "Client", request: JsonRpcRequest) -> Any:
         """Return the result of ``request``.
 
         Raises:
@@ -72,7 +71,7 @@ class LocalMethods:
             raise RpcError(METHOD_NOT_FOUND, "no such method")
         return await method(self, client, request.params)
 
-    async def caller_tool(self, client: Attachable, params: Mapping[str, Any]) -> Any:
+    async def caller_tool(self, client: "Client", params: Mapping[str, Any]) -> Any:
         """Return the result of a tool that the session's caller lends."""
         _check_members(params, {"tool", "arguments", "caller_id"})
         tool, arguments = _text(params, "tool"), params.get("arguments", {})
@@ -84,7 +83,7 @@ class LocalMethods:
             raise ToolError(Failure.CALLER_TOOL_UNKNOWN)
         return await self._requests.request(session, tool, arguments)
 
-    async def session_attach(self, client: Attachable, params: Mapping[str, Any]) -> Any:
+    async def session_attach(self, client: "Client", params: Mapping[str, Any]) -> Any:
         """Bind the connection to one session."""
         _check_members(params, {"session_id"})
         session_id = _text(params, "session_id")
@@ -97,7 +96,7 @@ class LocalMethods:
         client.refresh()
         return {"session_id": session_id, "caller_id": session.caller_id}
 
-    async def session_reply(self, client: Attachable, params: Mapping[str, Any]) -> Any:
+    async def session_reply(self, client: "Client", params: Mapping[str, Any]) -> Any:
         """Send a message to the session's caller."""
         _check_members(params, {"message"})
         message = _text(params, "message")
@@ -109,12 +108,11 @@ class LocalMethods:
             raise ToolError(Failure.CALLER_DISCONNECTED, "The relay is not reached; nothing was sent.")
         return {}
 
-    async def node(self, client: Attachable, params: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as the others
-        """Return which node this is."""
+    async def node(self, client: "Client", params: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as the others
         _check_members(params, set())
         return {"node_id": self._node_id}
 
-    def _session_of(self, client: Attachable) -> Session:
+    def _session_of(self, client: "Client") -> Session:
         session = client.session()
         if session is not None:
             return session
@@ -143,15 +141,6 @@ def _text(params: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise RpcError(INVALID_PARAMS, f"{name} is a text")
     return value
-
-
-MAX_IN_FLIGHT = 256
-MAX_UNSENT_BYTES = 2 << 20
-"""What a client may leave unread before it is disconnected."""
-READ_BYTES = 1 << 16
-_LINES_PER_S = 1000.0
-_LINES_AT_ONCE = 4000.0
-_BYTES_LIKE_A_LINE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +212,9 @@ class Client:
             self.deliver(session, session.unread.popleft())
 
     def deliver(self, session: Session, message: str) -> None:
-        """Notify the client of a message of the caller."""
         self.notify("session_message", {"session_id": session.session_id, "message": message})
 
     def notify(self, type_: str, params: Mapping[str, Any]) -> None:
-        """Send a notification."""
         self._send(json_rpc.notification(type_, params))
 
     def _send(self, line: bytes) -> None:
@@ -302,11 +289,6 @@ class Client:
             # A bug must cost one request, not the connection.
             self._parts.log.exception("request of a local client failed")
             self._send(json_rpc.tool_error(request_id, ToolError(Failure.INTERNAL), None))
-
-
-MAX_CLIENTS = 16
-MAX_CLIENTS_OF_ONE_USER = 8
-_LOG_INTERVAL_S = 1.0
 
 
 class SocketServer:

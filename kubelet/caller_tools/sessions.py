@@ -23,6 +23,13 @@ from schemas.text import printable
 MAX_NAMES = 1024
 MAX_NAMES_OF_ONE_OWNER = 16
 _MAX_FILE_BYTES = 1 << 20
+MAX_UNREAD = 16
+"""The messages of one session that are kept until a local client reads them."""
+_MAX_UNREAD_CHARACTERS = 1 << 18
+DEFAULT_TIMEOUT_S = 60.0
+MAX_LENT_BYTES = 4 << 20
+"""What all sessions of a node lend together, as JSON; in memory it is several times as much."""
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class CallerNamesError(StateError):
@@ -31,6 +38,10 @@ class CallerNamesError(StateError):
 
 class CallerNames:
     """The owners of caller_ids, kept in ``file``; in memory alone without one.
+
+    A caller_id is what the local agent sees of a caller, and belongs to the principal that first used it. It
+    must not pass to another, not even after a restart: the local agent would take that one for the caller
+    that it knows. So it is kept until an operator removes the file.
 
     Raises:
         CallerNamesError: the file is damaged.
@@ -72,18 +83,6 @@ def _read(file: Path) -> dict[str, str]:
     if not isinstance(owners, dict) or not all(isinstance(owner, str) for owner in owners.values()):
         raise CallerNamesError(f"{file} is damaged: remove it; caller_ids then belong to their next users")
     return owners
-
-
-MAX_UNREAD = 16
-"""The messages of one session that are kept until a local client reads them."""
-_MAX_UNREAD_CHARACTERS = 1 << 18
-
-DEFAULT_TIMEOUT_S = 60.0
-
-MAX_LENT_BYTES = 4 << 20
-"""What all sessions of a node lend together, as JSON; in memory it is several times as much."""
-
-_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class SessionRefusedError(PeerError):
@@ -139,7 +138,6 @@ class Sessions:
         self._listeners.append(listener)
 
     def get(self, session_id: str) -> Session | None:
-        """Return a live session."""
         return self._live.get(session_id)
 
     def only(self) -> Session | None:
@@ -181,7 +179,6 @@ class Sessions:
         return session
 
     def end(self, session_id: str) -> None:
-        """Remove a session."""
         self._sizes.pop(session_id, None)
         if (session := self._live.pop(session_id, None)) is not None:
             self._changed(session)

@@ -1,6 +1,7 @@
 """The socket's file: bound where it should be, replaced only if it is stale, readable by its group alone.
 
-Must not accept a connection.
+And who has connected, by the kernel's word. The file's mode keeps others out already; ``Peer`` holds where a
+descriptor was passed on, or the mode was changed. Must not accept a connection, nor read what is sent.
 """
 
 import errno
@@ -25,6 +26,11 @@ _GROUP_DIRECTORY = 0o750
 _OTHERS_WRITE = 0o022
 _BACKLOG = 64
 _ROOT = 0
+_CREDENTIALS = struct.Struct("iII")
+_SO_PEERGROUPS = 59  # not in Python's socket module
+_MAX_GROUPS = 256  # of which Python reads no more
+_GROUP = struct.Struct("I")
+_ROOT_UID = 0
 
 
 class SocketFileError(OperatorError):
@@ -138,13 +144,6 @@ def _remove_own(path: Path, made: os.stat_result) -> None:
         facts = path.lstat()
         if (facts.st_dev, facts.st_ino) == (made.st_dev, made.st_ino):
             path.unlink()
-
-
-_CREDENTIALS = struct.Struct("iII")
-_SO_PEERGROUPS = 59  # not in Python's socket module
-_MAX_GROUPS = 256  # of which Python reads no more
-_GROUP = struct.Struct("I")
-_ROOT_UID = 0
 
 
 @dataclass(frozen=True, slots=True)

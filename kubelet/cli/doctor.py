@@ -117,7 +117,6 @@ class NodeChecks:
         return common_checks.keys([self.files.key])
 
     def certificate(self) -> Finding:
-        """Check how long the leaf is valid."""
         leaf_pem = self.files.leaf_pem() if self._lacks_key else self.files.read().leaf_pem
         begin_ms, end_ms = validity_of(first_certificate_in(leaf_pem))
         return common_checks.life("the leaf", begin_ms, end_ms, self.now_ms(), _RENEW)
@@ -206,7 +205,6 @@ class NodeChecks:
         return Finding.good("the relay receives by the broker what this node publishes")
 
     def session(self) -> Finding:
-        """Read the state of the session with the relay."""
         relay = self.status["subsystems"]["relay"]
         found = f"the daemon's session: {relay['state']}"
         return Finding.good(found) if relay["ready"] else Finding.failure(found, _LOG)
@@ -223,7 +221,6 @@ class NodeChecks:
         return Finding.good("the relay's echo was answered, and heartbeats are acknowledged")
 
     def file_descriptors(self) -> Finding:
-        """Read how many file descriptors the daemon has left."""
         return common_checks.files(self.status)
 
     def watchdog(self) -> Finding:

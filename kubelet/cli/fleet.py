@@ -1,7 +1,8 @@
 """``kubelet fleet``: mock nodes in as many processes as the limit of open files requires, as one command.
 
-Each process runs a part of the fleet and reports its counts; with several, the first process runs none
-itself, but starts the others, adds up what they report, and stops them. Must not know what a mock node does.
+Their keys, signatures and sessions are real; their metrics are made up. Each process runs a part of the fleet
+and reports its counts; with several, the first process runs none itself, but starts the others, adds up what
+they report, and stops them. Must not be used where its nodes could be mistaken for boards.
 """
 
 import asyncio
@@ -39,6 +40,10 @@ _MAX_CONNECTING = 64
 """Of those that start: on a slow machine the connections of more would all time out in the relay's queue."""
 _CONNECT_S = 10.0
 """After that the next ones start all the same: the relay is away, or has given a retry time."""
+_RESERVED = 64
+"""Descriptors of a process that are not connections of its nodes."""
+_REPORT_S = 1.0
+_STOP_TIMEOUT_S = 20
 
 
 class Counts(NamedTuple):
@@ -63,7 +68,6 @@ class MadeUpMetrics(BuiltInHandler):
         self._started_ms = now_ms()
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - both verbs
-        """Return a plausible sample."""
         now = self.now_ms()
         parts: dict[str, Any] = {
             "cpu": {"cores": 4, "usage_pct": 12.5},
@@ -127,14 +131,12 @@ class MockFleet:
         ]
 
     def counts(self) -> Counts:
-        """Return how many nodes are in which state."""
         states = Counter(node.link.state for node in self._nodes)
         announced = states[LinkState.ANNOUNCED]
         connected = announced + states[LinkState.OPEN]
         return Counts(connected, announced, len(self._nodes) - connected - states[LinkState.CONNECTING])
 
     async def run(self) -> None:
-        """Run them until cancelled."""
         self._environment.publisher.start()
         time, connecting = asyncio.get_running_loop().time, deque[tuple[float, Node]]()
         try:
@@ -154,10 +156,6 @@ class MockFleet:
             await self._environment.publisher.stop()
 
 
-_RESERVED = 64
-"""Descriptors of a process that are not connections of its nodes."""
-_REPORT_S = 1.0
-_STOP_TIMEOUT_S = 20
 _HEADINGS = ("seconds", *Counts._fields)
 
 

@@ -1,4 +1,7 @@
-"""``kubelet kind``: kinds of an operator's own. Must not hold what it calls."""
+"""``kubelet kind``: kinds of an operator's own: a new package, and its devices, for which the unit sees none.
+
+Must not overwrite a file.
+"""
 
 import grp
 import re

@@ -1,6 +1,6 @@
-"""How the node's commands print. Standard output holds results, standard error the rest.
+"""How the node's commands print, and what to do after an enrolment.
 
-Must not decide what is printed.
+Standard output holds results, standard error the rest. Must not decide what is printed.
 """
 
 import json
@@ -17,6 +17,10 @@ import typer
 from kubelet.config import SERVICE_STATE_DIR
 
 _TIME = "_at_ms"
+_UNIT = "edge-kubelet.service"
+_UNIT_DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+_SYSTEMD_RUNS = "run/systemd/system"
+"""sd_booted(3)."""
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
@@ -48,12 +52,6 @@ def _word(value: Any) -> str:
 def say(text: str) -> None:
     """Print what is not part of the result."""
     typer.echo(text, err=True)
-
-
-_UNIT = "edge-kubelet.service"
-_UNIT_DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
-_SYSTEMD_RUNS = "run/systemd/system"
-"""sd_booted(3)."""
 
 
 @dataclass(frozen=True, slots=True)

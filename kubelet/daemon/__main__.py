@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class LazyImports:
     """A finder for ``sys.meta_path`` that postpones the loading of ``names``.
 
+    The standard library's ``LazyLoader`` postpones a module that one library imports: a second import loads
+    it. Must not be given a module whose loading changes others.
+
     It can postpone what is imported by ``import module``. ``from module import name`` loads it, unless its
     part in C has the name; ``parts`` are these parts, by the modules' names.
     """
@@ -51,7 +54,6 @@ class _PostponingLoader(LazyLoader):
         self.part = part
 
     def exec_module(self, module: ModuleType) -> None:
-        """Postpone the loading of ``module``."""
         spec = _spec_of(module)
         spec.loader_state = RLock()
         module.__class__ = _PostponedModule

@@ -209,7 +209,7 @@ class Node:
 
 
 class NodeSettings:
-    """The settings of ``node``, and of the log of a daemon that runs by ``plan``."""
+    """The settings of ``node``, and of the log of a daemon that runs by ``plan``, which can be read again."""
 
     def __init__(self, plan: DaemonPlan, node: Node, threshold: LogThreshold) -> None:
         self._plan = plan
@@ -226,7 +226,7 @@ class NodeSettings:
         Raises:
             ConfigError, StateError, OSError: they cannot be used.
         """
-        from kubelet.settings import KUBELET, load_settings  # noqa: PLC0415 - as in the module's docstring
+        from kubelet.settings import KUBELET, load_settings  # noqa: PLC0415 - most daemons never need it
         from schemas.settings import settings_of  # noqa: PLC0415 - as above
         from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
 

@@ -268,6 +268,8 @@ _BESIDE = "again"
 async def enrol_again(enroller: Enroller) -> Enrolled:
     """Enrol the node of ``enroller`` with its own id if the relay gives that away again, else with a new one.
 
+    With a new key: after a revocation, or where its key may be known to others.
+
     Raises:
         EnrolmentError, ClockError, AddressError, IdentityFilesError, NoAnswerError: as ``Enroller.run``; the
             node has the identity that it had.

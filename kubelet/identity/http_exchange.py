@@ -47,7 +47,6 @@ class HttpRequest:
     body: bytes | None = None
 
     def wire(self) -> bytes:
-        """Return the bytes of it."""
         headers = {"Host": urlsplit(self.url).netloc, "Connection": "close", "Accept-Encoding": "identity"}
         if self.body is not None:
             headers |= {"Content-Type": "application/json", "Content-Length": str(len(self.body))}

@@ -171,7 +171,10 @@ class ServerRootsMissingError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class ManualEnrolment:
-    """The leaf, and the roots of both kinds in one text, in any order; during a rotation two of a kind."""
+    """What an operator has copied from the CA, by hand: it leaves behind what ``kubelet enroll`` does.
+
+    The leaf, and the roots of both kinds in one text, in any order; during a rotation two of a kind.
+    """
 
     files: IdentityFiles
     leaf_pem: str

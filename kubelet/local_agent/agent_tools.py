@@ -1,6 +1,6 @@
 """What a call of the local agent ends with: of the node's own tools, of lent tools, and of the messages.
 
-Arguments are validated here, before anything leaves this process. Must not know MCP.
+Arguments are validated here, before anything leaves this process. Must not know MCP, nor the socket.
 """
 
 import asyncio
@@ -69,7 +69,6 @@ class Mailbox:
         self._arrived = asyncio.Event()
 
     def put(self, message: str) -> None:
-        """Add a message."""
         self._unread.append(message)
         self._arrived.set()
 
@@ -91,7 +90,10 @@ class _OwnTool(NamedTuple):
 
 
 class OwnTools:
-    """The tools of ``handlers``, by the dashed names under which a relay lists them too."""
+    """The tools of ``handlers``, by the dashed names under which a relay lists them too.
+
+    They are run in this process, by the dispatcher that the daemon has: neither it nor the relay takes part.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
@@ -139,7 +141,6 @@ class OwnTools:
         self._tasks = [asyncio.create_task(handler.run()) for handler in self._handlers]
 
     async def close(self) -> None:
-        """End it, and the calls that run."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -233,19 +234,15 @@ class AgentTools:
             self._toolbox.set_own({**ENTRIES, **self._own.entries})
 
     def lend(self, caller_id: str, tools: list[Mapping[str, Any]]) -> None:
-        """Replace what is lent."""
         self._toolbox.lend(caller_id, tools)
 
     def withdraw(self) -> None:
-        """Note that nothing is lent: the daemon is not reached."""
         self._toolbox.withdraw()
 
     def message(self, message: str) -> None:
-        """Keep a message of the caller until it is read."""
         self._mailbox.put(message)
 
     async def close(self) -> None:
-        """End what runs."""
         if self._own is not None:
             await self._own.close()
 

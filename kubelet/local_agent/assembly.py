@@ -47,46 +47,37 @@ async def run_local_agent(  # noqa: PLR0913, PLR0917 - what comes in from outsid
         FailedError: it has failed.
     """
     with opened("kubelet", stream) as (log, _lines), fatal_errors_logged(log):
-        await _run(socket, session_id, state_dir, make_handlers, contract, log)
+        ulids = UlidSource(now_ms, os.urandom)
 
+        def make_own(node_id: str) -> OwnTools:
+            handlers = make_handlers(node_id, log, contract)
+            return OwnTools(node_id, handlers, contract.registry, contract.kinds, ulids, now_ms, log)
 
-async def _run(  # noqa: PLR0913, PLR0917 - as above
-    socket: Path,
-    session_id: str | None,
-    state_dir: Path,
-    make_handlers: MakeHandlers,
-    contract: Contract,
-    log: FilteringBoundLogger,
-) -> None:
-    ulids = UlidSource(now_ms, os.urandom)
-
-    def make_own(node_id: str) -> OwnTools:
-        handlers = make_handlers(node_id, log, contract)
-        return OwnTools(node_id, handlers, contract.registry, contract.kinds, ulids, now_ms, log)
-
-    toolbox = Toolbox(log)
-    tools = AgentTools(toolbox, make_own, ulids.new)
-    backoff = NodeBackoff(random.Random(), _FIRST_WAIT_S, _LONGEST_WAIT_S)  # noqa: S311 - jitter, not a secret
-    daemon = DaemonClient(socket, session_id, tools, backoff, log)
-    server = McpServer(
-        toolbox.entries, lambda name, arguments: tools.call(daemon, name, arguments), version("edge-kubelet")
-    )
-    toolbox.on_change(server.list_changed)
-    # Without the daemon, and without any network: the node's own tools are there at once.
-    if (node_id := _own_node_id(state_dir)) is not None:
-        tools.node_known(node_id)
-    connecting = asyncio.create_task(daemon.run())
-    serving = asyncio.create_task(server.run())
-    try:
-        await asyncio.wait([connecting, serving], return_when=asyncio.FIRST_COMPLETED)
-    finally:
+        toolbox = Toolbox(log)
+        tools = AgentTools(toolbox, make_own, ulids.new)
+        backoff = NodeBackoff(random.Random(), _FIRST_WAIT_S, _LONGEST_WAIT_S)  # noqa: S311 - jitter, not a secret
+        daemon = DaemonClient(socket, session_id, tools, backoff, log)
+        server = McpServer(
+            toolbox.entries,
+            lambda name, arguments: tools.call(daemon, name, arguments),
+            version("edge-kubelet"),
+        )
+        toolbox.on_change(server.list_changed)
+        # Without the daemon, and without any network: the node's own tools are there at once.
+        if (node_id := _own_node_id(state_dir)) is not None:
+            tools.node_known(node_id)
+        connecting = asyncio.create_task(daemon.run())
+        serving = asyncio.create_task(server.run())
+        try:
+            await asyncio.wait([connecting, serving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (connecting, serving):
+                task.cancel()
+            await asyncio.gather(connecting, serving, return_exceptions=True)
+            await tools.close()
         for task in (connecting, serving):
-            task.cancel()
-        await asyncio.gather(connecting, serving, return_exceptions=True)
-        await tools.close()
-    for task in (connecting, serving):
-        if not task.cancelled():
-            task.result()
+            if not task.cancelled():
+                task.result()
 
 
 def _own_node_id(state_dir: Path) -> str | None:

@@ -1,6 +1,7 @@
 """The connection to the daemon's socket, kept up until cancelled: a plain client of it.
 
-While the daemon is absent nothing is lent; what was requested of it fails. Must not know MCP.
+The daemon may be of another version than this program: what it sends is checked. While it is absent nothing
+is lent; what was requested of it fails. Must not know MCP.
 """
 
 import asyncio
@@ -24,6 +25,9 @@ from schemas.text import printable
 
 MAX_LINE_BYTES = 1 << 20
 """More than the daemon sends in one line."""
+PATIENCE_S = 5.0
+"""How long a request waits before the daemon is asked whether it is there, and how long for that answer."""
+_READ_BYTES = 1 << 16
 
 
 class DaemonMessageError(PeerError):
@@ -102,11 +106,6 @@ def _member(holder: Mapping[str, Any], name: str, form: type[Any]) -> Any:
     if not isinstance(value, form):
         raise DaemonMessageError(f"its member {name} is missing, or of another form")
     return value
-
-
-PATIENCE_S = 5.0
-"""How long a request waits before the daemon is asked whether it is there, and how long for that answer."""
-_READ_BYTES = 1 << 16
 
 
 class Follower(Protocol):

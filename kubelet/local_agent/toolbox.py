@@ -23,6 +23,12 @@ from schemas.text import printable
 
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
 _DIGEST_LENGTH = 8
+MAX_REFERENCES = 512
+"""The references that one schema applies, each counted as often as it is reached."""
+MAX_TITLE = 128
+MAX_DESCRIPTION = 1024
+_CALLER_ID = "edge-kubelet/caller-id"
+_LENT_NAME = "edge-kubelet/lent-name"
 
 
 def public_name(caller_id: str, tool: str) -> str:
@@ -40,14 +46,13 @@ def public_name(caller_id: str, tool: str) -> str:
 
 
 def unambiguous(caller_id: str, tools: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return the tools by their public names, without those whose name another has or that is ``taken``."""
+    """Return the tools by their public names, without those whose name another has or that is ``taken``.
+
+    Of two with the same name neither is preferred.
+    """
     named = [(public_name(caller_id, tool), tool) for tool in tools]
     counts = Counter(name for name, _ in named)
     return {name: tool for name, tool in named if counts[name] == 1 and name not in taken}
-
-
-MAX_REFERENCES = 512
-"""The references that one schema applies, each counted as often as it is reached."""
 
 
 class LentSchemaError(PeerError):
@@ -55,7 +60,10 @@ class LentSchemaError(PeerError):
 
 
 class LentSchema:
-    """The compiled schema of one lent tool.
+    """The input schema of a lent tool: compiled without any network, or refused.
+
+    The caller wrote it, and may be hostile: a reference would be fetched, a pattern or a web of references
+    could take minutes to evaluate. It is not changed: it is shown as it was lent.
 
     Raises:
         LentSchemaError: it is refused.
@@ -117,12 +125,6 @@ class LentSchema:
         return f": {where} violates {printable(rule, 64)}"
 
 
-MAX_TITLE = 128
-MAX_DESCRIPTION = 1024
-_CALLER_ID = "edge-kubelet/caller-id"
-_LENT_NAME = "edge-kubelet/lent-name"
-
-
 @dataclass(frozen=True, slots=True)
 class LentTool:
     """One tool of a caller. ``entry`` is what ``tools/list`` shows."""
@@ -174,7 +176,6 @@ class Toolbox:
             self._changed()
 
     def withdraw(self) -> None:
-        """Remove what is lent: the daemon is not reached."""
         self.lend(self._config[0], [])
 
     def _changed(self) -> None:

@@ -1,7 +1,8 @@
 """Serves the pages on the loopback address alone: one request per connection, from a few threads.
 
 Any program of the machine can open connections: their number and the time of each are bounded, and at the
-limit the oldest is closed. Must not be bound to anything but 127.0.0.1.
+limit the oldest is closed. HTTP/1 is read and written here: the standard library's server and parser would
+keep a mebibyte of every node. Must not be bound to anything but 127.0.0.1, nor decide what is answered.
 """
 
 import io
@@ -32,6 +33,10 @@ _MAX_LINE = 65536
 _MAX_FIELDS = 100
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/([0-9]{1,10})\.[0-9]{1,10}\r?\n")
 _FIELD = re.compile(rb"([!#-'*+.^_`|~0-9A-Za-z-]+):([^\r\n\0]*)\r?\n")
+ADDRESS = "127.0.0.1"
+TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 8
+_EVICTION_TIMEOUT_S = 1.0
 
 
 class BadRequestError(PeerError):
@@ -103,12 +108,6 @@ def encode_response(response: LoopbackResponse, *, with_body: bool) -> bytes:
     return head.encode("ascii") + (response.body if with_body else b"")
 
 
-ADDRESS = "127.0.0.1"
-TIMEOUT_S = 5.0
-MAX_CONNECTIONS = 8
-_EVICTION_TIMEOUT_S = 1.0
-
-
 class _BoundedReader(io.RawIOBase):
     """Reads from ``connection`` until ``end``, however many reads that takes."""
 
@@ -153,7 +152,6 @@ class _RequestHandler(StreamRequestHandler):
         self.rfile = io.BufferedReader(self._bounded)
 
     def handle(self) -> None:
-        """Answer one request."""
         try:
             request = read_request(self.rfile)
         except BadRequestError as error:

@@ -41,10 +41,19 @@ SILENCE_S = 30.0
 """How long a relay may send nothing: two of its pings."""
 
 _END_OF_HEAD = b"\r\n\r\n"
+NOT_REACHED = (OSError, WebSocketException)
+"""What ``opened`` raises when there is no connection, or it does not hold."""
+CLOSE_TIMEOUT_S = 2
+_SECONDS = re.compile("[0-9]{1,9}")
 
 
 class MeteredConnection(ClientConnection):
     """A connection of a node that accepts ``commands_per_s``, and as many at once.
+
+    It counts frames before they are parsed: no relay may exhaust a node. A relay that keeps to the limits
+    that its node has announced stays below the rate here; what exceeds it ends the connection. So does
+    silence: the relay pings, and a node that is not pinged has lost it. The node sends no pings of its own,
+    which thousands of nodes would make the relay answer.
 
     Attributes:
         is_flooded: whether it was closed because it exceeded the rate.
@@ -71,7 +80,6 @@ class MeteredConnection(ClientConnection):
         self._check_silence()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
         if self._silence_check is not None:
             self._silence_check.cancel()
         super().connection_lost(exc)
@@ -131,13 +139,6 @@ class MeteredConnection(ClientConnection):
             return False
         self._credit -= cost
         return True
-
-
-NOT_REACHED = (OSError, WebSocketException)
-"""What ``opened`` raises when there is no connection, or it does not hold."""
-
-CLOSE_TIMEOUT_S = 2
-_SECONDS = re.compile("[0-9]{1,9}")
 
 
 def retry_after_s(error: Exception) -> float:
@@ -296,5 +297,4 @@ class Channel:
         return dropped
 
     async def close(self, code: CloseCode) -> None:
-        """Close with ``code``."""
         await self._socket.close(code)

@@ -36,6 +36,14 @@ from schemas.text import printable
 from schemas.tokens import sign_token
 from schemas.ulids import UlidSource
 
+_TOKEN_LIFE_S = 60
+_FRESH_HEARTBEATS = 2.5
+"""An acknowledgement is fresh for so many intervals: one may be lost, each with its jitter of a tenth."""
+_HANDSHAKE_TIMEOUT_S = 10.0
+_SUPERSEDED_WAIT_S = 300.0
+_STEP_S = 120.0
+"""How long connecting or one frame may take: an answer waits until the connection takes it, or is lost."""
+
 
 class LinkState(Enum):
     """What an operator sees of the connection."""
@@ -47,9 +55,6 @@ class LinkState(Enum):
     REFUSED = "the relay does not accept this node's identity: install a certificate"
     REVOKED = "revoked: an operator must enrol this node again"
     SUPERSEDED = "another machine uses this identity"
-
-
-_TOKEN_LIFE_S = 60
 
 
 class AudienceError(PeerError):
@@ -64,6 +69,7 @@ def answer_to(
     Raises:
         AudienceError: the challenge is not of the relay whose URL is ``pinned``.
     """
+    # Never for another audience: a rogue relay could forward the real one's challenge.
     if challenge["audience"] != pinned:
         raise AudienceError
     # Counted from the relay's clock: a node's own may be off by more than a token lives.
@@ -87,12 +93,12 @@ def answer_to(
     }
 
 
-_FRESH_HEARTBEATS = 2.5
-"""An acknowledgement is fresh for so many intervals: one may be lost, each with its jitter of a tenth."""
-
-
 class CallFlow:
-    """What the link has seen of calls. ``interval_s`` is that of the heartbeats; ``monotonic`` is in seconds.
+    """Whether calls flow: a command was answered, and heartbeats are acknowledged.
+
+    A relay of protocol 1.1 sends an echo after each welcome, so that a node need not wait for an agent to
+    find out. An open connection alone proves nothing: a relay that has stalled behind it still answers pings.
+    ``interval_s`` is that of the heartbeats; ``monotonic`` is in seconds.
 
     Attributes:
         relay_saw: the ETag that the relay received last by the broker, as its last acknowledgement names it;
@@ -130,15 +136,12 @@ class CallFlow:
         self.relay_saw = None
 
     def lost(self) -> None:
-        """Note that the connection is lost."""
         self._connected = False
 
     def answered(self) -> None:
-        """Note that a result was sent in answer to a command."""
         self._is_answered = True
 
     def acknowledged(self, broker_etag: str | None) -> None:
-        """Note that a heartbeat was acknowledged."""
         self._acknowledged_s = self._monotonic()
         self.acknowledgements += 1
         self.relay_saw = broker_etag
@@ -156,15 +159,11 @@ class CallFlow:
 
     @property
     def state(self) -> str:
-        """What an operator sees of it."""
         if not self._connected:
             return "no session"
         if not self.is_fresh:
             return "the relay acknowledges no heartbeats"
         return "calls flow" if self._is_answered else "no command answered yet"
-
-
-_HANDSHAKE_TIMEOUT_S = 10.0
 
 
 def ticks_ms() -> int:
@@ -201,11 +200,6 @@ class LinkParts:
     renewal: Renewal | None = None
     handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
     monotonic: Callable[[], float] = time.monotonic
-
-
-_SUPERSEDED_WAIT_S = 300.0
-_STEP_S = 120.0
-"""How long connecting or one frame may take: an answer waits until the connection takes it, or is lost."""
 
 
 class RelayLink:

@@ -1,11 +1,12 @@
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_UNCONFIRMED, MqttPublisher
+from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_UNCONFIRMED, MqttPublisher, publish_all
 from kubelet.backoff import NodeBackoff
 from schemas.addresses import BrokerAddress
 from schemas.process.logs import make_logger
@@ -251,3 +252,23 @@ async def test_stopping_takes_leave_of_the_broker(log: LogLines) -> None:
 
 async def test_stopping_what_never_started_is_harmless(log: LogLines) -> None:
     await publisher_to(CLOSED_PORT, log).stop()
+
+
+MESSAGES = [("a-node/identity", b"leaf"), ("a-node/announce", b"manifest")]
+
+
+@pytest.mark.integration
+async def test_all_messages_are_confirmed_retained_and_in_order(broker: BrokerAddress, log: LogLines) -> None:
+    publisher = publisher_to(broker, log)
+    async with MqttListener(broker, "a-node/+").listening() as listener:
+        assert await publish_all(publisher, MESSAGES, BOUND_S) is True
+        came = [await listener.next() for _ in MESSAGES]
+    assert [(message.topic, message.payload) for message in came] == MESSAGES
+    async with MqttListener(broker, "a-node/+").listening() as late:
+        assert all([(await late.next()).retained for _ in MESSAGES])
+
+
+@pytest.mark.integration
+async def test_a_broker_that_is_not_there_has_confirmed_nothing(log: LogLines) -> None:
+    assert await publish_all(publisher_to(CLOSED_PORT, log), MESSAGES, timeout_s=0.05) is False
+    assert json.loads(log.getvalue().splitlines()[0])["event"] == "broker not reached"

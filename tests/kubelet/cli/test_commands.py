@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,19 +15,25 @@ import pytest
 import kubelet.cli.announce_once
 import kubelet.daemon.composition
 import kubelet.identity.provisioning
-from kubelet.config import DaemonPlan, NodeConfig
+from kubelet.cli.commands import main
+from kubelet.cli.options import agent_socket
+from kubelet.config import SERVICE_SOCKET, DaemonPlan, NodeConfig
 from kubelet.daemon.composition import run_daemon
 from kubelet.handlers.system_echo import EchoHandler
 from kubelet.process import fail, run_until_signal
 from schemas.addresses import BrokerAddress
+from schemas.caller_tools import SESSION_ID_PATTERN
 from schemas.identity_files import IdentityFiles
 from schemas.process.command_errors import errors_in_one_line
+from schemas.registry import SchemaRegistry
 from tests.fakes.homeless import without_home
+from tests.fakes.node import write_identity
 from tests.fakes.node_command import CANNOT_RUN, CONFIG, DONE, NOWHERE, USAGE, Run
+from tests.fakes.ports import unused_port
 from tests.fakes.shipped_kinds import ECHO, echo_handler
-from tests.fakes.signer import NODE_ID
+from tests.fakes.signer import NODE_ID, SimulatedNode
 
-BOUND_S = 20
+BOUND_S = 60
 
 
 def test_a_user_without_a_home_directory_has_to_name_the_state_directory(
@@ -208,3 +216,103 @@ def test_a_node_is_not_retired_without_an_answer(run: Run, enrolled: IdentityFil
     assert ran.code == 1
     assert "not retired: there was no answer; --yes does without" in ran.err
     assert enrolled.read().node_id == NODE_ID
+
+
+KUBELET = (sys.executable, "-P", "-m", "kubelet")
+
+
+@contextmanager
+def running(state: Path, *options: str) -> Iterator[list[str]]:
+    """Run the node until it has started; give the lines that it printed before."""
+    command = [*KUBELET, "run", "--state-dir", str(state), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        before = []
+        for line in process.stderr:
+            if '"kubelet started"' in line:
+                break
+            before.append(line)
+        try:
+            yield before
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=BOUND_S)
+            assert process.returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.integration
+def test_a_bare_second_run_does_what_the_first_was_told(tmp_path: Path, node_of_today: SimulatedNode) -> None:
+    write_identity(tmp_path / "state", node_of_today)
+    port = unused_port()
+    told = ("--relay", "http://127.0.0.1:9", "--no-broker", "--loopback-port", str(port), "--ttl", "20m")
+    with running(tmp_path / "state", *told):
+        pass
+    with running(tmp_path / "state"):
+        command = [*KUBELET, "config", "show", "--json", "--state-dir", str(tmp_path / "state")]
+        # Nor does a second one, which cannot run, change what is kept.
+        again = subprocess.run(
+            [*KUBELET, "run", "--state-dir", str(tmp_path / "state"), "--ttl", "10m"],
+            check=False,
+            capture_output=True,
+        )
+        assert (again.returncode, b"another kubelet runs" in again.stderr) == (3, True)
+        shown = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert {name: shown[name]["value"] for name in ("loopback_port", "no_broker", "ttl")} == {
+        "loopback_port": port,
+        "no_broker": True,
+        "ttl": "20m",
+    }
+    with running(tmp_path / "state", "--ttl", "30m") as before:
+        assert before[0] == "kubelet: not as it was told before: --ttl was 20m\n"
+
+
+def test_an_agent_finds_the_socket_beside_the_state_or_else_that_of_the_service(tmp_path: Path) -> None:
+    assert agent_socket(None, tmp_path) == SERVICE_SOCKET
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "relay.sock"))
+    assert agent_socket(None, tmp_path) == tmp_path / "relay.sock"
+    assert agent_socket(tmp_path / "named", tmp_path) == tmp_path / "named"
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("mcp", "mcp_types"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("assembly", "mcp_server"):
+        monkeypatch.delitem(sys.modules, f"kubelet.local_agent.{name}", raising=False)
+    monkeypatch.setattr(sys, "argv", ["kubelet", "mcp"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    assert "pip install 'edge-kubelet[agent]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "session", ["x y", "", "gogol_20261122_093000_1A2B3C4D", "gogol_20261122_093000_1a2b3c4d\n"]
+)
+def test_what_is_no_id_of_a_session_is_a_wrong_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], session: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubelet", "mcp", "--session", session])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "is not the id of a session, for example gogol_" in capsys.readouterr().err
+
+
+def test_the_id_of_a_session_is_of_the_form_of_its_document(registry: SchemaRegistry) -> None:
+    opened = registry.document("session.session_open@1.0.0")
+    assert f'"{SESSION_ID_PATTERN}"' in json.dumps(opened)
+
+
+def test_its_help_says_what_is_listed_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubelet", "mcp", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "while there are two, none is listed" in shown
+    assert "edge-kubelet[agent]" in shown

@@ -4,14 +4,47 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+import structlog
 
-from kubelet.cli.fleet import Counts, FleetProcessError, Parts, Progress, processes_for
+from kubelet.announce.mqtt import MqttPublisher
+from kubelet.cli.fleet import (
+    Counts,
+    FleetProcessError,
+    MadeUpMetrics,
+    MockFleet,
+    Parts,
+    Progress,
+    processes_for,
+    read_identities,
+)
+from kubelet.config import NodeConfig
+from kubelet.daemon.node import NodeEnvironment
+from kubelet.session.link import LinkState
+from schemas.addresses import BrokerAddress
+from schemas.canonical import jcs
 from schemas.error_roots import OperatorError
-from tests.fakes.node import write_identity
-from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa
+from schemas.frames import FrameReader
+from schemas.identity_files import IdentityFilesError
+from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
+from schemas.registry import SchemaRegistry
+from schemas.trust import Known, Outcome, TrustRules
+from tests.fakes.chance import FixedChance, short_waits
+from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
+from tests.fakes.mqtt_listener import MqttListener
+from tests.fakes.node import identity_of, write_identity
+from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.polling import until
+from tests.fakes.shipped_kinds import METRICS, SYSTEM_METRICS
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode
 
 BOUND_S = 20
 
@@ -93,3 +126,154 @@ def test_one_interrupt_ends_all_processes_of_a_fleet(tmp_path: Path, ca: Simulat
     assert shown[0] == "2 mock nodes in 2 processes; Ctrl-C stops them\n"
     assert shown[2].split()[1:] == ["0", "0", "0"]
     assert (process.returncode, errors) == (0, "")
+
+
+ALL_PARTS = {"cpu", "mem", "load", "disk"}
+
+
+def made_up(clock: FakeClock) -> MadeUpMetrics:
+    return MadeUpMetrics(METRICS, NODE_ID, clock, structlog.get_logger())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        pytest.param({}, ALL_PARTS, id="all of it"),
+        pytest.param({"include": ["cpu"]}, {"cpu"}, id="one part"),
+        pytest.param({"include": ["disk", "load"]}, {"disk", "load"}, id="two parts"),
+        pytest.param({"include": ["uptime"]}, set(), id="what is always there"),
+    ],
+)
+async def test_made_up_metrics_look_like_those_of_a_board(
+    clock: FakeClock, registry: SchemaRegistry, arguments: dict[str, Any], parts: set[str]
+) -> None:
+    verb = SYSTEM_METRICS.verbs["snapshot"]
+    handler = made_up(clock)
+    assert registry.load(verb.input_ref).is_valid(arguments)
+    clock.advance(90_500)
+    sample = await handler.invoke("snapshot", arguments)
+    registry.load(verb.output_ref).check(sample)
+    assert set(sample) == {"ts_ms", "node_id", "uptime_s"} | parts
+    assert (sample["ts_ms"], sample["node_id"], sample["uptime_s"]) == (NOW_MS + 90_500, NODE_ID, 90)
+
+
+async def test_made_up_uptime_is_never_negative(clock: FakeClock) -> None:
+    handler = made_up(clock)
+    clock.advance(-1)
+    assert (await handler.invoke("snapshot", {}))["uptime_s"] == 0
+
+
+def test_a_mock_node_offers_what_a_board_offers(clock: FakeClock) -> None:
+    assert made_up(clock).capability == METRICS
+
+
+@pytest.fixture
+def nodes(ca: SimulatedCa) -> list[SimulatedNode]:
+    return [ca.issue(NODE_ID), ca.issue(OTHER_NODE_ID)]
+
+
+def test_identities_are_read_in_the_order_of_their_names(tmp_path: Path, nodes: list[SimulatedNode]) -> None:
+    for name, node in zip(["b", "a"], nodes, strict=True):
+        write_identity(tmp_path / name, node)
+    (tmp_path / "README").write_text("not an identity")
+    assert [identity.node_id for identity in read_identities(tmp_path)] == [OTHER_NODE_ID, NODE_ID]
+
+
+@pytest.mark.parametrize("name", ["missing", "README", "empty"])
+def test_a_directory_without_identities_is_refused_with_advice(tmp_path: Path, name: str) -> None:
+    (tmp_path / "README").write_text("not a directory")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(IdentityFilesError, match="run `relay ca issue --mock N --out DIR`"):
+        read_identities(tmp_path / name)
+
+
+def test_one_damaged_identity_is_not_passed_over(tmp_path: Path, nodes: list[SimulatedNode]) -> None:
+    write_identity(tmp_path / "a", nodes[0])
+    write_identity(tmp_path / "b", nodes[1]).node_id.write_text("no node id")
+    with pytest.raises(IdentityFilesError, match="holds no node id"):
+        read_identities(tmp_path)
+
+
+async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR0913, PLR0917 - a whole fleet
+    nodes: list[SimulatedNode],
+    broker: BrokerAddress,
+    reader: FrameReader,
+    registry: SchemaRegistry,
+    kinds: KindRegistry,
+    clock: FakeClock,
+    log: LogLines,
+) -> None:
+    by_id = {node.node_id: node for node in nodes}
+    rules = TrustRules(registry, kinds)
+    listener = MqttListener(broker, "$devices/+/announce")
+    async with PlayedRelay(reader).running() as relay, listener.listening():
+        environment = NodeEnvironment(
+            config=NodeConfig(broker, relay.url),
+            publisher=MqttPublisher(broker, "edge-fleet-test", make_logger("kubelet", log), short_waits()),
+            registry=registry,
+            reader=reader,
+            kinds=kinds,
+            now_ms=clock,
+            random_bytes=os.urandom,
+            rng=FixedChance(0.5),
+            log=make_logger("kubelet", log),
+        )
+        fleet = MockFleet([identity_of(node) for node in nodes], environment)
+        assert fleet.counts() == Counts(0, 0, 0)
+        task = asyncio.create_task(fleet.run())
+        seen, ends = set(), []
+        for _ in nodes:
+            end = await relay.next()
+            ends.append(end)
+            node_id = (await end.admit()).payload["node_id"]
+            wire = jcs((await end.accept()).payload)
+            identity = by_id[node_id].identity()
+            verdict = rules.accept(wire, node_id, NOW_MS, Known({identity.kid: identity}))
+            assert verdict.outcome is Outcome.ACCEPTED
+            for tool, arguments in (("sysecho.{}.echo.invoke", {"message": "hi"}),
+                                    ("sys.{}.sysmetrics.snapshot", {})):  # fmt: skip
+                answer = await end.command(tool=tool.format(node_id), arguments=arguments)
+                assert answer.payload["result"]["node_id"] == node_id
+            seen.add(node_id)
+        assert fleet.counts() == Counts(connected=2, announced=2, rejected=0)
+        topics = {(await listener.next()).topic for _ in nodes}
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert seen == set(by_id)
+        assert topics == {f"$devices/{node_id}/announce" for node_id in by_id}
+        for end in ends:
+            assert (await end.receive("bye")).payload == {"reason": "shutting_down"}
+    assert environment.publisher.publish("$devices/x/announce", b"", retain=False) is False
+
+
+@pytest.mark.parametrize(("patience_s", "left"), [(60.0, LinkState.OPEN), (0.05, LinkState.CONNECTING)])
+async def test_only_so_many_nodes_connect_at_once(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float, left: LinkState
+) -> None:
+    started: list[Any] = []
+
+    class Slow:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.link = SimpleNamespace(state=LinkState.CONNECTING)
+
+        async def run(self) -> None:
+            started.append(self)
+            await asyncio.Event().wait()
+
+    for name, value in (("Node", Slow), ("_MAX_CONNECTING", 2), ("_CONNECT_S", patience_s)):
+        monkeypatch.setattr(f"kubelet.cli.fleet.{name}", value)
+    publisher = SimpleNamespace(start=lambda: None, stop=AsyncMock())
+    fleet = MockFleet([Mock(node_id=NODE_ID)] * 3, Mock(publisher=publisher, now_ms=lambda: NOW_MS))
+    task = asyncio.create_task(fleet.run())
+    await until(lambda: len(started) == 2)
+    if left is LinkState.OPEN:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(started) == 2
+    # The next one starts when one has connected, or could not for a while.
+    started[0].link.state = left
+    await until(lambda: len(started) == 3)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
