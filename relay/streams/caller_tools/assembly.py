@@ -17,20 +17,15 @@ from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.routing.port import NodeFrames, Peers
 from relay.settings.environment import RelayEnvironment
-from relay.streams.caller_tools.caller_sessions import CallerSessions
-from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.event_streams import EventStreams
-from relay.streams.caller_tools.expiry import Expiry
+from relay.streams.caller_tools.caller_sessions import CallerSessions, SessionCalls
+from relay.streams.caller_tools.endings import Endings, Expiry
+from relay.streams.caller_tools.event_streams import EventStreams, Polls
 from relay.streams.caller_tools.forwarded_calls import ForwardedCalls, tag_of
-from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, Timeouts
+from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, SharedBudget, Timeouts
 from relay.streams.caller_tools.node_requests import NodeRequests
-from relay.streams.caller_tools.nodes import Nodes
 from relay.streams.caller_tools.outbox import Outbox
-from relay.streams.caller_tools.polls import Polls
 from relay.streams.caller_tools.records import CallerRecords
-from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.caller_tools.session_calls import SessionCalls
-from relay.streams.caller_tools.shared_budget import SharedBudget
+from relay.streams.caller_tools.registry import Nodes, SessionRegistry
 from relay.streams.caller_tools.tools import SessionTools
 from schemas.health import Loop
 from schemas.registry import SchemaRegistry

@@ -14,12 +14,10 @@ from typing import Any
 from relay.auth.agent_tokens import AgentName, Authenticator
 from relay.fleet.selection import WHOLE_FLEET
 from relay.routing.port import NoResponderError, Peers
-from relay.streams.caller_tools.caller_sessions import Use
+from relay.streams.caller_tools.caller_sessions import SessionCalls, SessionTool, Use, wait_ms_of
 from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.nodes import Nodes
-from relay.streams.caller_tools.polls import Push
-from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.caller_tools.session_calls import SessionCalls, SessionTool, wait_ms_of
+from relay.streams.caller_tools.event_streams import Push
+from relay.streams.caller_tools.registry import Nodes, SessionRegistry
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError

@@ -11,12 +11,10 @@ from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalReason
 from relay.routing.port import NodeFrames, NodeRef
 from relay.streams.caller_tools.endings import Endings, SessionEnding, error_payload
-from relay.streams.caller_tools.events import EventsFullError, EventType
 from relay.streams.caller_tools.outbox import Outbox
 from relay.streams.caller_tools.records import CallerRecords
 from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.caller_tools.requests import PendingRequest
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.session import CallerSession, EventsFullError, EventType, PendingRequest
 from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, CallerToolError, size_of
 from schemas.frames import OneWayType
 from schemas.payloads import CallerToolCancel, CallerToolRequest, SessionEnd, SessionText

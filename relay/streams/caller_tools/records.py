@@ -12,8 +12,7 @@ from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.agent_tokens import Principal
 from relay.observability.metrics import Metrics
-from relay.streams.caller_tools.requests import PendingRequest
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.session import CallerSession, PendingRequest
 from schemas.frames import OneWayType
 from schemas.text import printable
 

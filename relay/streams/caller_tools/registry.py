@@ -1,15 +1,70 @@
-"""The live sessions of all callers, and their limits. Must not know requests or events."""
+"""The live sessions of all callers, with their limits, and the nodes that they are with.
+
+Must not know requests or events, nor decide what a caller may do: a token without the scope does not reach
+this package.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from relay.auth.agent_tokens import AgentName
+from relay.fleet.fleet import Fleet
+from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.node_record import NodeRecord
+from relay.fleet.selection import Selection
 from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
+from relay.streams.caller_tools.limits import Holder, SharedBudget
 from relay.streams.caller_tools.session import CallerSession
-from relay.streams.caller_tools.shared_budget import Holder, SharedBudget
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
+
+_NOT_SELECTED = "The URL of this connection leaves the node out."
+
+
+@dataclass(frozen=True, slots=True)
+class SessionNode:
+    """A node with which a session can be opened; ``key`` is its public key."""
+
+    node_id: str
+    key: bytes
+
+
+class Nodes:
+    """The nodes of one relay, as sessions need them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def find(self, tenant: str, reference: str, selection: Selection) -> SessionNode:
+        """Return the connected node of ``tenant`` that ``reference`` names: an id, a label or a prefix.
+
+        One that ``selection`` leaves out does not exist.
+
+        Raises:
+            ToolError: SAFETY_DENIED for one of another tenant as for one that does not exist; NODE_OFFLINE.
+        """
+        try:
+            node_id = self._fleet.names.resolve(tenant, reference)
+        except UnknownNodeError as error:
+            text = "There is no such node."
+            raise ToolError(Failure.SAFETY_DENIED, text, told=error.headline, fix=f"{error}.") from None
+        if not selection.admits_node(self._fleet.names, tenant, node_id):
+            raise ToolError(Failure.SAFETY_DENIED, _NOT_SELECTED)
+        record = self._fleet.session_node(tenant, node_id)
+        newest = max(record.identities.values(), key=lambda leaf: leaf.not_before_ms)
+        return SessionNode(node_id, newest.public_key)
+
+    def is_trusted(self, tenant: str, node_id: str, key: bytes) -> bool:
+        """Return whether the node is still of ``tenant``, with a trusted leaf of the same key."""
+        record = self._fleet.node_of(tenant, node_id)
+        return record is not None and key in _keys(record) and not self._fleet.is_hidden(node_id)
+
+
+def _keys(record: NodeRecord) -> set[bytes]:
+    return {leaf.public_key for leaf in record.identities.values()}
+
 
 _RETRY_MS = 60_000
 _RANDOM_BYTES = 4

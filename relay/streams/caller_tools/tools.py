@@ -12,15 +12,13 @@ from pydantic_core import from_json
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.fleet.tools import ToolSchemas
-from relay.streams.caller_tools.caller_sessions import Use
+from relay.streams.caller_tools.caller_sessions import SessionCalls, SessionTool, Use
 from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.event_streams import EventStreams
+from relay.streams.caller_tools.event_streams import EventStreams, Push
 from relay.streams.caller_tools.forwarded_calls import ForwardedCalls
 from relay.streams.caller_tools.limits import MAX_WAIT_MS
-from relay.streams.caller_tools.polls import Push
 from relay.streams.caller_tools.registry import SessionRegistry
 from relay.streams.caller_tools.session import CallerSession
-from relay.streams.caller_tools.session_calls import SessionCalls, SessionTool
 from schemas.registry import SchemaRegistry
 
 LOGGER = "oubliette.session"

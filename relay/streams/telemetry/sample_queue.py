@@ -1,13 +1,17 @@
-"""The samples that wait for one open call: a few, of which a slow reader loses the oldest.
+"""The samples for one open call: the few that wait, and the notifications that send them.
 
-Must not know what a reader does with them.
+A slow reader loses the oldest. Must not know streams.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
-from relay.streams.telemetry.history import Sample
+from relay.calls.call_record import Following
+from relay.streams.telemetry.stream import Sample
 from schemas.errors import ToolError
+from schemas.projection import META_LOST
 
 MAX_WAITING = 16
 
@@ -51,3 +55,42 @@ class SampleQueue:
             self._changed.clear()
             await self._changed.wait()
         return self._waiting.popleft()
+
+
+"""How many samples were lost before the one of this notification."""
+
+
+async def send_samples(
+    following: Following,
+    first: str,
+    queue: SampleQueue,
+    shown: Callable[[Sample], str],
+    lost: Callable[[int], None],
+) -> None:
+    """Send ``first`` and then each sample of ``queue``, as ``shown`` returns it, as many as are followed.
+
+    ``progress`` counts the samples, also those that the reader has lost: a gap in it shows how many. ``lost``
+    is called with their number.
+
+    Raises:
+        ToolError: the queue has ended.
+        StreamClosedError: the client has disconnected.
+    """
+    progress, missed, text = 1, 0, first
+    while True:
+        params: dict[str, Any] = {
+            "progressToken": following.progress_token,
+            "progress": progress,
+            "message": text,
+        }
+        if missed:
+            lost(missed)
+            params["_meta"] = {META_LOST: missed}
+        before = queue.lost
+        await following.emit("notifications/progress", params)
+        if following.most is not None and progress >= following.most:
+            return
+        sample = await queue.get()
+        missed = queue.lost - before
+        progress += 1 + missed
+        text = shown(sample)

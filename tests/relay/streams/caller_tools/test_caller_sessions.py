@@ -6,8 +6,7 @@ import pytest
 from relay.audit.log import AuditUnavailableError
 from relay.fleet.node_record import Where
 from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
-from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES
-from relay.streams.caller_tools.shared_budget import Holder
+from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, Holder
 from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
 from schemas.frames import OneWayType
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id

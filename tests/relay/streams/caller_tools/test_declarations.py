@@ -1,6 +1,6 @@
 import pytest
 
-from relay.streams.caller_tools.declarations import caller_id_of, checked_size, lent
+from relay.streams.caller_tools.caller_sessions import caller_id_of, checked_size, lent
 from schemas.errors import ToolError
 
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from relay.streams.caller_tools.events import EventBuffer, EventsFullError, EventType
-from relay.streams.caller_tools.shared_budget import Holder, SharedBudget
+from relay.streams.caller_tools.limits import Holder, SharedBudget
+from relay.streams.caller_tools.session import EventBuffer, EventsFullError, EventType
 
 SESSION = "gogol_20261122_021500_00c0ffee"
 HOLDER = Holder(("https://relay.example", "acme", "ant"), "node")

@@ -4,7 +4,7 @@ import pytest
 
 from relay.state.kinds import watched_names
 from relay.state.watcher import SHARED
-from relay.streams.caller_tools import expiry as module
+from relay.streams.caller_tools import endings as module
 from schemas.frames import OneWayType
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.polling import until

@@ -3,7 +3,7 @@ import pytest
 from relay.fleet.node_record import Where
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.state.names import NodeName
-from relay.streams.caller_tools.nodes import Nodes
+from relay.streams.caller_tools.registry import Nodes
 from schemas.errors import Failure, ToolError
 from tests.fakes.caller_stage import CallerStage
 from tests.fakes.signer import TENANT

@@ -1,6 +1,6 @@
 import pytest
 
-from relay.streams.caller_tools.requests import PendingRequest, SessionRequests
+from relay.streams.caller_tools.session import PendingRequest, SessionRequests
 from schemas.payloads import CallerToolResult
 
 KIB = 1024

@@ -2,10 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from relay.streams.caller_tools.events import EventType
 from relay.streams.caller_tools.limits import MAX_TOKENS
-from relay.streams.caller_tools.requests import PendingRequest
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.session import CallerSession, EventType, PendingRequest
 from tests.fakes.caller_stage import CallerStage
 
 

@@ -1,4 +1,4 @@
-from relay.streams.telemetry.history import History, HistoryBytes
+from relay.streams.telemetry.stream import History, HistoryBytes
 
 
 def filled(count: int, history: History) -> History:

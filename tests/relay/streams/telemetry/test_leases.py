@@ -1,10 +1,8 @@
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.streams.telemetry.history import History, HistoryBytes
-from relay.streams.telemetry.leases import Leases
-from relay.streams.telemetry.stream import Stream, Terms
-from relay.streams.telemetry.subscription import Subscription
+from relay.streams.telemetry.hub import Leases
+from relay.streams.telemetry.stream import History, HistoryBytes, Stream, Subscription, Terms
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import CAP_ID, SUBSCRIBE, Followed, PlayedFrames
 from tests.fakes.seconds import Seconds

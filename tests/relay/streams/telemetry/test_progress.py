@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from relay.calls.call_record import Following
-from relay.streams.telemetry.history import Sample
-from relay.streams.telemetry.progress import send_samples
-from relay.streams.telemetry.sample_queue import SampleQueue
+from relay.streams.telemetry.sample_queue import SampleQueue, send_samples
+from relay.streams.telemetry.stream import Sample
 from schemas.errors import Failure, ToolError
 from schemas.projection import META_LOST
 

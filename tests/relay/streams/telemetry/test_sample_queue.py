@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from relay.streams.telemetry.history import Sample
 from relay.streams.telemetry.sample_queue import SampleQueue
+from relay.streams.telemetry.stream import Sample
 from schemas.errors import Failure, ToolError
 
 

@@ -3,9 +3,7 @@ import json
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.streams.telemetry.history import History, HistoryBytes, Sample
-from relay.streams.telemetry.stream import Stream, Terms
-from relay.streams.telemetry.subscription import Subscription
+from relay.streams.telemetry.stream import History, HistoryBytes, Sample, Stream, Subscription, Terms
 from tests.fakes.followed import SUBSCRIBE, Followed, sample_of
 from tests.fakes.signer import TENANT
 

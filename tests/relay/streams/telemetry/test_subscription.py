@@ -1,7 +1,7 @@
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.streams.telemetry.subscription import Subscription, lease_s
+from relay.streams.telemetry.stream import Subscription, lease_s
 from tests.fakes.signer import TENANT
 
 AGENT = Principal(TENANT, "agent", "jti", "https://relay.example", frozenset(), 0, "kid", b"")

@@ -1,8 +1,9 @@
-"""Notifies an agent that listens at one relay of the fleet of what it has subscribed to at another.
+"""The resource of a node's telemetry at all relays of a fleet: read and listened to at any of them.
 
-A relay tells the others who listens at it, again and again while that lasts, since there need not be a
-subscription yet. Where the agent has one, listening holds it as a listener of that relay would, and each
-update is sent to where it listens. Must not carry samples: they are read.
+Each relay judges the agent as one of its own. For reading, all that run are asked. That an agent listens, a
+relay tells the others again and again while it lasts, since there need not be a subscription yet. Where the
+agent has one, listening holds it as a listener of that relay would, and each update is sent to where it
+listens; samples are not: they are read. Must not start a stream.
 """
 
 import asyncio
@@ -15,11 +16,69 @@ from typing import Any
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.routing.port import NoResponderError, Peers
 from relay.streams.telemetry.hub import Notify
-from relay.streams.telemetry.reading import Place, TelemetryResource
-from relay.streams.telemetry.subscription import MIN_LEASE_S
+from relay.streams.telemetry.reading import Place, TelemetryQueryError, TelemetryResource
+from relay.streams.telemetry.stream import MIN_LEASE_S
 from schemas.errors import Failure, ToolError
 from schemas.health import Loop
 from schemas.tokens import TokenError
+
+READ = "telemetry_read"
+"""What relays ask each other."""
+_READ_TIMEOUT_S = 2.0
+_MAX_CHARACTERS = 512 * 1024
+
+
+class FleetReading:
+    """The resource at all relays: ``resource`` at this one, and at ``peers``."""
+
+    def __init__(self, resource: TelemetryResource, peers: Peers, authenticator: Authenticator) -> None:
+        self._resource = resource
+        self._peers = peers
+        self._authenticator = authenticator
+        peers.answer(READ, self._answer)
+
+    async def read(self, principal: Principal, uri: str) -> str | None:
+        """Return what another relay has of ``uri``; None if there is nothing, or this relay is to be read.
+
+        That is where the agent has its own subscription, or else where it may read what others follow.
+
+        Raises:
+            UnknownNodeError: there is no such node for ``principal``.
+        """
+        uri_by_id = self._resource.by_id(principal, uri)
+        if uri_by_id is None or self._resource.has_own(principal, uri_by_id):
+            return None
+        body = {"uri": uri_by_id, "principal": principal.facts()}
+        asked = (self._ask(relay, body) for relay in self._peers.running())
+        found = [reply for reply in await asyncio.gather(*asked) if isinstance(reply.get("content"), str)]
+        own = [reply["content"] for reply in found if reply.get("own") is True]
+        if own or self._resource.has_any(principal, uri_by_id):
+            return own[0] if own else None
+        return found[0]["content"] if found else None
+
+    async def _ask(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what ``relay`` has: nothing, if it does not answer."""
+        try:
+            return await self._peers.ask(relay, READ, body, _READ_TIMEOUT_S)
+        except (NoResponderError, TimeoutError, ToolError):
+            return {}
+
+    async def _answer(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what this relay has: a ``PeerHandler``."""
+        uri: str = body["uri"]
+        try:
+            principal = self._authenticator.forwarded(**body["principal"])
+        except TokenError:
+            raise ToolError(Failure.SAFETY_DENIED) from None
+        if not principal.rights.may_read or self._resource.by_id(principal, uri) is None:
+            return {}
+        own = self._resource.has_own(principal, uri)
+        try:
+            content = self._resource.read(principal, uri, _MAX_CHARACTERS)
+        except TelemetryQueryError:
+            return {}
+        return {} if content is None else {"content": content, "own": own}
+
 
 LISTEN, UPDATED = "telemetry_listen", "telemetry_updated"
 """What relays ask each other: to hear of updates, and that there is one."""
