@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from attrs import define
 from pydantic_core import from_json
 
 from relay.audit.log import AuditUnavailableError
@@ -84,29 +85,18 @@ class Use:
     selection: Selection
 
 
+@define(eq=False, repr=False, kw_only=True)
 class CallerSessions:
     """The callers' side of all sessions. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        registry: SessionRegistry,
-        nodes: Nodes,
-        endings: Endings,
-        outbox: Outbox,
-        records: CallerRecords,
-        budget: SharedBudget,
-        timeouts: Timeouts,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._registry = registry
-        self._nodes = nodes
-        self._endings = endings
-        self._outbox = outbox
-        self._records = records
-        self._budget = budget
-        self._timeouts = timeouts
-        self._monotonic = monotonic
+    _registry: SessionRegistry
+    _nodes: Nodes
+    _endings: Endings
+    _outbox: Outbox
+    _records: CallerRecords
+    _budget: SharedBudget
+    _timeouts: Timeouts
+    _monotonic: Callable[[], float]
 
     def message(self, use: Use) -> CallerSession:
         """Open a session or find it, declare tools anew, send a message, end it: what the arguments name.
@@ -258,12 +248,12 @@ def wait_ms_of(tool: SessionTool, arguments: Mapping[str, Any]) -> int:
     return wait_ms
 
 
+@define(eq=False, repr=False)
 class SessionCalls:
     """The calls for the sessions of one relay."""
 
-    def __init__(self, sessions: CallerSessions, polls: Polls) -> None:
-        self._sessions = sessions
-        self._polls = polls
+    _sessions: CallerSessions
+    _polls: Polls
 
     async def run(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import Authenticator, Principal
@@ -38,22 +39,15 @@ class SessionEnding(StrEnum):
 _WITHDRAWN = "withdrawn"
 
 
+@define(eq=False, repr=False)
 class Endings:
     """Ends requests and sessions. ``monotonic`` is in seconds."""
 
-    def __init__(
-        self,
-        registry: SessionRegistry,
-        outbox: Outbox,
-        records: CallerRecords,
-        budget: SharedBudget,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._registry = registry
-        self._outbox = outbox
-        self._records = records
-        self._budget = budget
-        self._monotonic = monotonic
+    _registry: SessionRegistry
+    _outbox: Outbox
+    _records: CallerRecords
+    _budget: SharedBudget
+    _monotonic: Callable[[], float]
 
     def answer(self, session: CallerSession, request: PendingRequest, result: Any, size: int) -> None:
         """End ``request`` with the caller's result, of ``size`` bytes."""
@@ -160,29 +154,22 @@ _SESSIONS_EVERY = 4
 """Sessions are checked in every fourth round: there are thousands, and seconds do not matter to them."""
 
 
+@define(eq=False, repr=False)
 class Expiry:
     """Ends what is over at the time of each sweep. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        registry: SessionRegistry,
-        endings: Endings,
-        outbox: Outbox,
-        nodes: Nodes,
-        authenticator: Authenticator,
-        timeouts: Timeouts,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._registry = registry
-        self._endings = endings
-        self._outbox = outbox
-        self._nodes = nodes
-        self._authenticator = authenticator
-        self._timeouts = timeouts
-        self._monotonic = monotonic
-        self._log = log
-        self.loop = Loop(monotonic)
+    _registry: SessionRegistry
+    _endings: Endings
+    _outbox: Outbox
+    _nodes: Nodes
+    _authenticator: Authenticator
+    _timeouts: Timeouts
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
+    loop: Loop = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.loop = Loop(self._monotonic)
 
     async def run(self) -> None:
         """Sweep until cancelled."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
@@ -25,13 +26,13 @@ Push = Callable[[str], Awaitable[None]]
 _RETRY_MS = 1000
 
 
+@define(eq=False, repr=False)
 class Polls:
     """The waiting calls of all agents. ``monotonic`` is in seconds."""
 
-    def __init__(self, endings: Endings, monotonic: Callable[[], float]) -> None:
-        self._endings = endings
-        self._monotonic = monotonic
-        self._open = Counter[AgentName]()
+    _endings: Endings
+    _monotonic: Callable[[], float]
+    _open: Counter[AgentName] = field(init=False, factory=Counter)
 
     async def wait(self, session: CallerSession, principal: Principal, after: int, wait_s: float) -> None:
         """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``.
@@ -107,6 +108,7 @@ SendEvent = Callable[[str], Awaitable[bool]]
 """Sends an event, which is JSON; returns whether the client wants such."""
 
 
+@define(eq=False, repr=False)
 class EventStream:
     """The event stream of one MCP session.
 
@@ -115,31 +117,23 @@ class EventStream:
         elsewhere: the sessions that other relays keep, by id, each with its caller.
     """
 
-    def __init__(self, send: SendEvent) -> None:
-        self.send = send
-        self.principal: Principal | None = None
-        self.cursors: dict[CallerSession, int] = {}
-        self.tasks: dict[CallerSession, asyncio.Task[None]] = {}
-        self.elsewhere: dict[str, AgentName] = {}
+    send: SendEvent
+    principal: Principal | None = field(init=False, default=None)
+    cursors: dict[CallerSession, int] = field(init=False, factory=dict)
+    tasks: dict[CallerSession, asyncio.Task[None]] = field(init=False, factory=dict)
+    elsewhere: dict[str, AgentName] = field(init=False, factory=dict)
 
 
+@define(eq=False, repr=False)
 class EventStreams:
     """The streams of all callers, by the ids of their MCP sessions. ``monotonic`` is in seconds."""
 
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        endings: Endings,
-        leave_elsewhere: LeaveElsewhere | None,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._authenticator = authenticator
-        self._endings = endings
-        self._leave_elsewhere = leave_elsewhere
-        self._monotonic = monotonic
-        self._log = log
-        self._streams: dict[str, EventStream] = {}
+    _authenticator: Authenticator
+    _endings: Endings
+    _leave_elsewhere: LeaveElsewhere | None
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
+    _streams: dict[str, EventStream] = field(init=False, factory=dict)
 
     def attach(self, stream_id: str, send: SendEvent) -> None:
         """Note an MCP session, on whose event stream ``send`` sends."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from attrs import define, field
+
 from relay.auth.agent_tokens import AgentName
 from schemas.caller_tools import NODE_MARGIN_S
 
@@ -74,16 +76,16 @@ class Full(StrEnum):
     TENANT = "The sessions of your tenant"
 
 
+@define(eq=False, repr=False)
 class SharedBudget:
     """What is in use: ``per_node`` at most for one node, and ``in_all``."""
 
-    def __init__(self, per_node: int, in_all: int) -> None:
-        self._per_node = per_node
-        self._in_all = in_all
-        self._nodes: Counter[str] = Counter()
-        self._tenants: Counter[str] = Counter()
-        self._principals: Counter[AgentName] = Counter()
-        self._total = 0
+    _per_node: int
+    _in_all: int
+    _nodes: Counter[str] = field(init=False, factory=Counter)
+    _tenants: Counter[str] = field(init=False, factory=Counter)
+    _principals: Counter[AgentName] = field(init=False, factory=Counter)
+    _total: int = field(init=False, default=0)
 
     @property
     def total(self) -> int:

@@ -7,6 +7,8 @@ callers: ``caller_sessions`` does.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import define, field
+
 from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalReason
 from relay.routing.port import NodeFrames, NodeRef
@@ -21,25 +23,17 @@ from schemas.payloads import CallerToolCancel, CallerToolRequest, SessionEnd, Se
 from schemas.ulids import UlidSource
 
 
+@define(eq=False, repr=False)
 class NodeRequests:
     """The frames of all nodes that concern sessions. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        registry: SessionRegistry,
-        endings: Endings,
-        outbox: Outbox,
-        records: CallerRecords,
-        ulids: UlidSource,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._registry = registry
-        self._endings = endings
-        self._outbox = outbox
-        self._records = records
-        self._ulids = ulids
-        self._monotonic = monotonic
-        self._node_sessions: dict[str, str] = {}
+    _registry: SessionRegistry
+    _endings: Endings
+    _outbox: Outbox
+    _records: CallerRecords
+    _ulids: UlidSource
+    _monotonic: Callable[[], float]
+    _node_sessions: dict[str, str] = field(init=False, factory=dict)
 
     def follow(self, frames: NodeFrames) -> None:
         """Handle the frames of ``frames`` from now on."""

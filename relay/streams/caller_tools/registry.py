@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from attrs import define, field
+
 from relay.auth.agent_tokens import AgentName
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
@@ -31,11 +33,11 @@ class SessionNode:
     key: bytes
 
 
+@define(eq=False, repr=False)
 class Nodes:
     """The nodes of one relay, as sessions need them."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    _fleet: Fleet
 
     def find(self, tenant: str, reference: str, selection: Selection) -> SessionNode:
         """Return the connected node of ``tenant`` that ``reference`` names: an id, a label or a prefix.
@@ -70,6 +72,7 @@ _RETRY_MS = 60_000
 _RANDOM_BYTES = 4
 
 
+@define(eq=False, repr=False)
 class SessionRegistry:
     """The live sessions, by id and by node. The last digits of each id begin with ``tag``, fewer than 8.
 
@@ -77,15 +80,17 @@ class SessionRegistry:
         shares: how many there are, of whom.
     """
 
-    def __init__(
-        self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes], tag: str = ""
-    ) -> None:
-        self._tag = tag
-        self._now_ms = now_ms
-        self._random_bytes = random_bytes
+    _now_ms: Callable[[], int]
+    _random_bytes: Callable[[int], bytes]
+    _tag: str = ""
+    shares: SharedBudget = field(init=False)
+    _sessions: dict[str, CallerSession] = field(init=False, factory=dict)
+    _of_node: defaultdict[str, dict[str, CallerSession]] = field(
+        init=False, factory=lambda: defaultdict(dict)
+    )
+
+    def __attrs_post_init__(self) -> None:
         self.shares = SharedBudget(MAX_SESSIONS, MAX_IN_ALL)
-        self._sessions: dict[str, CallerSession] = {}
-        self._of_node: defaultdict[str, dict[str, CallerSession]] = defaultdict(dict)
 
     def __len__(self) -> int:
         return len(self._sessions)

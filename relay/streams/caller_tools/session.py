@@ -11,9 +11,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from attrs import define, field, frozen
 
 from relay.ascii_json import encoded
 from relay.auth.agent_tokens import AgentName, Principal
@@ -52,6 +54,7 @@ class CallerEvent:
     request_id: str | None = None
 
 
+@define(eq=False, repr=False)
 class EventBuffer:
     """The events of the session ``session_id``, which takes its memory from ``budget`` for ``holder``.
 
@@ -60,18 +63,15 @@ class EventBuffer:
         size: the bytes that the events take of the budget.
     """
 
-    def __init__(
-        self, session_id: str, holder: Holder, budget: SharedBudget, max_events: int = MAX_EVENTS
-    ) -> None:
-        self._session_id = session_id
-        self._holder = holder
-        self._budget = budget
-        self._max_events = max_events
-        self._events: OrderedDict[int, CallerEvent] = OrderedDict()
-        self._requests: dict[str, int] = {}
-        self._evicted = 0
-        self.newest = 0
-        self.size = 0
+    _session_id: str
+    _holder: Holder
+    _budget: SharedBudget
+    _max_events: int = MAX_EVENTS
+    _events: OrderedDict[int, CallerEvent] = field(init=False, factory=OrderedDict)
+    _requests: dict[str, int] = field(init=False, factory=dict)
+    _evicted: int = field(init=False, default=0)
+    newest: int = field(init=False, default=0)
+    size: int = field(init=False, default=0)
 
     def append(
         self, type_: EventType, members: Mapping[str, Any], request_id: str | None = None
@@ -144,7 +144,7 @@ _MAX_KEPT = 256
 _MAX_KEPT_BYTES = 512 * 1024
 
 
-@dataclass(slots=True, eq=False)
+@define(eq=False, repr=False)
 class PendingRequest:
     """A request that waits for the caller's answer. Times are seconds of a monotonic clock.
 
@@ -158,7 +158,7 @@ class PendingRequest:
     correlation_id: str
     arrived: float
     delivered: bool = False
-    streams: set[object] = field(default_factory=set)
+    streams: set[object] = field(factory=set)
 
     @property
     def has_reached_caller(self) -> bool:
@@ -175,13 +175,13 @@ class _Kept:
     ended: float
 
 
+@define(eq=False, repr=False)
 class SessionRequests:
     """The requests of one session, by id."""
 
-    def __init__(self) -> None:
-        self._pending: dict[str, PendingRequest] = {}
-        self._ended: OrderedDict[str, _Kept] = OrderedDict()
-        self._kept_bytes = 0
+    _pending: dict[str, PendingRequest] = field(init=False, factory=dict)
+    _ended: OrderedDict[str, _Kept] = field(init=False, factory=OrderedDict)
+    _kept_bytes: int = field(init=False, default=0)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -270,14 +270,15 @@ class SessionFacts:
         return Holder(self.principal, self.node_id)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(eq=False, repr=False)
 class Lent:
     """The tools that the caller lends, by name, and their size in bytes."""
 
-    tools: Mapping[str, CallerTool] = field(default_factory=dict)
+    tools: Mapping[str, CallerTool] = field(factory=dict)
     size: int = 0
 
 
+@define(eq=False, repr=False)
 class CallerSession:
     """A live session.
 
@@ -289,21 +290,23 @@ class CallerSession:
         polls: how many long polls are open.
     """
 
-    def __init__(self, facts: SessionFacts, lent: Lent, events: EventBuffer, now: float) -> None:
-        self.facts = facts
-        self.lent = lent
-        self.events = events
-        self.requests = SessionRequests()
-        self.tokens: dict[str, Principal] = {}
-        self.last_used = now
-        self.has_ended = False
-        self.polls = 0
-        self._streams: set[object] = set()
-        self._connections: set[object] = set()
-        self._reachable_until = now
-        self._left: float | None = None
-        self._left_plainly = False
-        self._changed = asyncio.Event()
+    facts: SessionFacts
+    lent: Lent
+    events: EventBuffer
+    last_used: float
+    requests: SessionRequests = field(init=False, factory=SessionRequests)
+    tokens: dict[str, Principal] = field(init=False, factory=dict)
+    has_ended: bool = field(init=False, default=False)
+    polls: int = field(init=False, default=0)
+    _streams: set[object] = field(init=False, factory=set)
+    _connections: set[object] = field(init=False, factory=set)
+    _reachable_until: float = field(init=False)
+    _left: float | None = field(init=False, default=None)
+    _left_plainly: bool = field(init=False, default=False)
+    _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self._reachable_until = self.last_used
 
     @property
     def session_id(self) -> str:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from attrs import define
 from pydantic_core import from_json
 
 from relay.auth.permissions import Rights
@@ -48,22 +49,15 @@ def log_message(event: str) -> tuple[str, dict[str, Any]]:
     return "notifications/message", {"level": LEVEL, "logger": LOGGER, "data": from_json(event)}
 
 
+@define(eq=False, repr=False)
 class SessionTools:
     """The tools over the sessions of all relays: ``calls`` has those of this one."""
 
-    def __init__(
-        self,
-        calls: SessionCalls,
-        registry: SessionRegistry,
-        streams: EventStreams,
-        endings: Endings,
-        forwarded: ForwardedCalls | None,
-    ) -> None:
-        self._calls = calls
-        self._registry = registry
-        self._streams = streams
-        self._endings = endings
-        self._forwarded = forwarded
+    _calls: SessionCalls
+    _registry: SessionRegistry
+    _streams: EventStreams
+    _endings: Endings
+    _forwarded: ForwardedCalls | None
 
     def tools(self, registry: SchemaRegistry) -> tuple[RelayTool, ...]:
         """Return the tools, to be registered."""

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from attrs import define, field
+
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.routing.port import NoResponderError, Peers
 from relay.streams.telemetry.hub import Notify
@@ -28,14 +30,16 @@ _READ_TIMEOUT_S = 2.0
 _MAX_CHARACTERS = 512 * 1024
 
 
+@define(eq=False, repr=False)
 class FleetReading:
     """The resource at all relays: ``resource`` at this one, and at ``peers``."""
 
-    def __init__(self, resource: TelemetryResource, peers: Peers, authenticator: Authenticator) -> None:
-        self._resource = resource
-        self._peers = peers
-        self._authenticator = authenticator
-        peers.answer(READ, self._answer)
+    _resource: TelemetryResource
+    _peers: Peers
+    _authenticator: Authenticator
+
+    def __attrs_post_init__(self) -> None:
+        self._peers.answer(READ, self._answer)
 
     async def read(self, principal: Principal, uri: str) -> str | None:
         """Return what another relay has of ``uri``; None if there is nothing, or this relay is to be read.
@@ -105,36 +109,36 @@ class _Elsewhere:
     until_s: float
 
 
+@define(eq=False, repr=False)
 class FleetListening:
     """The listeners of this relay at its ``peers``, and theirs here.
 
     ``listen`` is that of ``TelemetryHub``; ``seconds`` is a monotonic clock.
     """
 
-    def __init__(
-        self,
-        resource: TelemetryResource,
-        listen: Listen,
-        peers: Peers,
-        authenticator: Authenticator,
-        seconds: Callable[[], float],
-    ) -> None:
-        self._resource = resource
-        self._listen = listen
-        self._peers = peers
-        self._authenticator = authenticator
-        self._seconds = seconds
-        self._here: defaultdict[ListenerKey, dict[object, Notify]] = defaultdict(dict)
-        self._principals: dict[ListenerKey, Principal] = {}
-        self._elsewhere: dict[tuple[str, ListenerKey], _Elsewhere] = {}
-        self._to_tell: dict[ListenerKey, tuple[Principal, float]] = {}
-        self._updated: dict[tuple[str, ListenerKey], None] = {}
-        self._wake = asyncio.Event()
-        self._sweep_s = seconds() + _SWEEP_S
-        self._renew_s = seconds() + _RENEWED_EVERY_S
-        self.loop = Loop(seconds)
-        peers.answer(LISTEN, self._listens)
-        peers.answer(UPDATED, self._has_updated)
+    _resource: TelemetryResource
+    _listen: Listen
+    _peers: Peers
+    _authenticator: Authenticator
+    _seconds: Callable[[], float]
+    _here: defaultdict[ListenerKey, dict[object, Notify]] = field(
+        init=False, factory=lambda: defaultdict(dict)
+    )
+    _principals: dict[ListenerKey, Principal] = field(init=False, factory=dict)
+    _elsewhere: dict[tuple[str, ListenerKey], _Elsewhere] = field(init=False, factory=dict)
+    _to_tell: dict[ListenerKey, tuple[Principal, float]] = field(init=False, factory=dict)
+    _updated: dict[tuple[str, ListenerKey], None] = field(init=False, factory=dict)
+    _wake: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _sweep_s: float = field(init=False)
+    _renew_s: float = field(init=False)
+    loop: Loop = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._sweep_s = self._seconds() + _SWEEP_S
+        self._renew_s = self._seconds() + _RENEWED_EVERY_S
+        self.loop = Loop(self._seconds)
+        self._peers.answer(LISTEN, self._listens)
+        self._peers.answer(UPDATED, self._has_updated)
 
     def place_of(self, principal: Principal, uri: str) -> Place | None:
         """Return what ``uri`` names, as ``TelemetryResource.place_of`` describes."""

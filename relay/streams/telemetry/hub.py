@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
+from attrs import define, field
 from pydantic_core import from_json
 from structlog.typing import FilteringBoundLogger
 
@@ -32,13 +33,13 @@ _RENEWALS_IN_A_LEASE = 3
 _SHORTEST_INTERVAL_MS = 1000
 
 
+@define(eq=False, repr=False)
 class Leases:
     """Sends leases by ``frames``. ``seconds`` is a monotonic clock."""
 
-    def __init__(self, frames: NodeFrames, seconds: Callable[[], float]) -> None:
-        self._frames = frames
-        self._seconds = seconds
-        self._to_stop: set[tuple[str, str]] = set()
+    _frames: NodeFrames
+    _seconds: Callable[[], float]
+    _to_stop: set[tuple[str, str]] = field(init=False, factory=set)
 
     def update(self, stream: Stream) -> None:
         """Send the lease of ``stream`` if its terms have changed, or a third of its time has passed.
@@ -95,39 +96,34 @@ Notify = Callable[[], None]
 OnSample = Callable[[str, Mapping[str, Any]], None]
 
 
+@define(eq=False, repr=False, kw_only=True)
 class TelemetryHub:
     """The streams. ``seconds`` is a monotonic clock."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        fleet: Fleet,
-        frames: NodeFrames,
-        authenticator: Authenticator,
-        metrics: Metrics,
-        refusals: RefusalCounter,
-        seconds: Callable[[], float],
-        log: FilteringBoundLogger,
-        per_agent: int = PER_AGENT,
-        in_all: int = IN_ALL,
-    ) -> None:
-        self._fleet = fleet
-        self._authenticator = authenticator
-        self._metrics = metrics
-        self._refusals = refusals
-        self._seconds = seconds
-        self._log = log
-        self._per_agent = per_agent
-        self._in_all = in_all
-        self._leases = Leases(frames, seconds)
-        self._bytes = HistoryBytes()
-        self._nodes: defaultdict[str, dict[str, Stream]] = defaultdict(dict)
-        self._counts = Counter[AgentName]()
-        self._listeners: defaultdict[tuple[AgentName, str], dict[object, Notify]] = defaultdict(dict)
-        self._on_sample: list[OnSample] = []
-        self.loop = Loop(seconds)
-        frames.on_frame(OneWayType.TELEMETRY, self._received)
-        frames.on_connection(self._linked)
+    _fleet: Fleet
+    _frames: NodeFrames
+    _authenticator: Authenticator
+    _metrics: Metrics
+    _refusals: RefusalCounter
+    _seconds: Callable[[], float]
+    _log: FilteringBoundLogger
+    _per_agent: int = PER_AGENT
+    _in_all: int = IN_ALL
+    _leases: Leases = field(init=False)
+    _bytes: HistoryBytes = field(init=False, factory=HistoryBytes)
+    _nodes: defaultdict[str, dict[str, Stream]] = field(init=False, factory=lambda: defaultdict(dict))
+    _counts: Counter[AgentName] = field(init=False, factory=Counter)
+    _listeners: defaultdict[tuple[AgentName, str], dict[object, Notify]] = field(
+        init=False, factory=lambda: defaultdict(dict)
+    )
+    _on_sample: list[OnSample] = field(init=False, factory=list)
+    loop: Loop = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._leases = Leases(self._frames, self._seconds)
+        self.loop = Loop(self._seconds)
+        self._frames.on_frame(OneWayType.TELEMETRY, self._received)
+        self._frames.on_connection(self._linked)
 
     def on_sample(self, listener: OnSample) -> None:
         """Call ``listener`` with every sample that is accepted, and the node that it is of."""

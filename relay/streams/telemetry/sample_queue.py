@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from attrs import define, field
+
 from relay.calls.call_record import Following
 from relay.streams.telemetry.stream import Sample
 from schemas.errors import ToolError
@@ -16,6 +18,7 @@ from schemas.projection import META_LOST
 MAX_WAITING = 16
 
 
+@define(eq=False, repr=False)
 class SampleQueue:
     """The samples for one reader.
 
@@ -23,12 +26,11 @@ class SampleQueue:
         lost: how many it has lost since the start.
     """
 
-    def __init__(self, max_waiting: int = MAX_WAITING) -> None:
-        self._waiting: deque[Sample] = deque()
-        self._max_waiting = max_waiting
-        self._changed = asyncio.Event()
-        self._error: ToolError | None = None
-        self.lost = 0
+    _max_waiting: int = MAX_WAITING
+    _waiting: deque[Sample] = field(init=False, factory=deque)
+    _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _error: ToolError | None = field(init=False, default=None)
+    lost: int = field(init=False, default=0)
 
     def put(self, sample: Sample) -> None:
         """Add a sample; if there are too many, the oldest is lost."""

@@ -7,9 +7,10 @@ send frames, nor know how samples reach an agent: ``hub`` does.
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from attrs import define, field
 from pydantic_core import from_json
 
 from relay.ascii_json import encoded
@@ -54,26 +55,22 @@ class Sample:
     text: str
 
 
+@define(eq=False, repr=False)
 class HistoryBytes:
     """How many bytes the histories of one relay have together."""
 
-    __slots__ = ("limit", "used")
-
-    def __init__(self, limit: int = MAX_BYTES_OF_ALL) -> None:
-        self.limit = limit
-        self.used = 0
+    limit: int = MAX_BYTES_OF_ALL
+    used: int = field(init=False, default=0)
 
 
+@define(eq=False, repr=False)
 class History:
     """The samples of one stream, oldest first. It has at least the latest."""
 
-    __slots__ = ("_bytes", "_max_samples", "_samples", "count")
-
-    def __init__(self, in_all: HistoryBytes, max_samples: int = MAX_SAMPLES) -> None:
-        self._bytes = in_all
-        self._max_samples = max_samples
-        self._samples: deque[Sample] = deque()
-        self.count = 0
+    _in_all: HistoryBytes
+    _max_samples: int = MAX_SAMPLES
+    _samples: deque[Sample] = field(init=False, factory=deque)
+    count: int = field(init=False, default=0)
 
     @property
     def latest(self) -> Sample | None:
@@ -85,11 +82,11 @@ class History:
         self.count += 1
         sample = Sample(self.count, ts_ms, text)
         self._samples.append(sample)
-        self._bytes.used += len(text)
+        self._in_all.used += len(text)
         while len(self._samples) > self._max_samples or (
-            self._bytes.used > self._bytes.limit and len(self._samples) > 1
+            self._in_all.used > self._in_all.limit and len(self._samples) > 1
         ):
-            self._bytes.used -= len(self._samples.popleft().text)
+            self._in_all.used -= len(self._samples.popleft().text)
         return sample
 
     def since(self, ts_ms: int) -> list[Sample]:
@@ -103,7 +100,7 @@ class History:
 
     def clear(self) -> None:
         """Drop all samples."""
-        self._bytes.used -= sum(len(sample.text) for sample in self._samples)
+        self._in_all.used -= sum(len(sample.text) for sample in self._samples)
         self._samples.clear()
 
 
@@ -116,7 +113,7 @@ def lease_s(interval_s: float) -> float:
     return max(_INTERVALS * interval_s, MIN_LEASE_S)
 
 
-@dataclass(slots=True, eq=False)
+@define(eq=False, repr=False)
 class Subscription:
     """One subscriber.
 
@@ -135,8 +132,8 @@ class Subscription:
     on_sample: Callable[[Sample], None]
     on_end: Callable[[ToolError], None]
     seen: int
-    expires_s: float = field(default=0.0)
-    cadence: Cadence = field(default_factory=Cadence)
+    expires_s: float = 0.0
+    cadence: Cadence = field(factory=Cadence)
 
     @property
     def interval_s(self) -> float:
@@ -168,6 +165,7 @@ class Terms:
     include: frozenset[str] | None
 
 
+@define(eq=False, repr=False)
 class Stream:
     """One stream.
 
@@ -180,32 +178,22 @@ class Stream:
         received_s: when the last sample arrived.
     """
 
-    __slots__ = (
-        "_includes",
-        "_intervals",
-        "_required",
-        "_subscriptions",
-        "cadence",
-        "history",
-        "leased",
-        "leased_s",
-        "received_s",
-        "tenant",
-        "tool",
-    )
+    tool: Tool
+    tenant: str
+    history: History
+    received_s: float
+    leased: Terms | None = field(init=False, default=None)
+    leased_s: float = field(init=False)
+    cadence: Cadence = field(init=False)
+    _required: frozenset[str] = field(init=False)
+    _subscriptions: dict[Hashable, Subscription] = field(init=False, factory=dict)
+    _intervals: Counter[int] = field(init=False, factory=Counter)
+    _includes: Counter[frozenset[str] | None] = field(init=False, factory=Counter)
 
-    def __init__(self, tool: Tool, tenant: str, history: History, now_s: float) -> None:
-        self.tool = tool
-        self.tenant = tenant
-        self.history = history
-        self.leased: Terms | None = None
-        self.leased_s = now_s
-        self.cadence = Cadence(now_s)
-        self.received_s = now_s
-        self._required = frozenset(tool.surface.output_schema.get("required", ()))
-        self._subscriptions: dict[Hashable, Subscription] = {}
-        self._intervals: Counter[int] = Counter()
-        self._includes: Counter[frozenset[str] | None] = Counter()
+    def __attrs_post_init__(self) -> None:
+        self.leased_s = self.received_s
+        self.cadence = Cadence(self.received_s)
+        self._required = frozenset(self.tool.surface.output_schema.get("required", ()))
 
     def __len__(self) -> int:
         return len(self._subscriptions)
