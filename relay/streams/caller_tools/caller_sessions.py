@@ -75,6 +75,26 @@ def caller_id_of(context: Mapping[str, Any], present: str | None) -> str:
     return declared
 
 
+POLL_MS = 20_000
+"""How long ``session_events`` waits for an event unless the caller says otherwise."""
+
+
+class SessionTool(StrEnum):
+    """The tools by which a caller uses sessions, by their canonical names."""
+
+    MESSAGE = "session_message"
+    EVENTS = "session_events"
+    RESPONSE = "caller_tool_response"
+
+
+def wait_ms_of(tool: SessionTool, arguments: Mapping[str, Any]) -> int:
+    """Return how long a call waits for an event at most, in milliseconds."""
+    if tool is SessionTool.RESPONSE:
+        return 0
+    wait_ms: int = arguments.get("wait_ms", POLL_MS if tool is SessionTool.EVENTS else 0)
+    return wait_ms
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """One call of a caller, whose arguments fit the document of its tool."""
@@ -95,16 +115,47 @@ class CallerSessions:
     _outbox: Outbox
     _records: CallerRecords
     _budget: SharedBudget
+    _polls: Polls
     _timeouts: Timeouts
     _monotonic: Callable[[], float]
 
-    def message(self, use: Use) -> CallerSession:
-        """Open a session or find it, declare tools anew, send a message, end it: what the arguments name.
+    async def run(
+        self,
+        tool: SessionTool,
+        use: Use,
+        push: Push | None,
+        found: Callable[[CallerSession], None] = lambda _session: None,
+    ) -> Mapping[str, Any]:
+        """Return the result of a call of ``tool``.
+
+        ``push`` sends each event as it happens; without it, the call returns at the first one. ``found`` is
+        called with the session before the call waits.
 
         Raises:
-            ToolError: nothing was done.
-            AuditUnavailableError: it was not opened, because it cannot be recorded.
+            ToolError: nothing was done. SESSION_UNKNOWN; CALLER_REQUEST_UNKNOWN; ARGUMENTS_INVALID if an
+                answer is malformed or too large, then the request is still pending; RATE_LIMITED if too many
+                calls wait, or there is no space.
+            AuditUnavailableError: a session was not opened, because it cannot be recorded.
         """
+        if tool is SessionTool.RESPONSE:
+            session = self._respond(use)
+            found(session)
+            request_id = use.arguments["request_id"]
+            return {"session_id": session.session_id, "request_id": request_id, "accepted": True}
+        session = self._message(use) if tool is SessionTool.MESSAGE else self._session_of(use)
+        found(session)
+        after = use.arguments.get("after", 0)
+        wait_s = wait_ms_of(tool, use.arguments) / 1000
+        if wait_s and not session.has_ended:
+            if push is None:
+                await self._polls.wait(session, use.principal, after, wait_s)
+            else:
+                await self._polls.stream(session, use.principal, after, wait_s, push)
+        node = {"node_id": session.facts.node_id} if tool is SessionTool.MESSAGE else {}
+        return {"session_id": session.session_id, **node, **_read(session, after)}
+
+    def _message(self, use: Use) -> CallerSession:
+        """Open a session or find it, declare tools anew, send a message, end it: what the arguments name."""
         session_id = use.arguments.get("session_id")
         if session_id is None:
             session = self._opened(use)
@@ -117,24 +168,14 @@ class CallerSessions:
             self._endings.end_session(session, SessionEnding.ENDED)
         return session
 
-    def session_of(self, use: Use) -> CallerSession:
-        """Return the session that the arguments name.
-
-        Raises:
-            ToolError: SESSION_UNKNOWN.
-        """
+    def _session_of(self, use: Use) -> CallerSession:
         session = self._registry.of_caller(use.principal.name, use.arguments["session_id"])
         session.use(use.principal, self._monotonic())
         return session
 
-    def respond(self, use: Use) -> CallerSession:
-        """Give the caller's answer to the request that it answers, and return the session.
-
-        Raises:
-            ToolError: SESSION_UNKNOWN; CALLER_REQUEST_UNKNOWN; ARGUMENTS_INVALID if it is malformed or too
-                large, then the request is still pending.
-        """
-        session = self.session_of(use)
+    def _respond(self, use: Use) -> CallerSession:
+        """Give the caller's answer to the request that it answers, and return the session."""
+        session = self._session_of(use)
         request_id: str = use.arguments["request_id"]
         request = session.requests.find(request_id)
         if request is None:
@@ -226,74 +267,6 @@ class CallerSessions:
         checked_size("message", message)
         payload: SessionText = {"session_id": session.session_id, "message": message}
         self._outbox.send(session.facts.node_id, OneWayType.SESSION_MESSAGE, payload)
-
-
-POLL_MS = 20_000
-"""How long ``session_events`` waits for an event unless the caller says otherwise."""
-
-
-class SessionTool(StrEnum):
-    """The tools by which a caller uses sessions, by their canonical names."""
-
-    MESSAGE = "session_message"
-    EVENTS = "session_events"
-    RESPONSE = "caller_tool_response"
-
-
-def wait_ms_of(tool: SessionTool, arguments: Mapping[str, Any]) -> int:
-    """Return how long a call waits for an event at most, in milliseconds."""
-    if tool is SessionTool.RESPONSE:
-        return 0
-    wait_ms: int = arguments.get("wait_ms", POLL_MS if tool is SessionTool.EVENTS else 0)
-    return wait_ms
-
-
-@define(eq=False, repr=False)
-class SessionCalls:
-    """The calls for the sessions of one relay."""
-
-    _sessions: CallerSessions
-    _polls: Polls
-
-    async def run(
-        self,
-        tool: SessionTool,
-        use: Use,
-        push: Push | None,
-        found: Callable[[CallerSession], None] = lambda _session: None,
-    ) -> Mapping[str, Any]:
-        """Return the result of a call of ``tool``.
-
-        ``push`` sends each event as it happens; without it, the call returns at the first one. ``found`` is
-        called with the session before the call waits.
-
-        Raises:
-            ToolError: as ``CallerSessions`` describes, and RATE_LIMITED if too many calls wait.
-        """
-        if tool is SessionTool.RESPONSE:
-            session = self._sessions.respond(use)
-            found(session)
-            request_id = use.arguments["request_id"]
-            return {"session_id": session.session_id, "request_id": request_id, "accepted": True}
-        if tool is SessionTool.MESSAGE:
-            session = self._sessions.message(use)
-        else:
-            session = self._sessions.session_of(use)
-        found(session)
-        after = use.arguments.get("after", 0)
-        await self._wait(session, use, after, wait_ms_of(tool, use.arguments) / 1000, push)
-        node = {"node_id": session.facts.node_id} if tool is SessionTool.MESSAGE else {}
-        return {"session_id": session.session_id, **node, **_read(session, after)}
-
-    async def _wait(
-        self, session: CallerSession, use: Use, after: int, wait_s: float, push: Push | None
-    ) -> None:
-        if wait_s == 0 or session.has_ended:
-            return
-        if push is None:
-            await self._polls.wait(session, use.principal, after, wait_s)
-        else:
-            await self._polls.stream(session, use.principal, after, wait_s, push)
 
 
 def _read(session: CallerSession, after: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from attrs import define, field
 from relay.auth.agent_tokens import AgentName, Authenticator
 from relay.fleet.selection import WHOLE_FLEET
 from relay.routing.port import NoResponderError, Peers
-from relay.streams.caller_tools.caller_sessions import SessionCalls, SessionTool, Use, wait_ms_of
+from relay.streams.caller_tools.caller_sessions import CallerSessions, SessionTool, Use, wait_ms_of
 from relay.streams.caller_tools.endings import Endings
 from relay.streams.caller_tools.event_streams import Push
 from relay.streams.caller_tools.registry import Nodes, SessionRegistry
@@ -42,10 +42,10 @@ def tag_of(relay: str) -> str:
 
 @define(eq=False, repr=False)
 class ForwardedCalls:
-    """The calls between this relay and its ``peers``; ``calls`` runs those for its own sessions."""
+    """The calls between this relay and its ``peers``; ``calls`` are those for its own sessions."""
 
     _peers: Peers
-    _calls: SessionCalls
+    _calls: CallerSessions
     _sessions: SessionRegistry
     _endings: Endings
     _nodes: Nodes
@@ -72,7 +72,7 @@ class ForwardedCalls:
         """Return the result of a call for a session that one of ``relays`` keeps.
 
         Raises:
-            ToolError: as ``SessionCalls.run`` describes, without text; NODE_OFFLINE if the relay is not
+            ToolError: as ``CallerSessions.run`` describes, without text; NODE_OFFLINE if the relay is not
                 reached, then nothing was done; DEADLINE_EXCEEDED if it does not answer.
         """
         body = {

@@ -5,6 +5,7 @@ Must not decide what a caller may do: ``caller_sessions`` does, at the relay tha
 
 import asyncio
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import define
@@ -13,7 +14,7 @@ from pydantic_core import from_json
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.fleet.tools import ToolSchemas
-from relay.streams.caller_tools.caller_sessions import SessionCalls, SessionTool, Use
+from relay.streams.caller_tools.caller_sessions import CallerSessions, SessionTool, Use
 from relay.streams.caller_tools.endings import Endings
 from relay.streams.caller_tools.event_streams import EventStreams, Push
 from relay.streams.caller_tools.forwarded_calls import ForwardedCalls
@@ -51,9 +52,9 @@ def log_message(event: str) -> tuple[str, dict[str, Any]]:
 
 @define(eq=False, repr=False)
 class SessionTools:
-    """The tools over the sessions of all relays: ``calls`` has those of this one."""
+    """The tools over the sessions of all relays: ``calls`` are those for this one's."""
 
-    _calls: SessionCalls
+    _calls: CallerSessions
     _registry: SessionRegistry
     _streams: EventStreams
     _endings: Endings
@@ -71,7 +72,7 @@ class SessionTools:
                 safety_class="reversible",
                 idempotent=False,
                 visible=_may_message,
-                answer=self._message,
+                answer=partial(self._run, SessionTool.MESSAGE),
                 timeout_s=_TIMEOUT_S,
                 logs=True,
                 waits=True,
@@ -86,7 +87,7 @@ class SessionTools:
                 safety_class="read_only",
                 idempotent=True,
                 visible=_may_message,
-                answer=self._events,
+                answer=partial(self._run, SessionTool.EVENTS),
                 timeout_s=_TIMEOUT_S,
                 logs=True,
                 waits=True,
@@ -101,18 +102,9 @@ class SessionTools:
                 safety_class="reversible",
                 idempotent=False,
                 visible=_may_message,
-                answer=self._respond,
+                answer=partial(self._run, SessionTool.RESPONSE),
             ),
         )
-
-    async def _message(self, call: RelayToolCall) -> Mapping[str, Any]:
-        return await self._run(SessionTool.MESSAGE, call)
-
-    async def _events(self, call: RelayToolCall) -> Mapping[str, Any]:
-        return await self._run(SessionTool.EVENTS, call)
-
-    async def _respond(self, call: RelayToolCall) -> Mapping[str, Any]:
-        return await self._run(SessionTool.RESPONSE, call)
 
     async def _run(self, tool: SessionTool, call: RelayToolCall) -> Mapping[str, Any]:
         use = Use(call.caller.principal, call.arguments, call.correlation_id, call.selection)
