@@ -172,7 +172,6 @@ class Expiry:
         self.loop = Loop(self._monotonic)
 
     async def run(self) -> None:
-        """Sweep until cancelled."""
         rounds = 0
         while True:
             self.loop.busy(_IDLE_S + _ROUND_S)
@@ -192,7 +191,6 @@ class Expiry:
         self._each(self._sweep_requests_of, now)
 
     def sweep_sessions(self) -> None:
-        """End the sessions that are over."""
         self._each(self._sweep_session, self._monotonic())
 
     def _each(self, sweep: Callable[[CallerSession, float], None], now: float) -> None:

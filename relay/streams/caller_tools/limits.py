@@ -63,7 +63,6 @@ class Holder(NamedTuple):
 
     @property
     def tenant(self) -> str:
-        """The tenant of both."""
         _, tenant, _ = self.principal
         return tenant
 
@@ -78,19 +77,14 @@ class Full(StrEnum):
 
 @define(eq=False, repr=False)
 class SharedBudget:
-    """What is in use: ``per_node`` at most for one node, and ``in_all``."""
+    """What is in use, ``total``: ``per_node`` at most for one node, and ``in_all``."""
 
     _per_node: int
     _in_all: int
     _nodes: Counter[str] = field(init=False, factory=Counter)
     _tenants: Counter[str] = field(init=False, factory=Counter)
     _principals: Counter[AgentName] = field(init=False, factory=Counter)
-    _total: int = field(init=False, default=0)
-
-    @property
-    def total(self) -> int:
-        """What is in use."""
-        return self._total
+    total: int = field(init=False, default=0)
 
     def take(self, holder: Holder, size: int) -> Full | None:
         """Count ``size`` for ``holder``, or count nothing and return what leaves no room for it."""
@@ -103,7 +97,7 @@ class SharedBudget:
         if self._nodes[holder.node_id] + size > self._per_node:
             return Full.NODE
         # What it takes is also taken from what is free, so that it may take half of the difference.
-        of_tenant = (self._in_all - self._total - self._tenants[holder.tenant]) // 2
+        of_tenant = (self._in_all - self.total - self._tenants[holder.tenant]) // 2
         if size > of_tenant:
             return Full.TENANT
         if size > (of_tenant - self._principals[holder.principal]) // 2:
@@ -111,11 +105,10 @@ class SharedBudget:
         return None
 
     def give_back(self, holder: Holder, size: int) -> None:
-        """Count ``size`` less."""
         self._count(holder, -size)
 
     def _count(self, holder: Holder, size: int) -> None:
-        self._total += size
+        self.total += size
         self._nodes[holder.node_id] += size
         self._tenants[holder.tenant] += size
         self._principals[holder.principal] += size

@@ -14,7 +14,6 @@ from attrs import define, field
 from relay.auth.agent_tokens import AgentName
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
-from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import Selection
 from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
 from relay.streams.caller_tools.limits import Holder, SharedBudget
@@ -61,11 +60,9 @@ class Nodes:
     def is_trusted(self, tenant: str, node_id: str, key: bytes) -> bool:
         """Return whether the node is still of ``tenant``, with a trusted leaf of the same key."""
         record = self._fleet.node_of(tenant, node_id)
-        return record is not None and key in _keys(record) and not self._fleet.is_hidden(node_id)
-
-
-def _keys(record: NodeRecord) -> set[bytes]:
-    return {leaf.public_key for leaf in record.identities.values()}
+        if record is None or self._fleet.is_hidden(node_id):
+            return False
+        return any(leaf.public_key == key for leaf in record.identities.values())
 
 
 _RETRY_MS = 60_000
@@ -83,14 +80,11 @@ class SessionRegistry:
     _now_ms: Callable[[], int]
     _random_bytes: Callable[[int], bytes]
     _tag: str = ""
-    shares: SharedBudget = field(init=False)
+    shares: SharedBudget = field(init=False, factory=lambda: SharedBudget(MAX_SESSIONS, MAX_IN_ALL))
     _sessions: dict[str, CallerSession] = field(init=False, factory=dict)
     _of_node: defaultdict[str, dict[str, CallerSession]] = field(
         init=False, factory=lambda: defaultdict(dict)
     )
-
-    def __attrs_post_init__(self) -> None:
-        self.shares = SharedBudget(MAX_SESSIONS, MAX_IN_ALL)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -127,7 +121,6 @@ class SessionRegistry:
         self._of_node[session.facts.node_id][session.session_id] = session
 
     def remove(self, session: CallerSession) -> None:
-        """Remove a session that has ended."""
         self.shares.give_back(session.facts.holder, 1)
         of_node = self._of_node[session.facts.node_id]
         del self._sessions[session.session_id], of_node[session.session_id]
@@ -146,7 +139,6 @@ class SessionRegistry:
         return session
 
     def of_node(self, node_id: str) -> list[CallerSession]:
-        """Return the sessions with a node."""
         return list(self._of_node.get(node_id, {}).values())
 
     def with_node(self, tenant: str, node_id: str, session_id: str) -> CallerSession | None:

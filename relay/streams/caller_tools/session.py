@@ -109,7 +109,7 @@ class EventBuffer:
         """Return the events behind ``cursor``, as many as fit ``max_bytes``, and one at least."""
         found: list[CallerEvent] = []
         size = 0
-        for event in self._behind(cursor):
+        for event in (event for event in self._events.values() if event.cursor > cursor):
             size += len(event.text)
             if found and size > max_bytes:
                 break
@@ -119,9 +119,6 @@ class EventBuffer:
     def has_missed(self, cursor: int) -> bool:
         """Return whether an event behind ``cursor`` was evicted."""
         return self._evicted > cursor
-
-    def _behind(self, cursor: int) -> Iterator[CallerEvent]:
-        return (event for event in self._events.values() if event.cursor > cursor)
 
     def _evict(self, at_most: int) -> bool:
         """Evict the oldest events that are no pending request until there are ``at_most`` of them."""
@@ -162,7 +159,6 @@ class PendingRequest:
 
     @property
     def has_reached_caller(self) -> bool:
-        """Whether it was read or sent."""
         return self.delivered or bool(self.streams)
 
 
@@ -190,11 +186,9 @@ class SessionRequests:
         return iter(tuple(self._pending.values()))
 
     def add(self, request: PendingRequest) -> None:
-        """Note a new request."""
         self._pending[request.request_id] = request
 
     def find(self, request_id: str) -> PendingRequest | None:
-        """Return the pending request of that id."""
         return self._pending.get(request_id)
 
     def is_known(self, request_id: str) -> bool:
@@ -310,7 +304,6 @@ class CallerSession:
 
     @property
     def session_id(self) -> str:
-        """The id."""
         return self.facts.session_id
 
     def use(self, principal: Principal, now: float) -> None:
@@ -319,7 +312,7 @@ class CallerSession:
         self.last_used = now
         self.tokens[principal.jti] = principal
         if len(self.tokens) > MAX_TOKENS:
-            first = min(self.tokens.values(), key=_expiry)
+            first = min(self.tokens.values(), key=lambda used: used.expires_s)
             del self.tokens[first.jti]
 
     def frame(self) -> SessionOpen:
@@ -343,7 +336,6 @@ class CallerSession:
         self._wake()
 
     def end(self) -> None:
-        """Note that it has ended."""
         self.has_ended = True
         self._wake()
 
@@ -438,7 +430,3 @@ class CallerSession:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _expiry(principal: Principal) -> int:
-    return principal.expires_s

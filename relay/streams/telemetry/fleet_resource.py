@@ -24,10 +24,23 @@ from schemas.errors import Failure, ToolError
 from schemas.health import Loop
 from schemas.tokens import TokenError
 
-READ = "telemetry_read"
-"""What relays ask each other."""
+READ, LISTEN, UPDATED = "telemetry_read", "telemetry_listen", "telemetry_updated"
+"""What relays ask each other: to read, to hear of updates, and that there is one."""
+MAX_LISTENING = 16_384
+"""The agents and nodes for which other relays listen here; here, listeners are bounded by their streams."""
+
+_RENEWED_EVERY_S = MIN_LEASE_S / 3
+_SWEEP_S = 1.0
+_ROUND_S = 60.0
+_TELL_TIMEOUT_S = 1.0
+_RETRY_MS = 10_000
 _READ_TIMEOUT_S = 2.0
 _MAX_CHARACTERS = 512 * 1024
+
+Listen = Callable[[Principal, str, Notify], Callable[[], None]]
+"""Calls back with each sample of a node that an agent has subscribed to, until what it returns is called."""
+ListenerKey = tuple[AgentName, str]
+"""An agent, and the node that it listens to."""
 
 
 @define(eq=False, repr=False)
@@ -53,27 +66,17 @@ class FleetReading:
         if uri_by_id is None or self._resource.has_own(principal, uri_by_id):
             return None
         body = {"uri": uri_by_id, "principal": principal.facts()}
-        asked = (self._ask(relay, body) for relay in self._peers.running())
+        asked = (_asked(self._peers, relay, READ, body, _READ_TIMEOUT_S) for relay in self._peers.running())
         found = [reply for reply in await asyncio.gather(*asked) if isinstance(reply.get("content"), str)]
         own = [reply["content"] for reply in found if reply.get("own") is True]
         if own or self._resource.has_any(principal, uri_by_id):
             return own[0] if own else None
         return found[0]["content"] if found else None
 
-    async def _ask(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what ``relay`` has: nothing, if it does not answer."""
-        try:
-            return await self._peers.ask(relay, READ, body, _READ_TIMEOUT_S)
-        except (NoResponderError, TimeoutError, ToolError):
-            return {}
-
     async def _answer(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what this relay has: a ``PeerHandler``."""
         uri: str = body["uri"]
-        try:
-            principal = self._authenticator.forwarded(**body["principal"])
-        except TokenError:
-            raise ToolError(Failure.SAFETY_DENIED) from None
+        principal = _principal_of(self._authenticator, body)
         if not principal.rights.may_read or self._resource.by_id(principal, uri) is None:
             return {}
         own = self._resource.has_own(principal, uri)
@@ -82,23 +85,6 @@ class FleetReading:
         except TelemetryQueryError:
             return {}
         return {} if content is None else {"content": content, "own": own}
-
-
-LISTEN, UPDATED = "telemetry_listen", "telemetry_updated"
-"""What relays ask each other: to hear of updates, and that there is one."""
-MAX_LISTENING = 16_384
-"""The agents and nodes for which other relays listen here; here, listeners are bounded by their streams."""
-
-_RENEWED_EVERY_S = MIN_LEASE_S / 3
-_SWEEP_S = 1.0
-_ROUND_S = 60.0
-_TIMEOUT_S = 1.0
-_RETRY_MS = 10_000
-
-Listen = Callable[[Principal, str, Notify], Callable[[], None]]
-"""Calls back with each sample of a node that an agent has subscribed to, until what it returns is called."""
-ListenerKey = tuple[AgentName, str]
-"""An agent, and the node that it listens to."""
 
 
 @dataclass(slots=True)
@@ -199,30 +185,21 @@ class FleetListening:
         updated, self._updated = self._updated, {}
         relays = self._peers.running()
         asked = [
-            self._ask(relay, LISTEN, _listening(node_id, principal, ttl_s))
+            _asked(self._peers, relay, LISTEN, _listening(node_id, principal, ttl_s), _TELL_TIMEOUT_S)
             for (_, node_id), (principal, ttl_s) in to_tell.items()
             for relay in relays
         ]
         asked += [
-            self._ask(relay, UPDATED, {"name": name, "node_id": node_id})
+            _asked(self._peers, relay, UPDATED, {"name": name, "node_id": node_id}, _TELL_TIMEOUT_S)
             for relay, (name, node_id) in updated
         ]
         await asyncio.gather(*asked)
-
-    async def _ask(self, relay: str, kind: str, body: Mapping[str, Any]) -> None:
-        try:
-            await self._peers.ask(relay, kind, body, _TIMEOUT_S)
-        except (NoResponderError, TimeoutError, ToolError):
-            return  # it is told again, or there is another update
 
     # --- from other relays
 
     async def _listens(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Take in that an agent listens at another relay, or does no longer: a ``PeerHandler``."""
-        try:
-            principal = self._authenticator.forwarded(**body["principal"])
-        except TokenError:
-            raise ToolError(Failure.SAFETY_DENIED) from None
+        principal = _principal_of(self._authenticator, body)
         place = (principal.name, body["node_id"])
         key = (relay, place)
         listening = self._elsewhere.get(key)
@@ -253,3 +230,25 @@ class FleetListening:
 
 def _listening(node_id: str, principal: Principal, ttl_s: float) -> Mapping[str, Any]:
     return {"node_id": node_id, "principal": principal.facts(), "ttl_ms": int(ttl_s * 1000)}
+
+
+async def _asked(
+    peers: Peers, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float
+) -> Mapping[str, Any]:
+    """Return the answer of ``relay``; nothing if there is none: it is told again, or others have one."""
+    try:
+        return await peers.ask(relay, kind, body, timeout_s)
+    except (NoResponderError, TimeoutError, ToolError):
+        return {}
+
+
+def _principal_of(authenticator: Authenticator, body: Mapping[str, Any]) -> Principal:
+    """Return who another relay asks for, as this relay recognises it.
+
+    Raises:
+        ToolError: SAFETY_DENIED.
+    """
+    try:
+        return authenticator.forwarded(**body["principal"])
+    except TokenError:
+        raise ToolError(Failure.SAFETY_DENIED) from None

@@ -29,13 +29,24 @@ from schemas.health import Loop
 from schemas.payloads import Telemetry, TelemetryLease
 from schemas.tokens import TokenError
 
+PER_AGENT = 256
+IN_ALL = 16_384
+SWEEP_S = 1.0
+_ROUND_S = 60.0
+_RETRY_MS = 30_000
 _RENEWALS_IN_A_LEASE = 3
 _SHORTEST_INTERVAL_MS = 1000
+
+Notify = Callable[[], None]
+OnSample = Callable[[str, Mapping[str, Any]], None]
 
 
 @define(eq=False, repr=False)
 class Leases:
-    """Sends leases by ``frames``. ``seconds`` is a monotonic clock."""
+    """Tells nodes, by ``frames``, what to sample, for as long as a stream has a subscriber.
+
+    A node that has lost its session lets its lease end by itself; it gets another when it connects.
+    """
 
     _frames: NodeFrames
     _seconds: Callable[[], float]
@@ -84,16 +95,6 @@ class Leases:
         except ToolError:
             return False  # offline, or too often: it is sent when it connects, or by the next sweep
         return True
-
-
-PER_AGENT = 256
-IN_ALL = 16_384
-SWEEP_S = 1.0
-_ROUND_S = 60.0
-_RETRY_MS = 30_000
-
-Notify = Callable[[], None]
-OnSample = Callable[[str, Mapping[str, Any]], None]
 
 
 @define(eq=False, repr=False, kw_only=True)
@@ -308,7 +309,7 @@ class TelemetryHub:
         """End the subscriptions that were made with one of these tokens."""
 
         def reason(_stream: Stream, subscription: Subscription) -> ToolError | None:
-            return _denied_token() if subscription.principal.jti in jtis else None
+            return ToolError(Failure.TOKEN_REFUSED) if subscription.principal.jti in jtis else None
 
         self._end(reason)
 
@@ -335,7 +336,7 @@ class TelemetryHub:
             self._authenticator.check(principal)
             self._fleet.resolve(stream.tool.canonical, principal.rights)
         except TokenError:
-            return _denied_token()
+            return ToolError(Failure.TOKEN_REFUSED)
         except ToolError as error:
             return error
         return None
@@ -349,7 +350,3 @@ class TelemetryHub:
 
     def _streams(self) -> list[Stream]:
         return [stream for of_node in self._nodes.values() for stream in of_node.values()]
-
-
-def _denied_token() -> ToolError:
-    return ToolError(Failure.TOKEN_REFUSED)

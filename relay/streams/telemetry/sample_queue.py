@@ -59,9 +59,6 @@ class SampleQueue:
         return self._waiting.popleft()
 
 
-"""How many samples were lost before the one of this notification."""
-
-
 async def send_samples(
     following: Following,
     first: str,

@@ -74,7 +74,6 @@ class History:
 
     @property
     def latest(self) -> Sample | None:
-        """The newest sample."""
         return self._samples[-1] if self._samples else None
 
     def append(self, ts_ms: int, text: str) -> Sample:
@@ -99,7 +98,6 @@ class History:
         return max(0, first - number - 1)
 
     def clear(self) -> None:
-        """Drop all samples."""
         self._in_all.used -= sum(len(sample.text) for sample in self._samples)
         self._samples.clear()
 
@@ -137,7 +135,6 @@ class Subscription:
 
     @property
     def interval_s(self) -> float:
-        """The interval in seconds."""
         return self.interval_ms / 1000
 
     def begin(self, now_s: float) -> None:
@@ -146,7 +143,6 @@ class Subscription:
         self.cadence.due_s = now_s + self.interval_s
 
     def renew(self, now_s: float) -> None:
-        """Begin another lease."""
         self.expires_s = now_s + lease_s(self.interval_s)
 
     def takes(self, now_s: float, stream_interval_s: float) -> bool:
@@ -202,7 +198,6 @@ class Stream:
         return iter(list(self._subscriptions.items()))
 
     def get(self, key: Hashable) -> Subscription | None:
-        """Return the subscription of that key."""
         return self._subscriptions.get(key)
 
     def add(self, key: Hashable, subscription: Subscription) -> None:
