@@ -112,14 +112,8 @@ class ForwardedCalls:
             telling.add_done_callback(self._leaving.discard)
 
     async def _tell(self, session_id: str, caller: AgentName, *, plainly: bool) -> None:
-        issuer, tenant, sub = caller
-        body = {
-            "session_id": session_id,
-            "issuer": issuer,
-            "tenant": tenant,
-            "sub": sub,
-            "plainly": plainly,
-        }
+        who = dict(zip(("issuer", "tenant", "sub"), caller, strict=True))
+        body = {"session_id": session_id, **who, "plainly": plainly}
         for relay in self.relays_of(session_id):
             # It may not be reached, and a relay of an older version does not know the question.
             with suppress(NoResponderError, TimeoutError, ToolError):

@@ -77,13 +77,18 @@ class Full(StrEnum):
 
 @define(eq=False, repr=False)
 class SharedBudget:
-    """What is in use, ``total``: ``per_node`` at most for one node, and ``in_all``."""
+    """What is in use, ``total``: ``per_node`` at most for one node, and ``in_all``.
+
+    That is memory, as bytes of JSON text, or the number of sessions. A tenant has at most as much as is left
+    free of all, and a principal at most as much as is left of that to its tenant, so that another one always
+    finds room. A tenant that is alone has half of all, and a principal that is alone half of that.
+    """
 
     _per_node: int
     _in_all: int
-    _nodes: Counter[str] = field(init=False, factory=Counter)
-    _tenants: Counter[str] = field(init=False, factory=Counter)
-    _principals: Counter[AgentName] = field(init=False, factory=Counter)
+    _nodes: Counter[object] = field(init=False, factory=Counter)
+    _tenants: Counter[object] = field(init=False, factory=Counter)
+    _principals: Counter[object] = field(init=False, factory=Counter)
     total: int = field(init=False, default=0)
 
     def take(self, holder: Holder, size: int) -> Full | None:
@@ -109,12 +114,9 @@ class SharedBudget:
 
     def _count(self, holder: Holder, size: int) -> None:
         self.total += size
-        self._nodes[holder.node_id] += size
-        self._tenants[holder.tenant] += size
-        self._principals[holder.principal] += size
-        if not self._principals[holder.principal]:
-            del self._principals[holder.principal]
-        if not self._tenants[holder.tenant]:
-            del self._tenants[holder.tenant]
-        if not self._nodes[holder.node_id]:
-            del self._nodes[holder.node_id]
+        principal, node_id = holder
+        used = (self._nodes, node_id), (self._tenants, holder.tenant), (self._principals, principal)
+        for counts, whose in used:
+            counts[whose] += size
+            if not counts[whose]:
+                del counts[whose]
