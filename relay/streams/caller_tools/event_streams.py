@@ -15,8 +15,8 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.limits import MAX_POLLS, MAX_RESULT_BYTES
-from relay.streams.caller_tools.session import CallerEvent, CallerSession
+from relay.streams.caller_tools.limits import MAX_POLLS
+from relay.streams.caller_tools.session import CallerSession
 from schemas.caller_tools import CallerToolError
 from schemas.errors import Failure, ToolError
 from schemas.tokens import TokenError
@@ -43,8 +43,7 @@ class Polls:
         with self._held(principal), session.polled(self._monotonic):
             try:
                 async with asyncio.timeout(wait_s):
-                    while not (session.has_events(after) or session.has_ended):
-                        await session.changed().wait()
+                    await session.wait_for_events(after)
             except TimeoutError:
                 return
 
@@ -64,7 +63,9 @@ class Polls:
             session.open_stream(key)
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._push_all(session, key, after, push)
+                    async for event in session.events_behind(after):
+                        await push(event.text)
+                        session.sent(event, key)
             except TimeoutError:
                 pass
             except BaseException:
@@ -73,20 +74,6 @@ class Polls:
                 raise
             for request in session.close_stream(key, self._monotonic()):
                 request.delivered = True
-
-    async def _push_all(self, session: CallerSession, key: object, after: int, push: Push) -> None:
-        cursor = after
-        while True:
-            changed = session.changed()
-            events = session.events.after(cursor, MAX_RESULT_BYTES)
-            for event in events:
-                await push(event.text)
-                session.sent(event, key)
-                cursor = event.cursor
-            if not events:
-                if session.has_ended:
-                    return
-                await changed.wait()
 
     @contextmanager
     def _held(self, principal: Principal) -> Iterator[None]:
@@ -200,7 +187,11 @@ class EventStreams:
 
     async def _run(self, stream: EventStream, session: CallerSession, principal: Principal) -> None:
         try:
-            await self._send(stream, session, principal)
+            async for event in session.events_behind(stream.cursors[session]):
+                self._authenticator.check(principal)
+                if await stream.send(event.text):
+                    session.sent(event, stream)
+                stream.cursors[session] = event.cursor
         except TokenError:
             pass  # its holder may not read any more; another token may
         except Exception as error:  # noqa: BLE001 - a bug must end one stream, and be seen
@@ -209,23 +200,6 @@ class EventStreams:
             self._stop(stream, session)
             if session.has_ended:
                 stream.cursors.pop(session, None)
-
-    async def _send(self, stream: EventStream, session: CallerSession, principal: Principal) -> None:
-        while True:
-            changed = session.changed()
-            events = session.events.after(stream.cursors[session], MAX_RESULT_BYTES)
-            for event in events:
-                self._authenticator.check(principal)
-                await self._send_one(stream, session, event)
-            if not events:
-                if session.has_ended:
-                    return
-                await changed.wait()
-
-    async def _send_one(self, stream: EventStream, session: CallerSession, event: CallerEvent) -> None:
-        if await stream.send(event.text):
-            session.sent(event, stream)
-        stream.cursors[session] = event.cursor
 
     def _stop(self, stream: EventStream, session: CallerSession) -> None:
         task = stream.tasks.pop(session)

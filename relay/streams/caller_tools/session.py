@@ -9,7 +9,7 @@ clock. Must not send frames, nor decide when a session ends.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -339,9 +339,23 @@ class CallerSession:
         self.has_ended = True
         self._wake()
 
-    def changed(self) -> asyncio.Event:
-        """Return what is set at the next change. Take it before reading the events."""
-        return self._changed
+    async def wait_for_events(self, after: int) -> None:
+        """Return when there is something behind ``after`` to be read, or the session has ended."""
+        while not (self.has_events(after) or self.has_ended):
+            await self._changed.wait()
+
+    async def events_behind(self, cursor: int) -> AsyncIterator[CallerEvent]:
+        """Yield the events behind ``cursor``, each as it happens, until the session has ended."""
+        while True:
+            changed = self._changed  # before the events are read
+            events = self.events.after(cursor, MAX_RESULT_BYTES)
+            for event in events:
+                yield event
+                cursor = event.cursor
+            if not events:
+                if self.has_ended:
+                    return
+                await changed.wait()
 
     def has_events(self, after: int) -> bool:
         """Return whether there is something behind ``after`` to be read, or was."""

@@ -145,13 +145,6 @@ class Subscription:
     def renew(self, now_s: float) -> None:
         self.expires_s = now_s + lease_s(self.interval_s)
 
-    def takes(self, now_s: float, stream_interval_s: float) -> bool:
-        """Return whether the sample that has arrived is the one that is due, and count it.
-
-        Within half of the stream's interval: samples arrive earlier or later than they are taken.
-        """
-        return self.cadence.takes(now_s, self.interval_s, stream_interval_s / 2)
-
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -226,11 +219,12 @@ class Stream:
         """Take in a sample, and give it to all for whom it is due; return whose subscription raised what."""
         failed: dict[Hashable, Exception] = {}
         sample = self.history.append(ts_ms, text)
-        interval_s = min(self._intervals, default=0) / 1000
+        # Half of the stream's interval.
+        tolerance_s = min(self._intervals, default=0) / 2000
         self.received_s = now_s
         for key, subscription in self:
             try:
-                if subscription.takes(now_s, interval_s):
+                if subscription.cadence.takes(now_s, subscription.interval_s, tolerance_s):
                     subscription.on_sample(sample)
             except Exception as error:  # noqa: BLE001 - a bug of one must not keep the sample from the others
                 failed[key] = error

@@ -1,7 +1,7 @@
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.streams.telemetry.stream import History, HistoryBytes, Subscription, lease_s
+from relay.streams.telemetry.stream import Cadence, History, HistoryBytes, Subscription, lease_s
 from tests.fakes.signer import TENANT
 
 
@@ -51,12 +51,11 @@ def test_a_lease_is_three_intervals_and_at_least_thirty_seconds(interval_s: floa
 
 
 def test_jitter_loses_no_sample() -> None:
-    subscription = begun(1000)
+    cadence = Cadence(1.0)
     arrivals = [second + (0.3 if second % 2 else -0.3) for second in range(1, 30)]
-    assert all(subscription.takes(100.0 + at, 1.0) for at in arrivals)
+    assert all(cadence.takes(at, 1.0, 0.5) for at in arrivals)
 
 
 def test_after_a_gap_the_cadence_is_the_same_as_before() -> None:
-    subscription = begun(2000)
-    assert subscription.takes(150.0, 1.0)
-    assert [subscription.takes(150.0 + second, 1.0) for second in (1, 2, 3, 4)] == [True, False, True, False]
+    cadence = Cadence(2.0)
+    assert [cadence.takes(50.0 + second, 2.0, 0.5) for second in range(5)] == [True, True, False, True, False]
