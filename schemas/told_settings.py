@@ -70,7 +70,7 @@ class ToldSettings:
             OSError: it cannot be written.
         """
         whole = settings.serialized()  # a path does not depend on where the next start is typed
-        told = dict(self.texts) | {name: whole[name]["text"] for name in flags}
+        told = dict(self.texts) | {name: whole[name]["text"] for name in sorted(flags)}
         if named_file is not None:
             told[_CONFIG] = str(named_file.absolute())
         if told != self.before:
