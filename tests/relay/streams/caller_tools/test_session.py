@@ -111,29 +111,6 @@ def ended(count: int, size: int) -> SessionRequests:
     return requests
 
 
-def test_a_request_is_pending_until_it_ends() -> None:
-    requests, pending = SessionRequests(), request()
-    requests.add(pending)
-    assert (len(requests), list(requests), requests.find("r0")) == (1, [pending], pending)
-    assert requests.is_known("r0")
-    assert requests.answer_to("r0") is None
-    requests.end("r0", payload(), 10, 1.0)
-    assert (len(requests), requests.find("r0")) == (0, None)
-    assert requests.is_known("r0")
-    assert requests.answer_to("r0") == payload()
-
-
-def test_a_request_that_is_withdrawn_is_known_and_has_no_answer() -> None:
-    requests = SessionRequests()
-    assert requests.withdraw("r0") is None
-    requests.add(request())
-    withdrawn = requests.withdraw("r0")
-    assert withdrawn is not None
-    assert requests.is_known("r0")
-    assert requests.answer_to("r0") is None
-    assert requests.kept_answers() == []
-
-
 def test_answers_are_kept_in_order_until_they_are_old() -> None:
     requests = ended(3, 10)
     assert [answer["result"] for answer in requests.kept_answers()] == [0, 1, 2]
