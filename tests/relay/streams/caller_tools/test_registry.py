@@ -3,6 +3,7 @@ from itertools import chain, repeat
 import pytest
 
 from relay.fleet.selection import WHOLE_FLEET, Selection
+from relay.fleet.usability import Decision
 from relay.streams.caller_tools.registry import Nodes, SessionRegistry
 from schemas.errors import Failure, ToolError
 from tests.fakes.caller_stage import CallerStage
@@ -56,3 +57,7 @@ def test_a_node_is_trusted_by_its_key_in_its_tenant(stage: CallerStage) -> None:
     assert not nodes.is_trusted(TENANT, node.node_id, b"\0" * 32)
     assert not nodes.is_trusted("globex", node.node_id, node.public_key)
     assert not nodes.is_trusted(TENANT, "0" * 26, node.public_key)
+    for decision in Decision:
+        stage.hub.fleet.decide(decision, frozenset({node.node_id}))
+        assert not nodes.is_trusted(TENANT, node.node_id, node.public_key)
+        stage.hub.fleet.decide(decision, frozenset())
