@@ -67,7 +67,8 @@ async def test_the_node_samples_the_parts_that_any_subscriber_wants(
     followed: Followed, registry: SchemaRegistry
 ) -> None:
     stops = []
-    for sub, wanted in (("a", {"include": ["cpu"]}), ("b", {"include": ["load", "cpu"]}), ("c", {})):
+    all_wanted: list[dict[str, Any]] = [{"include": ["cpu"]}, {"include": ["load", "cpu"]}, {}]
+    for sub, wanted in zip("abc", all_wanted, strict=True):
         agent = followed.agent(sub)
         await followed.subscribe(agent, **wanted)
         stops.append(followed.resource.follow(agent, URI, lambda: None))
