@@ -86,7 +86,7 @@ EXEMPT = {
     "relay/server/serving.py": ("create_task, listen", f"{LOOPS}; of the name: an address, no socket"),
     "schemas/process/settings_reload.py": ("to_thread", ONE),
     "relay/streams/telemetry/assembly.py": ("2 create_task", LOOPS),
-    "relay/streams/telemetry/history.py": ("deque", ENTRIES),
+    "relay/streams/telemetry/stream.py": ("deque", ENTRIES),
 }
 # Their rows, or exceptions, say what bounds them from outside.
 UNBOUNDED = {

@@ -24,7 +24,7 @@ from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
-from relay.streams.telemetry.fleet_listening import FleetListening
+from relay.streams.telemetry.fleet_resource import FleetListening
 from relay.streams.telemetry.reading import Place, TelemetryResource
 from schemas.error_roots import PeerError
 

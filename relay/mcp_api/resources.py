@@ -27,7 +27,7 @@ from relay.fleet.facts import listed_node
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from relay.mcp_api.tool_list import CursorError
-from relay.streams.telemetry.fleet_reading import FleetReading
+from relay.streams.telemetry.fleet_resource import FleetReading
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.error_roots import PeerError
 from schemas.projection import is_node_id

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.streams.telemetry.sample_queue import MAX_WAITING
-from relay.streams.telemetry.subscription import MIN_LEASE_S
+from relay.streams.telemetry.stream import MIN_LEASE_S
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import URI, Followed, Reader
 

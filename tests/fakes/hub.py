@@ -58,10 +58,9 @@ from relay.state.watcher import SHARED, Freshness
 from relay.streams.caller_tools.assembly import build as caller_tools
 from relay.streams.caller_tools.forwarded_calls import tag_of
 from relay.streams.caller_tools.limits import Timeouts
-from relay.streams.caller_tools.nodes import Nodes
 from relay.streams.caller_tools.records import CallerRecords
-from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.telemetry.fleet_reading import FleetReading
+from relay.streams.caller_tools.registry import Nodes, SessionRegistry
+from relay.streams.telemetry.fleet_resource import FleetReading
 from relay.streams.telemetry.hub import TelemetryHub
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.addresses import mcp_url, mcp_urls

@@ -30,7 +30,7 @@ from relay.server.serving import run_relay
 from relay.settings.config import RelayConfig, StateFiles
 from relay.settings.environment import now_ms
 from relay.state.watcher import Watcher
-from relay.streams.caller_tools.expiry import Expiry
+from relay.streams.caller_tools.endings import Expiry
 from relay.streams.telemetry.hub import TelemetryHub
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.faults import FailedError

@@ -18,19 +18,14 @@ from relay.part import Part
 from relay.routing.port import NodeFrames, Peers
 from relay.settings.environment import RelayEnvironment
 from relay.streams.caller_tools.caller_sessions import CallerSessions
-from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.event_streams import EventStreams
-from relay.streams.caller_tools.expiry import Expiry
+from relay.streams.caller_tools.endings import Endings, Expiry
+from relay.streams.caller_tools.event_streams import EventStreams, Polls
 from relay.streams.caller_tools.forwarded_calls import ForwardedCalls, tag_of
-from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, Timeouts
+from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, SharedBudget, Timeouts
 from relay.streams.caller_tools.node_requests import NodeRequests
-from relay.streams.caller_tools.nodes import Nodes
 from relay.streams.caller_tools.outbox import Outbox
-from relay.streams.caller_tools.polls import Polls
 from relay.streams.caller_tools.records import CallerRecords
-from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.caller_tools.session_calls import SessionCalls
-from relay.streams.caller_tools.shared_budget import SharedBudget
+from relay.streams.caller_tools.registry import Nodes, SessionRegistry
 from relay.streams.caller_tools.tools import SessionTools
 from schemas.health import Loop
 from schemas.registry import SchemaRegistry
@@ -124,16 +119,15 @@ def build(  # noqa: PLR0913 - what comes in from outside
         outbox=outbox,
         records=records,
         budget=budget,
+        polls=Polls(endings, monotonic),
         timeouts=timeouts,
         monotonic=monotonic,
     )
     expiry = Expiry(registry, endings, outbox, nodes, authenticator, timeouts, monotonic, log)
-    polls = Polls(endings, monotonic)
-    session_calls = SessionCalls(sessions, polls)
     forwarded = None
     if peers is not None:
-        forwarded = ForwardedCalls(peers, session_calls, registry, endings, nodes, authenticator, documents)
+        forwarded = ForwardedCalls(peers, sessions, registry, endings, nodes, authenticator, documents)
     leave_elsewhere = partial(forwarded.leave, plainly=True) if forwarded is not None else None
     streams = EventStreams(authenticator, endings, leave_elsewhere, monotonic, log)
-    tools = SessionTools(session_calls, registry, streams, endings, forwarded)
+    tools = SessionTools(sessions, registry, streams, endings, forwarded)
     return CallerToolsPart(streams, expiry, tools, requests, outbox, budget, timeouts)

@@ -1,30 +1,98 @@
-"""What callers do: open a session, send a message, read events, answer a request.
+"""What callers do: open a session, send a message, read events, answer a request; for the sessions kept here.
 
-Every look-up is by the caller's principal: what belongs to another is as what does not exist. Must not know
-MCP, nor handle what nodes send: ``node_requests`` does.
+Every look-up is by the caller's principal: what belongs to another is as what does not exist. Arguments have
+passed their documents, and the call its checks; the rules that a document cannot express are here. Must not
+change a schema that a caller lends, know MCP, nor handle what nodes send: ``node_requests`` does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
+
+from attrs import define
+from pydantic_core import from_json
 
 from relay.audit.log import AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.fleet.selection import Selection
-from relay.streams.caller_tools.declarations import caller_id_of, checked_size, lent
 from relay.streams.caller_tools.endings import Endings, SessionEnding
-from relay.streams.caller_tools.events import EventBuffer
-from relay.streams.caller_tools.limits import Timeouts
-from relay.streams.caller_tools.nodes import Nodes
+from relay.streams.caller_tools.event_streams import Polls, Push
+from relay.streams.caller_tools.limits import Holder, SharedBudget, Timeouts
 from relay.streams.caller_tools.outbox import Outbox
 from relay.streams.caller_tools.records import CallerRecords
-from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.caller_tools.session import CallerSession, SessionFacts
-from relay.streams.caller_tools.shared_budget import Holder, SharedBudget
-from schemas.caller_tools import CallerToolError
+from relay.streams.caller_tools.registry import Nodes, SessionRegistry
+from relay.streams.caller_tools.session import CallerSession, EventBuffer, Lent, SessionFacts
+from schemas.caller_tools import MAX_SCHEMA_BYTES, MAX_TOOLS_BYTES, MAX_VALUE_BYTES, CallerToolError, size_of
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
-from schemas.payloads import SessionText
+from schemas.payloads import CallerTool, SessionText
+
+
+def lent(tools: Sequence[CallerTool]) -> Lent:
+    """Return what ``tools`` lend.
+
+    Raises:
+        ToolError: ARGUMENTS_INVALID: a name twice, or too large.
+    """
+    by_name = {tool["name"]: tool for tool in tools}
+    if len(by_name) < len(tools):
+        raise ToolError(Failure.ARGUMENTS_INVALID, "Two of caller_tools have the same name.")
+    if any(size_of(tool.get("inputSchema", {})) > MAX_SCHEMA_BYTES for tool in tools):
+        text = f"An inputSchema of caller_tools is larger than {MAX_SCHEMA_BYTES} bytes."
+        raise ToolError(Failure.ARGUMENTS_INVALID, text)
+    size = size_of(tools)
+    if size > MAX_TOOLS_BYTES:
+        text = f"The caller_tools are together larger than {MAX_TOOLS_BYTES} bytes."
+        raise ToolError(Failure.ARGUMENTS_INVALID, text)
+    return Lent(by_name, size)
+
+
+def checked_size(name: str, value: object) -> int:
+    """Return the size of the argument ``name``.
+
+    Raises:
+        ToolError: ARGUMENTS_INVALID: it is too large for a frame.
+    """
+    size = size_of(value)
+    if size > MAX_VALUE_BYTES:
+        text = f"The argument {name} is larger than {MAX_VALUE_BYTES} bytes as JSON in ASCII."
+        raise ToolError(Failure.ARGUMENTS_INVALID, text)
+    return size
+
+
+def caller_id_of(context: Mapping[str, Any], present: str | None) -> str:
+    """Return the caller_id that ``context`` declares for a session that has ``present``, if it exists.
+
+    Raises:
+        ToolError: ARGUMENTS_INVALID: there is none, or another than before.
+    """
+    declared: str | None = context.get("caller_id", present)
+    if declared is None:
+        raise ToolError(Failure.ARGUMENTS_INVALID, "A new session needs context.caller_id.")
+    if present is not None and declared != present:
+        raise ToolError(Failure.ARGUMENTS_INVALID, "A session keeps its caller_id; open another session.")
+    return declared
+
+
+POLL_MS = 20_000
+"""How long ``session_events`` waits for an event unless the caller says otherwise."""
+
+
+class SessionTool(StrEnum):
+    """The tools by which a caller uses sessions, by their canonical names."""
+
+    MESSAGE = "session_message"
+    EVENTS = "session_events"
+    RESPONSE = "caller_tool_response"
+
+
+def wait_ms_of(tool: SessionTool, arguments: Mapping[str, Any]) -> int:
+    """Return how long a call waits for an event at most, in milliseconds."""
+    if tool is SessionTool.RESPONSE:
+        return 0
+    wait_ms: int = arguments.get("wait_ms", POLL_MS if tool is SessionTool.EVENTS else 0)
+    return wait_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +105,57 @@ class Use:
     selection: Selection
 
 
+@define(eq=False, repr=False, kw_only=True)
 class CallerSessions:
     """The callers' side of all sessions. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        registry: SessionRegistry,
-        nodes: Nodes,
-        endings: Endings,
-        outbox: Outbox,
-        records: CallerRecords,
-        budget: SharedBudget,
-        timeouts: Timeouts,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._registry = registry
-        self._nodes = nodes
-        self._endings = endings
-        self._outbox = outbox
-        self._records = records
-        self._budget = budget
-        self._timeouts = timeouts
-        self._monotonic = monotonic
+    _registry: SessionRegistry
+    _nodes: Nodes
+    _endings: Endings
+    _outbox: Outbox
+    _records: CallerRecords
+    _budget: SharedBudget
+    _polls: Polls
+    _timeouts: Timeouts
+    _monotonic: Callable[[], float]
 
-    def message(self, use: Use) -> CallerSession:
-        """Open a session or find it, declare tools anew, send a message, end it: what the arguments name.
+    async def run(
+        self,
+        tool: SessionTool,
+        use: Use,
+        push: Push | None,
+        found: Callable[[CallerSession], None] = lambda _session: None,
+    ) -> Mapping[str, Any]:
+        """Return the result of a call of ``tool``.
+
+        ``push`` sends each event as it happens; without it, the call returns at the first one. ``found`` is
+        called with the session before the call waits.
 
         Raises:
-            ToolError: nothing was done.
-            AuditUnavailableError: it was not opened, because it cannot be recorded.
+            ToolError: nothing was done. SESSION_UNKNOWN; CALLER_REQUEST_UNKNOWN; ARGUMENTS_INVALID if an
+                answer is malformed or too large, then the request is still pending; RATE_LIMITED if too many
+                calls wait, or there is no space.
+            AuditUnavailableError: a session was not opened, because it cannot be recorded.
         """
+        if tool is SessionTool.RESPONSE:
+            session = self._respond(use)
+            found(session)
+            request_id = use.arguments["request_id"]
+            return {"session_id": session.session_id, "request_id": request_id, "accepted": True}
+        session = self._message(use) if tool is SessionTool.MESSAGE else self._session_of(use)
+        found(session)
+        after = use.arguments.get("after", 0)
+        wait_s = wait_ms_of(tool, use.arguments) / 1000
+        if wait_s and not session.has_ended:
+            if push is None:
+                await self._polls.wait(session, use.principal, after, wait_s)
+            else:
+                await self._polls.stream(session, use.principal, after, wait_s, push)
+        node = {"node_id": session.facts.node_id} if tool is SessionTool.MESSAGE else {}
+        return {"session_id": session.session_id, **node, **_read(session, after)}
+
+    def _message(self, use: Use) -> CallerSession:
+        """Open a session or find it, declare tools anew, send a message, end it: what the arguments name."""
         session_id = use.arguments.get("session_id")
         if session_id is None:
             session = self._opened(use)
@@ -80,24 +168,14 @@ class CallerSessions:
             self._endings.end_session(session, SessionEnding.ENDED)
         return session
 
-    def session_of(self, use: Use) -> CallerSession:
-        """Return the session that the arguments name.
-
-        Raises:
-            ToolError: SESSION_UNKNOWN.
-        """
+    def _session_of(self, use: Use) -> CallerSession:
         session = self._registry.of_caller(use.principal.name, use.arguments["session_id"])
         session.use(use.principal, self._monotonic())
         return session
 
-    def respond(self, use: Use) -> CallerSession:
-        """Give the caller's answer to the request that it answers, and return the session.
-
-        Raises:
-            ToolError: SESSION_UNKNOWN; CALLER_REQUEST_UNKNOWN; ARGUMENTS_INVALID if it is malformed or too
-                large, then the request is still pending.
-        """
-        session = self.session_of(use)
+    def _respond(self, use: Use) -> CallerSession:
+        """Give the caller's answer to the request that it answers, and return the session."""
+        session = self._session_of(use)
         request_id: str = use.arguments["request_id"]
         request = session.requests.find(request_id)
         if request is None:
@@ -189,3 +267,15 @@ class CallerSessions:
         checked_size("message", message)
         payload: SessionText = {"session_id": session.session_id, "message": message}
         self._outbox.send(session.facts.node_id, OneWayType.SESSION_MESSAGE, payload)
+
+
+def _read(session: CallerSession, after: int) -> dict[str, Any]:
+    events = session.read(after)
+    following = events[-1].cursor if events else session.events.newest
+    return {
+        "events": [from_json(event.text) for event in events],
+        "next": following,
+        "more": session.has_events(following),
+        "missed": session.events.has_missed(after),
+        "ended": session.has_ended,
+    }

@@ -1,22 +1,93 @@
-"""Sends the events of sessions on the event streams of callers: those of MCP sessions of the old era.
+"""Events on their way to callers: by long polls, by responses that stream, by streams of MCP sessions.
 
-One task for each session on a stream reads from the session's own buffer, so a client that does not read
-holds up nothing else. A stream is given events of its own principal only, while its token is accepted.
-Must not know MCP: what sends is passed in.
+One task for each session on an event stream, those of the old era, reads from the session's own buffer, so a
+client that does not read holds up nothing else. A stream is given events of its own principal only, while its
+token is accepted. Must not know MCP: what sends is passed in.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.events import CallerEvent
-from relay.streams.caller_tools.limits import MAX_RESULT_BYTES
+from relay.streams.caller_tools.limits import MAX_POLLS
 from relay.streams.caller_tools.session import CallerSession
 from schemas.caller_tools import CallerToolError
+from schemas.errors import Failure, ToolError
 from schemas.tokens import TokenError
+
+Push = Callable[[str], Awaitable[None]]
+"""Sends an event, which is JSON, on the response stream of a call."""
+_RETRY_MS = 1000
+
+
+@define(eq=False, repr=False)
+class Polls:
+    """The waiting calls of all agents. ``monotonic`` is in seconds."""
+
+    _endings: Endings
+    _monotonic: Callable[[], float]
+    _open: Counter[AgentName] = field(init=False, factory=Counter)
+
+    async def wait(self, session: CallerSession, principal: Principal, after: int, wait_s: float) -> None:
+        """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``.
+
+        Raises:
+            ToolError: RATE_LIMITED: the agent has too many open.
+        """
+        with self._held(principal), session.polled(self._monotonic):
+            try:
+                async with asyncio.timeout(wait_s):
+                    await session.wait_for_events(after)
+            except TimeoutError:
+                return
+
+    async def stream(
+        self, session: CallerSession, principal: Principal, after: int, wait_s: float, push: Push
+    ) -> None:
+        """Push the events behind ``after`` for ``wait_s``, or until the session ends.
+
+        If the call is cancelled, the caller has disconnected: it cannot answer what reached it by this stream
+        alone.
+
+        Raises:
+            ToolError: RATE_LIMITED: the agent has too many open.
+        """
+        key = object()
+        with self._held(principal):
+            session.open_stream(key)
+            try:
+                async with asyncio.timeout(wait_s):
+                    async for event in session.events_behind(after):
+                        await push(event.text)
+                        session.sent(event, key)
+            except TimeoutError:
+                pass
+            except BaseException:
+                for request in session.close_stream(key, self._monotonic()):
+                    self._endings.fail(session, request, CallerToolError.DISCONNECTED)
+                raise
+            for request in session.close_stream(key, self._monotonic()):
+                request.delivered = True
+
+    @contextmanager
+    def _held(self, principal: Principal) -> Iterator[None]:
+        if self._open[principal.name] >= MAX_POLLS:
+            text = "Too many calls wait for events; end one."
+            raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)
+        self._open[principal.name] += 1
+        try:
+            yield
+        finally:
+            self._open[principal.name] -= 1
+            if not self._open[principal.name]:
+                del self._open[principal.name]
+
 
 LeaveElsewhere = Callable[[str, AgentName], None]
 """Notes that a caller has left a session, by its id, that another relay keeps."""
@@ -24,6 +95,7 @@ SendEvent = Callable[[str], Awaitable[bool]]
 """Sends an event, which is JSON; returns whether the client wants such."""
 
 
+@define(eq=False, repr=False)
 class EventStream:
     """The event stream of one MCP session.
 
@@ -32,31 +104,23 @@ class EventStream:
         elsewhere: the sessions that other relays keep, by id, each with its caller.
     """
 
-    def __init__(self, send: SendEvent) -> None:
-        self.send = send
-        self.principal: Principal | None = None
-        self.cursors: dict[CallerSession, int] = {}
-        self.tasks: dict[CallerSession, asyncio.Task[None]] = {}
-        self.elsewhere: dict[str, AgentName] = {}
+    send: SendEvent
+    principal: Principal | None = field(init=False, default=None)
+    cursors: dict[CallerSession, int] = field(init=False, factory=dict)
+    tasks: dict[CallerSession, asyncio.Task[None]] = field(init=False, factory=dict)
+    elsewhere: dict[str, AgentName] = field(init=False, factory=dict)
 
 
+@define(eq=False, repr=False)
 class EventStreams:
     """The streams of all callers, by the ids of their MCP sessions. ``monotonic`` is in seconds."""
 
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        endings: Endings,
-        leave_elsewhere: LeaveElsewhere | None,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._authenticator = authenticator
-        self._endings = endings
-        self._leave_elsewhere = leave_elsewhere
-        self._monotonic = monotonic
-        self._log = log
-        self._streams: dict[str, EventStream] = {}
+    _authenticator: Authenticator
+    _endings: Endings
+    _leave_elsewhere: LeaveElsewhere | None
+    _monotonic: Callable[[], float]
+    _log: FilteringBoundLogger
+    _streams: dict[str, EventStream] = field(init=False, factory=dict)
 
     def attach(self, stream_id: str, send: SendEvent) -> None:
         """Note an MCP session, on whose event stream ``send`` sends."""
@@ -123,7 +187,11 @@ class EventStreams:
 
     async def _run(self, stream: EventStream, session: CallerSession, principal: Principal) -> None:
         try:
-            await self._send(stream, session, principal)
+            async for event in session.events_behind(stream.cursors[session]):
+                self._authenticator.check(principal)
+                if await stream.send(event.text):
+                    session.sent(event, stream)
+                stream.cursors[session] = event.cursor
         except TokenError:
             pass  # its holder may not read any more; another token may
         except Exception as error:  # noqa: BLE001 - a bug must end one stream, and be seen
@@ -132,23 +200,6 @@ class EventStreams:
             self._stop(stream, session)
             if session.has_ended:
                 stream.cursors.pop(session, None)
-
-    async def _send(self, stream: EventStream, session: CallerSession, principal: Principal) -> None:
-        while True:
-            changed = session.changed()
-            events = session.events.after(stream.cursors[session], MAX_RESULT_BYTES)
-            for event in events:
-                self._authenticator.check(principal)
-                await self._send_one(stream, session, event)
-            if not events:
-                if session.has_ended:
-                    return
-                await changed.wait()
-
-    async def _send_one(self, stream: EventStream, session: CallerSession, event: CallerEvent) -> None:
-        if await stream.send(event.text):
-            session.sent(event, stream)
-        stream.cursors[session] = event.cursor
 
     def _stop(self, stream: EventStream, session: CallerSession) -> None:
         task = stream.tasks.pop(session)

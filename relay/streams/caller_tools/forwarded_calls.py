@@ -11,17 +11,17 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
+from attrs import define, field
+
 from relay.auth.agent_tokens import AgentName, Authenticator
 from relay.fleet.selection import WHOLE_FLEET
 from relay.routing.port import NoResponderError, Peers
-from relay.streams.caller_tools.caller_sessions import Use
+from relay.streams.caller_tools.caller_sessions import CallerSessions, SessionTool, Use, wait_ms_of
 from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.nodes import Nodes
-from relay.streams.caller_tools.polls import Push
-from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.caller_tools.session_calls import SessionCalls, SessionTool, wait_ms_of
+from relay.streams.caller_tools.event_streams import Push
+from relay.streams.caller_tools.registry import Nodes, SessionRegistry
 from schemas.errors import Failure, ToolError
-from schemas.registry import SchemaRegistry
+from schemas.registry import SchemaRegistry, Validator
 from schemas.tokens import TokenError
 
 CALL, EVENT, LEFT = "session_call", "session_event", "session_left"
@@ -40,31 +40,26 @@ def tag_of(relay: str) -> str:
     return sha256(relay.encode("ascii")).hexdigest()[:_TAG_DIGITS]
 
 
+@define(eq=False, repr=False)
 class ForwardedCalls:
-    """The calls between this relay and its ``peers``; ``calls`` runs those for its own sessions."""
+    """The calls between this relay and its ``peers``; ``calls`` are those for its own sessions."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts below
-        self,
-        peers: Peers,
-        calls: SessionCalls,
-        sessions: SessionRegistry,
-        endings: Endings,
-        nodes: Nodes,
-        authenticator: Authenticator,
-        documents: SchemaRegistry,
-    ) -> None:
-        self._peers = peers
-        self._calls = calls
-        self._sessions = sessions
-        self._endings = endings
-        self._nodes = nodes
-        self._authenticator = authenticator
-        self._documents = {tool: documents.load(f"{tool.value}.input@1.0.0") for tool in SessionTool}
-        self._pushes: dict[str, Push] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
-        peers.answer(LEFT, self._left)
-        peers.answer(CALL, self._answer)
-        peers.answer(EVENT, self._push)
+    _peers: Peers
+    _calls: CallerSessions
+    _sessions: SessionRegistry
+    _endings: Endings
+    _nodes: Nodes
+    _authenticator: Authenticator
+    _documents: SchemaRegistry
+    _inputs: Mapping[SessionTool, Validator] = field(init=False)
+    _pushes: dict[str, Push] = field(init=False, factory=dict)
+    _leaving: set[asyncio.Task[None]] = field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._inputs = {tool: self._documents.load(f"{tool.value}.input@1.0.0") for tool in SessionTool}
+        self._peers.answer(LEFT, self._left)
+        self._peers.answer(CALL, self._answer)
+        self._peers.answer(EVENT, self._push)
 
     def relays_of(self, session_id: str) -> Collection[str]:
         """Return the other relays that may keep the session of that id."""
@@ -77,7 +72,7 @@ class ForwardedCalls:
         """Return the result of a call for a session that one of ``relays`` keeps.
 
         Raises:
-            ToolError: as ``SessionCalls.run`` describes, without text; NODE_OFFLINE if the relay is not
+            ToolError: as ``CallerSessions.run`` describes, without text; NODE_OFFLINE if the relay is not
                 reached, then nothing was done; DEADLINE_EXCEEDED if it does not answer.
         """
         body = {
@@ -117,14 +112,8 @@ class ForwardedCalls:
             telling.add_done_callback(self._leaving.discard)
 
     async def _tell(self, session_id: str, caller: AgentName, *, plainly: bool) -> None:
-        issuer, tenant, sub = caller
-        body = {
-            "session_id": session_id,
-            "issuer": issuer,
-            "tenant": tenant,
-            "sub": sub,
-            "plainly": plainly,
-        }
+        who = dict(zip(("issuer", "tenant", "sub"), caller, strict=True))
+        body = {"session_id": session_id, **who, "plainly": plainly}
         for relay in self.relays_of(session_id):
             # It may not be reached, and a relay of an older version does not know the question.
             with suppress(NoResponderError, TimeoutError, ToolError):
@@ -147,7 +136,7 @@ class ForwardedCalls:
     async def _answer(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run a call that another relay has forwarded: a ``PeerHandler``."""
         tool, arguments = SessionTool(body["tool"]), body["arguments"]
-        if "session_id" not in arguments or not self._documents[tool].is_valid(arguments):
+        if "session_id" not in arguments or not self._inputs[tool].is_valid(arguments):
             raise ToolError(Failure.INTERNAL)
         try:
             principal = self._authenticator.forwarded(**body["principal"])

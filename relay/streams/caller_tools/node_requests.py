@@ -7,41 +7,33 @@ callers: ``caller_sessions`` does.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from attrs import define, field
+
 from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalReason
 from relay.routing.port import NodeFrames, NodeRef
 from relay.streams.caller_tools.endings import Endings, SessionEnding, error_payload
-from relay.streams.caller_tools.events import EventsFullError, EventType
 from relay.streams.caller_tools.outbox import Outbox
 from relay.streams.caller_tools.records import CallerRecords
 from relay.streams.caller_tools.registry import SessionRegistry
-from relay.streams.caller_tools.requests import PendingRequest
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.session import CallerSession, EventsFullError, EventType, PendingRequest
 from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, CallerToolError, size_of
 from schemas.frames import OneWayType
 from schemas.payloads import CallerToolCancel, CallerToolRequest, SessionEnd, SessionText
 from schemas.ulids import UlidSource
 
 
+@define(eq=False, repr=False)
 class NodeRequests:
     """The frames of all nodes that concern sessions. ``monotonic`` is in seconds."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        registry: SessionRegistry,
-        endings: Endings,
-        outbox: Outbox,
-        records: CallerRecords,
-        ulids: UlidSource,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._registry = registry
-        self._endings = endings
-        self._outbox = outbox
-        self._records = records
-        self._ulids = ulids
-        self._monotonic = monotonic
-        self._node_sessions: dict[str, str] = {}
+    _registry: SessionRegistry
+    _endings: Endings
+    _outbox: Outbox
+    _records: CallerRecords
+    _ulids: UlidSource
+    _monotonic: Callable[[], float]
+    _node_sessions: dict[str, str] = field(init=False, factory=dict)
 
     def follow(self, frames: NodeFrames) -> None:
         """Handle the frames of ``frames`` from now on."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.routing.port import NodeFrames
@@ -20,20 +21,15 @@ MAX_WAITING = 1024
 """The frames that wait for one node."""
 
 
+@define(eq=False, repr=False)
 class Outbox:
     """What waits for each node. ``on_dropped`` is called with the type of each frame that does not fit."""
 
-    def __init__(
-        self,
-        frames: NodeFrames,
-        log: FilteringBoundLogger,
-        on_dropped: Callable[[OneWayType], None] = lambda _: None,
-    ) -> None:
-        self._frames = frames
-        self._log = log
-        self._on_dropped = on_dropped
-        self._waiting: dict[str, deque[tuple[OneWayType, Mapping[str, Any]]]] = {}
-        self._overflowing: set[str] = set()
+    _frames: NodeFrames
+    _log: FilteringBoundLogger
+    _on_dropped: Callable[[OneWayType], None] = lambda _: None
+    _waiting: dict[str, deque[tuple[OneWayType, Mapping[str, Any]]]] = field(init=False, factory=dict)
+    _overflowing: set[str] = field(init=False, factory=set)
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))

@@ -5,6 +5,7 @@ Must never be given arguments, results, messages, or any text of a caller or a l
 
 from enum import StrEnum
 
+from attrs import define
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import members_of
@@ -12,24 +13,21 @@ from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.agent_tokens import Principal
 from relay.observability.metrics import Metrics
-from relay.streams.caller_tools.requests import PendingRequest
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.session import CallerSession, PendingRequest
 from schemas.frames import OneWayType
 from schemas.text import printable
 
 _MAX_SHOWN_ID = 640  # 64 characters, each as an escape
 
 
+@define(eq=False, repr=False)
 class CallerRecords:
     """Records what was decided, and how it ended."""
 
-    def __init__(
-        self, audit: AuditLog, refusals: RefusalCounter, metrics: Metrics, log: FilteringBoundLogger
-    ) -> None:
-        self._audit = audit
-        self._refusals = refusals
-        self._metrics = metrics
-        self._log = log
+    _audit: AuditLog
+    _refusals: RefusalCounter
+    _metrics: Metrics
+    _log: FilteringBoundLogger
 
     def opened(self, session: CallerSession, principal: Principal, correlation_id: str) -> None:
         """Record that a session is opened.

@@ -1,20 +1,75 @@
-"""The live sessions of all callers, and their limits. Must not know requests or events."""
+"""The live sessions of all callers, with their limits, and the nodes that they are with.
+
+Must not know requests or events, nor decide what a caller may do: a token without the scope does not reach
+this package.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from attrs import define, field
+
 from relay.auth.agent_tokens import AgentName
+from relay.fleet.fleet import Fleet
+from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.selection import Selection
 from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
+from relay.streams.caller_tools.limits import Holder, SharedBudget
 from relay.streams.caller_tools.session import CallerSession
-from relay.streams.caller_tools.shared_budget import Holder, SharedBudget
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
+
+_NOT_SELECTED = "The URL of this connection leaves the node out."
+
+
+@dataclass(frozen=True, slots=True)
+class SessionNode:
+    """A node with which a session can be opened; ``key`` is its public key."""
+
+    node_id: str
+    key: bytes
+
+
+@define(eq=False, repr=False)
+class Nodes:
+    """The nodes of one relay, as sessions need them."""
+
+    _fleet: Fleet
+
+    def find(self, tenant: str, reference: str, selection: Selection) -> SessionNode:
+        """Return the connected node of ``tenant`` that ``reference`` names: an id, a label or a prefix.
+
+        One that ``selection`` leaves out does not exist.
+
+        Raises:
+            ToolError: SAFETY_DENIED for one of another tenant as for one that does not exist; NODE_OFFLINE.
+        """
+        try:
+            node_id = self._fleet.names.resolve(tenant, reference)
+        except UnknownNodeError as error:
+            text = "There is no such node."
+            raise ToolError(Failure.SAFETY_DENIED, text, told=error.headline, fix=f"{error}.") from None
+        if not selection.admits_node(self._fleet.names, tenant, node_id):
+            raise ToolError(Failure.SAFETY_DENIED, _NOT_SELECTED)
+        record = self._fleet.session_node(tenant, node_id)
+        newest = max(record.identities.values(), key=lambda leaf: leaf.not_before_ms)
+        return SessionNode(node_id, newest.public_key)
+
+    def is_trusted(self, tenant: str, node_id: str, key: bytes) -> bool:
+        """Return whether the node is still of ``tenant``, with a trusted leaf of the same key."""
+        record = self._fleet.node_of(tenant, node_id)
+        if record is None or self._fleet.is_hidden(node_id):
+            return False
+        return any(leaf.public_key == key for leaf in record.identities.values())
+
 
 _RETRY_MS = 60_000
 _RANDOM_BYTES = 4
 
 
+@define(eq=False, repr=False)
 class SessionRegistry:
     """The live sessions, by id and by node. The last digits of each id begin with ``tag``, fewer than 8.
 
@@ -22,15 +77,14 @@ class SessionRegistry:
         shares: how many there are, of whom.
     """
 
-    def __init__(
-        self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes], tag: str = ""
-    ) -> None:
-        self._tag = tag
-        self._now_ms = now_ms
-        self._random_bytes = random_bytes
-        self.shares = SharedBudget(MAX_SESSIONS, MAX_IN_ALL)
-        self._sessions: dict[str, CallerSession] = {}
-        self._of_node: defaultdict[str, dict[str, CallerSession]] = defaultdict(dict)
+    _now_ms: Callable[[], int]
+    _random_bytes: Callable[[int], bytes]
+    _tag: str = ""
+    shares: SharedBudget = field(init=False, factory=lambda: SharedBudget(MAX_SESSIONS, MAX_IN_ALL))
+    _sessions: dict[str, CallerSession] = field(init=False, factory=dict)
+    _of_node: defaultdict[str, dict[str, CallerSession]] = field(
+        init=False, factory=lambda: defaultdict(dict)
+    )
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -67,7 +121,6 @@ class SessionRegistry:
         self._of_node[session.facts.node_id][session.session_id] = session
 
     def remove(self, session: CallerSession) -> None:
-        """Remove a session that has ended."""
         self.shares.give_back(session.facts.holder, 1)
         of_node = self._of_node[session.facts.node_id]
         del self._sessions[session.session_id], of_node[session.session_id]
@@ -86,7 +139,6 @@ class SessionRegistry:
         return session
 
     def of_node(self, node_id: str) -> list[CallerSession]:
-        """Return the sessions with a node."""
         return list(self._of_node.get(node_id, {}).values())
 
     def with_node(self, tenant: str, node_id: str, session_id: str) -> CallerSession | None:

@@ -1,21 +1,241 @@
 """One session of a caller with a node: what it lends, its events and requests, how its caller is reached.
 
-Pure but for the event that wakes up what waits. Times are seconds of a monotonic clock. Must not send frames,
-nor decide when a session ends.
+Events are numbered, in order, and bounded; each is kept as JSON text until its place is needed. That of a
+request stays while the request is pending, so that a caller that only polls gets every request. A request
+ends once. Its answer is kept for a while, since a frame is lost with its connection and the node asks again
+when it resumes. Pure but for the ``asyncio.Event`` that wakes up what waits. Times are seconds of a monotonic
+clock. Must not send frames, nor decide when a session ends.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+from attrs import define, field, frozen
+
+from relay.ascii_json import encoded
 from relay.auth.agent_tokens import AgentName, Principal
-from relay.streams.caller_tools.events import CallerEvent, EventBuffer, EventType
-from relay.streams.caller_tools.limits import GRACE_S, MAX_RESULT_BYTES, MAX_TOKENS
-from relay.streams.caller_tools.requests import PendingRequest, SessionRequests
-from relay.streams.caller_tools.shared_budget import Holder
-from schemas.payloads import CallerTool, SessionOpen
+from relay.streams.caller_tools.limits import (
+    GRACE_S,
+    MAX_EVENTS,
+    MAX_RESULT_BYTES,
+    MAX_TOKENS,
+    Holder,
+    SharedBudget,
+)
+from schemas.error_roots import EdgeError
+from schemas.payloads import CallerTool, CallerToolResult, SessionOpen
+
+
+class EventType(StrEnum):
+    """What an event is."""
+
+    REQUEST = "caller_tool_request"
+    REQUEST_CANCELLED = "caller_tool_cancelled"
+    REQUEST_ENDED = "caller_tool_ended"
+    MESSAGE = "session_event"
+    ENDED = "session_ended"
+
+
+class EventsFullError(EdgeError):
+    """There is no memory for another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerEvent:
+    """One event. ``text`` is its JSON, in ASCII; ``request_id`` is that of a request."""
+
+    cursor: int
+    text: str
+    request_id: str | None = None
+
+
+@define(eq=False, repr=False)
+class EventBuffer:
+    """The events of the session ``session_id``, which takes its memory from ``budget`` for ``holder``.
+
+    Attributes:
+        newest: the cursor of the newest event; 0 before the first.
+        size: the bytes that the events take of the budget.
+    """
+
+    _session_id: str
+    _holder: Holder
+    _budget: SharedBudget
+    _max_events: int = MAX_EVENTS
+    _events: OrderedDict[int, CallerEvent] = field(init=False, factory=OrderedDict)
+    _requests: dict[str, int] = field(init=False, factory=dict)
+    _evicted: int = field(init=False, default=0)
+    newest: int = field(init=False, default=0)
+    size: int = field(init=False, default=0)
+
+    def append(
+        self, type_: EventType, members: Mapping[str, Any], request_id: str | None = None
+    ) -> CallerEvent | None:
+        """Add an event; ``request_id`` keeps it until it is discarded. None: there was no memory for it.
+
+        Raises:
+            EventsFullError: there is no memory for the request.
+        """
+        cursor = self.newest + 1
+        head = {"type": type_.value, "session_id": self._session_id, "cursor": cursor}
+        event = CallerEvent(cursor, encoded({**head, **members}), request_id)
+        self._evict(self._max_events - 1)
+        while self._budget.take(self._holder, len(event.text)) is not None:
+            if not self._evict(len(self._events) - len(self._requests) - 1):
+                if request_id is not None:
+                    raise EventsFullError
+                # The caller learns from the gap that it missed one.
+                self.newest = self._evicted = cursor
+                return None
+        self.newest = cursor
+        self.size += len(event.text)
+        self._events[cursor] = event
+        if request_id is not None:
+            self._requests[request_id] = cursor
+        return event
+
+    def discard(self, request_id: str) -> None:
+        """Remove the event of a request that has ended."""
+        cursor = self._requests.pop(request_id, None)
+        if cursor is not None:
+            self._remove(cursor)
+
+    def after(self, cursor: int, max_bytes: int) -> list[CallerEvent]:
+        """Return the events behind ``cursor``, as many as fit ``max_bytes``, and one at least."""
+        found: list[CallerEvent] = []
+        size = 0
+        for event in (event for event in self._events.values() if event.cursor > cursor):
+            size += len(event.text)
+            if found and size > max_bytes:
+                break
+            found.append(event)
+        return found
+
+    def has_missed(self, cursor: int) -> bool:
+        """Return whether an event behind ``cursor`` was evicted."""
+        return self._evicted > cursor
+
+    def _evict(self, at_most: int) -> bool:
+        """Evict the oldest events that are no pending request until there are ``at_most`` of them."""
+        spare = len(self._events) - len(self._requests) - max(at_most, 0)
+        if spare <= 0:
+            return False
+        oldest = [event.cursor for event in self._events.values() if event.request_id is None][:spare]
+        for cursor in oldest:
+            self._remove(cursor)
+        self._evicted = max(self._evicted, oldest[-1])
+        return True
+
+    def _remove(self, cursor: int) -> None:
+        event = self._events.pop(cursor)
+        self.size -= len(event.text)
+        self._budget.give_back(self._holder, len(event.text))
+
+
+_MAX_KEPT = 256
+_MAX_KEPT_BYTES = 512 * 1024
+
+
+@define(eq=False, repr=False)
+class PendingRequest:
+    """A request that waits for the caller's answer. Times are seconds of a monotonic clock.
+
+    Attributes:
+        delivered: whether a caller has read it in an answer.
+        streams: the open streams on which it was sent, by their keys.
+    """
+
+    request_id: str
+    tool: str
+    correlation_id: str
+    arrived: float
+    delivered: bool = False
+    streams: set[object] = field(factory=set)
+
+    @property
+    def has_reached_caller(self) -> bool:
+        return self.delivered or bool(self.streams)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """How a request ended; ``payload`` is None when it is no longer kept."""
+
+    payload: CallerToolResult | None
+    size: int
+    ended: float
+
+
+@define(eq=False, repr=False)
+class SessionRequests:
+    """The requests of one session, by id."""
+
+    _pending: dict[str, PendingRequest] = field(init=False, factory=dict)
+    _ended: OrderedDict[str, _Kept] = field(init=False, factory=OrderedDict)
+    _kept_bytes: int = field(init=False, default=0)
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter(tuple(self._pending.values()))
+
+    def add(self, request: PendingRequest) -> None:
+        self._pending[request.request_id] = request
+
+    def find(self, request_id: str) -> PendingRequest | None:
+        return self._pending.get(request_id)
+
+    def is_known(self, request_id: str) -> bool:
+        """Return whether a request of that id is pending, or has ended lately."""
+        return request_id in self._pending or request_id in self._ended
+
+    def end(self, request_id: str, payload: CallerToolResult, size: int, now: float) -> None:
+        """End a pending request, and keep ``payload``, of ``size`` bytes, for when the node asks again."""
+        del self._pending[request_id]
+        self._ended[request_id] = _Kept(payload, size, now)
+        self._kept_bytes += size
+        for oldest in list(self._ended):
+            if self._kept_bytes <= _MAX_KEPT_BYTES:
+                break
+            self._drop_payload(oldest)
+        while len(self._ended) > _MAX_KEPT:
+            self._forget(next(iter(self._ended)))
+
+    def withdraw(self, request_id: str) -> PendingRequest | None:
+        """Remove a pending request whose answer is not needed; it cannot be asked again."""
+        request = self._pending.pop(request_id, None)
+        if request is not None:
+            self._ended[request_id] = _Kept(None, 0, request.arrived)
+        return request
+
+    def answer_to(self, request_id: str) -> CallerToolResult | None:
+        """Return the answer to a request that has ended, if it is kept."""
+        kept = self._ended.get(request_id)
+        return kept.payload if kept is not None else None
+
+    def kept_answers(self) -> Collection[CallerToolResult]:
+        """Return the answers that are kept, in the order in which they were given."""
+        return [kept.payload for kept in self._ended.values() if kept.payload is not None]
+
+    def forget_before(self, moment: float) -> None:
+        """Forget the requests that ended before ``moment``."""
+        for request_id in [key for key, kept in self._ended.items() if kept.ended < moment]:
+            self._forget(request_id)
+
+    def _drop_payload(self, request_id: str) -> None:
+        kept = self._ended[request_id]
+        self._ended[request_id] = _Kept(None, 0, kept.ended)
+        self._kept_bytes -= kept.size
+
+    def _forget(self, request_id: str) -> None:
+        self._drop_payload(request_id)
+        del self._ended[request_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +264,15 @@ class SessionFacts:
         return Holder(self.principal, self.node_id)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(eq=False, repr=False)
 class Lent:
     """The tools that the caller lends, by name, and their size in bytes."""
 
-    tools: Mapping[str, CallerTool] = field(default_factory=dict)
+    tools: Mapping[str, CallerTool] = field(factory=dict)
     size: int = 0
 
 
+@define(eq=False, repr=False)
 class CallerSession:
     """A live session.
 
@@ -63,25 +284,26 @@ class CallerSession:
         polls: how many long polls are open.
     """
 
-    def __init__(self, facts: SessionFacts, lent: Lent, events: EventBuffer, now: float) -> None:
-        self.facts = facts
-        self.lent = lent
-        self.events = events
-        self.requests = SessionRequests()
-        self.tokens: dict[str, Principal] = {}
-        self.last_used = now
-        self.has_ended = False
-        self.polls = 0
-        self._streams: set[object] = set()
-        self._connections: set[object] = set()
-        self._reachable_until = now
-        self._left: float | None = None
-        self._left_plainly = False
-        self._changed = asyncio.Event()
+    facts: SessionFacts
+    lent: Lent
+    events: EventBuffer
+    last_used: float
+    requests: SessionRequests = field(init=False, factory=SessionRequests)
+    tokens: dict[str, Principal] = field(init=False, factory=dict)
+    has_ended: bool = field(init=False, default=False)
+    polls: int = field(init=False, default=0)
+    _streams: set[object] = field(init=False, factory=set)
+    _connections: set[object] = field(init=False, factory=set)
+    _reachable_until: float = field(init=False)
+    _left: float | None = field(init=False, default=None)
+    _left_plainly: bool = field(init=False, default=False)
+    _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self._reachable_until = self.last_used
 
     @property
     def session_id(self) -> str:
-        """The id."""
         return self.facts.session_id
 
     def use(self, principal: Principal, now: float) -> None:
@@ -90,7 +312,7 @@ class CallerSession:
         self.last_used = now
         self.tokens[principal.jti] = principal
         if len(self.tokens) > MAX_TOKENS:
-            first = min(self.tokens.values(), key=_expiry)
+            first = min(self.tokens.values(), key=lambda used: used.expires_s)
             del self.tokens[first.jti]
 
     def frame(self) -> SessionOpen:
@@ -114,13 +336,26 @@ class CallerSession:
         self._wake()
 
     def end(self) -> None:
-        """Note that it has ended."""
         self.has_ended = True
         self._wake()
 
-    def changed(self) -> asyncio.Event:
-        """Return what is set at the next change. Take it before reading the events."""
-        return self._changed
+    async def wait_for_events(self, after: int) -> None:
+        """Return when there is something behind ``after`` to be read, or the session has ended."""
+        while not (self.has_events(after) or self.has_ended):
+            await self._changed.wait()
+
+    async def events_behind(self, cursor: int) -> AsyncIterator[CallerEvent]:
+        """Yield the events behind ``cursor``, each as it happens, until the session has ended."""
+        while True:
+            changed = self._changed  # before the events are read
+            events = self.events.after(cursor, MAX_RESULT_BYTES)
+            for event in events:
+                yield event
+                cursor = event.cursor
+            if not events:
+                if self.has_ended:
+                    return
+                await changed.wait()
 
     def has_events(self, after: int) -> bool:
         """Return whether there is something behind ``after`` to be read, or was."""
@@ -209,7 +444,3 @@ class CallerSession:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _expiry(principal: Principal) -> int:
-    return principal.expires_s

@@ -5,22 +5,21 @@ Must not decide what a caller may do: ``caller_sessions`` does, at the relay tha
 
 import asyncio
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
+from attrs import define
 from pydantic_core import from_json
 
-from relay.auth.permissions import Rights
-from relay.calls.relay_tools import RelayTool, RelayToolCall
+from relay.calls.relay_tools import RELAY_TOOL_TIMEOUT_S, RelayTool, RelayToolCall
 from relay.fleet.tools import ToolSchemas
-from relay.streams.caller_tools.caller_sessions import Use
+from relay.streams.caller_tools.caller_sessions import CallerSessions, SessionTool, Use
 from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.event_streams import EventStreams
+from relay.streams.caller_tools.event_streams import EventStreams, Push
 from relay.streams.caller_tools.forwarded_calls import ForwardedCalls
 from relay.streams.caller_tools.limits import MAX_WAIT_MS
-from relay.streams.caller_tools.polls import Push
 from relay.streams.caller_tools.registry import SessionRegistry
 from relay.streams.caller_tools.session import CallerSession
-from relay.streams.caller_tools.session_calls import SessionCalls, SessionTool
 from schemas.registry import SchemaRegistry
 
 LOGGER = "oubliette.session"
@@ -50,77 +49,44 @@ def log_message(event: str) -> tuple[str, dict[str, Any]]:
     return "notifications/message", {"level": LEVEL, "logger": LOGGER, "data": from_json(event)}
 
 
+@define(eq=False, repr=False)
 class SessionTools:
-    """The tools over the sessions of all relays: ``calls`` has those of this one."""
+    """The tools over the sessions of all relays: ``calls`` are those for this one's."""
 
-    def __init__(
-        self,
-        calls: SessionCalls,
-        registry: SessionRegistry,
-        streams: EventStreams,
-        endings: Endings,
-        forwarded: ForwardedCalls | None,
-    ) -> None:
-        self._calls = calls
-        self._registry = registry
-        self._streams = streams
-        self._endings = endings
-        self._forwarded = forwarded
+    _calls: CallerSessions
+    _registry: SessionRegistry
+    _streams: EventStreams
+    _endings: Endings
+    _forwarded: ForwardedCalls | None
 
     def tools(self, registry: SchemaRegistry) -> tuple[RelayTool, ...]:
         """Return the tools, to be registered."""
+
+        def row(name: SessionTool, title: str, description: str, **members: Any) -> RelayTool:
+            document = f"{name}.input@1.0.0"
+            waits = name is not SessionTool.RESPONSE
+            return RelayTool(
+                canonical=name.value,
+                title=title,
+                description=description,
+                schemas=ToolSchemas.of(registry, document, f"{name}.output@{'1.1.0' if waits else '1.0.0'}"),
+                schema_ref=document,
+                visible=lambda rights: rights.may_message,
+                answer=partial(self._run, name),
+                timeout_s=_TIMEOUT_S if waits else RELAY_TOOL_TIMEOUT_S,
+                logs=waits,
+                waits=waits,
+                verbatim=waits,
+                **members,
+            )
+
+        acts = {"safety_class": "reversible", "idempotent": False}
+        reads = {"safety_class": "read_only", "idempotent": True}
         return (
-            RelayTool(
-                canonical=SessionTool.MESSAGE.value,
-                title="Talk to a node's local agent",
-                description=_MESSAGE,
-                schemas=_schemas(registry, "session_message", "1.1.0"),
-                schema_ref="session_message.input@1.0.0",
-                safety_class="reversible",
-                idempotent=False,
-                visible=_may_message,
-                answer=self._message,
-                timeout_s=_TIMEOUT_S,
-                logs=True,
-                waits=True,
-                verbatim=True,
-            ),
-            RelayTool(
-                canonical=SessionTool.EVENTS.value,
-                title="Read a session's events",
-                description=_EVENTS,
-                schemas=_schemas(registry, "session_events", "1.1.0"),
-                schema_ref="session_events.input@1.0.0",
-                safety_class="read_only",
-                idempotent=True,
-                visible=_may_message,
-                answer=self._events,
-                timeout_s=_TIMEOUT_S,
-                logs=True,
-                waits=True,
-                verbatim=True,
-            ),
-            RelayTool(
-                canonical=SessionTool.RESPONSE.value,
-                title="Answer a local agent's request",
-                description=_RESPONSE,
-                schemas=_schemas(registry, "caller_tool_response"),
-                schema_ref="caller_tool_response.input@1.0.0",
-                safety_class="reversible",
-                idempotent=False,
-                visible=_may_message,
-                answer=self._respond,
-            ),
+            row(SessionTool.MESSAGE, "Talk to a node's local agent", _MESSAGE, **acts),
+            row(SessionTool.EVENTS, "Read a session's events", _EVENTS, **reads),
+            row(SessionTool.RESPONSE, "Answer a local agent's request", _RESPONSE, **acts),
         )
-
-    async def _message(self, call: RelayToolCall) -> Mapping[str, Any]:
-        return await self._run(SessionTool.MESSAGE, call)
-
-    async def _events(self, call: RelayToolCall) -> Mapping[str, Any]:
-        return await self._run(SessionTool.EVENTS, call)
-
-    async def _respond(self, call: RelayToolCall) -> Mapping[str, Any]:
-        return await self._run(SessionTool.RESPONSE, call)
 
     async def _run(self, tool: SessionTool, call: RelayToolCall) -> Mapping[str, Any]:
         use = Use(call.caller.principal, call.arguments, call.correlation_id, call.selection)
@@ -182,11 +148,3 @@ def _push_of(call: RelayToolCall) -> Push | None:
         await emit(*log_message(event))
 
     return push
-
-
-def _schemas(registry: SchemaRegistry, name: str, output: str = "1.0.0") -> ToolSchemas:
-    return ToolSchemas.of(registry, f"{name}.input@1.0.0", f"{name}.output@{output}")
-
-
-def _may_message(rights: Rights) -> bool:
-    return rights.may_message

@@ -13,8 +13,7 @@ from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.routing.port import NodeFrames, Peers
 from relay.settings.environment import RelayEnvironment
-from relay.streams.telemetry.fleet_listening import FleetListening
-from relay.streams.telemetry.fleet_reading import FleetReading
+from relay.streams.telemetry.fleet_resource import FleetListening, FleetReading
 from relay.streams.telemetry.hub import TelemetryHub
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.health import Loop

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
+from attrs import define, field
 from pydantic_core import from_json
 from structlog.typing import FilteringBoundLogger
 
@@ -20,16 +21,12 @@ from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
 from relay.routing.port import NodeFrames, NodeRef
-from relay.streams.telemetry.history import History, HistoryBytes, Sample
-from relay.streams.telemetry.leases import Leases
-from relay.streams.telemetry.progress import send_samples
-from relay.streams.telemetry.sample_queue import SampleQueue
-from relay.streams.telemetry.stream import Stream
-from relay.streams.telemetry.subscription import Subscription, lease_s
+from relay.streams.telemetry.sample_queue import SampleQueue, send_samples
+from relay.streams.telemetry.stream import History, HistoryBytes, Sample, Stream, Subscription, Terms, lease_s
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.health import Loop
-from schemas.payloads import Telemetry
+from schemas.payloads import Telemetry, TelemetryLease
 from schemas.tokens import TokenError
 
 PER_AGENT = 256
@@ -37,44 +34,97 @@ IN_ALL = 16_384
 SWEEP_S = 1.0
 _ROUND_S = 60.0
 _RETRY_MS = 30_000
+_RENEWALS_IN_A_LEASE = 3
+_SHORTEST_INTERVAL_MS = 1000
 
 Notify = Callable[[], None]
 OnSample = Callable[[str, Mapping[str, Any]], None]
 
 
+@define(eq=False, repr=False)
+class Leases:
+    """Tells nodes, by ``frames``, what to sample, for as long as a stream has a subscriber.
+
+    A node that has lost its session lets its lease end by itself; it gets another when it connects.
+    """
+
+    _frames: NodeFrames
+    _seconds: Callable[[], float]
+    _to_stop: set[tuple[str, str]] = field(init=False, factory=set)
+
+    def update(self, stream: Stream) -> None:
+        """Send the lease of ``stream`` if its terms have changed, or a third of its time has passed.
+
+        What cannot be sent now is sent by a later call.
+        """
+        now, terms = self._seconds(), stream.terms()
+        if terms is None:
+            return
+        ttl_s = lease_s(terms.interval_ms / 1000)
+        self._to_stop.discard(stream.tool.capability)
+        if terms == stream.leased and now - stream.leased_s < ttl_s / _RENEWALS_IN_A_LEASE:
+            return
+        if self._sent(stream.tool.capability, terms, int(ttl_s * 1000)):
+            stream.leased, stream.leased_s = terms, now
+
+    def stop(self, stream: Stream) -> None:
+        """End the lease of ``stream``, which has no subscriber any more."""
+        if stream.leased is not None:
+            stream.leased = None
+            self._to_stop.add(stream.tool.capability)
+            self.stop_pending()
+
+    def stop_pending(self) -> None:
+        """Send what ends leases and could not be sent before."""
+        ended = Terms(_SHORTEST_INTERVAL_MS, None)
+        for capability in list(self._to_stop):
+            if self._sent(capability, ended, 0):
+                self._to_stop.discard(capability)
+
+    def lost(self, node_id: str) -> None:
+        """Forget what was to be sent to a node whose connection is lost: its leases end by themselves."""
+        self._to_stop = {capability for capability in self._to_stop if capability[0] != node_id}
+
+    def _sent(self, capability: tuple[str, str], terms: Terms, ttl_ms: int) -> bool:
+        node_id, cap_id = capability
+        lease: TelemetryLease = {"cap_id": cap_id, "interval_ms": terms.interval_ms, "ttl_ms": ttl_ms}
+        if terms.include is not None:
+            lease["include"] = sorted(terms.include)
+        try:
+            self._frames.send(node_id, OneWayType.TELEMETRY_LEASE, lease)
+        except ToolError:
+            return False  # offline, or too often: it is sent when it connects, or by the next sweep
+        return True
+
+
+@define(eq=False, repr=False, kw_only=True)
 class TelemetryHub:
     """The streams. ``seconds`` is a monotonic clock."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        fleet: Fleet,
-        frames: NodeFrames,
-        authenticator: Authenticator,
-        metrics: Metrics,
-        refusals: RefusalCounter,
-        seconds: Callable[[], float],
-        log: FilteringBoundLogger,
-        per_agent: int = PER_AGENT,
-        in_all: int = IN_ALL,
-    ) -> None:
-        self._fleet = fleet
-        self._authenticator = authenticator
-        self._metrics = metrics
-        self._refusals = refusals
-        self._seconds = seconds
-        self._log = log
-        self._per_agent = per_agent
-        self._in_all = in_all
-        self._leases = Leases(frames, seconds)
-        self._bytes = HistoryBytes()
-        self._nodes: defaultdict[str, dict[str, Stream]] = defaultdict(dict)
-        self._counts = Counter[AgentName]()
-        self._listeners: defaultdict[tuple[AgentName, str], dict[object, Notify]] = defaultdict(dict)
-        self._on_sample: list[OnSample] = []
-        self.loop = Loop(seconds)
-        frames.on_frame(OneWayType.TELEMETRY, self._received)
-        frames.on_connection(self._linked)
+    _fleet: Fleet
+    _frames: NodeFrames
+    _authenticator: Authenticator
+    _metrics: Metrics
+    _refusals: RefusalCounter
+    _seconds: Callable[[], float]
+    _log: FilteringBoundLogger
+    _per_agent: int = PER_AGENT
+    _in_all: int = IN_ALL
+    _leases: Leases = field(init=False)
+    _bytes: HistoryBytes = field(init=False, factory=HistoryBytes)
+    _nodes: defaultdict[str, dict[str, Stream]] = field(init=False, factory=lambda: defaultdict(dict))
+    _counts: Counter[AgentName] = field(init=False, factory=Counter)
+    _listeners: defaultdict[tuple[AgentName, str], dict[object, Notify]] = field(
+        init=False, factory=lambda: defaultdict(dict)
+    )
+    _on_sample: list[OnSample] = field(init=False, factory=list)
+    loop: Loop = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._leases = Leases(self._frames, self._seconds)
+        self.loop = Loop(self._seconds)
+        self._frames.on_frame(OneWayType.TELEMETRY, self._received)
+        self._frames.on_connection(self._linked)
 
     def on_sample(self, listener: OnSample) -> None:
         """Call ``listener`` with every sample that is accepted, and the node that it is of."""
@@ -259,7 +309,7 @@ class TelemetryHub:
         """End the subscriptions that were made with one of these tokens."""
 
         def reason(_stream: Stream, subscription: Subscription) -> ToolError | None:
-            return _denied_token() if subscription.principal.jti in jtis else None
+            return ToolError(Failure.TOKEN_REFUSED) if subscription.principal.jti in jtis else None
 
         self._end(reason)
 
@@ -286,7 +336,7 @@ class TelemetryHub:
             self._authenticator.check(principal)
             self._fleet.resolve(stream.tool.canonical, principal.rights)
         except TokenError:
-            return _denied_token()
+            return ToolError(Failure.TOKEN_REFUSED)
         except ToolError as error:
             return error
         return None
@@ -300,7 +350,3 @@ class TelemetryHub:
 
     def _streams(self) -> list[Stream]:
         return [stream for of_node in self._nodes.values() for stream in of_node.values()]
-
-
-def _denied_token() -> ToolError:
-    return ToolError(Failure.TOKEN_REFUSED)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import parse_qs, unquote
 
+from attrs import define
 from pydantic_core import from_json
 
 from relay.ascii_json import encoded
@@ -31,12 +32,12 @@ class TelemetryQueryError(PeerError):
     """The query is none. The text says what is allowed, and nothing of what was given."""
 
 
+@define(eq=False, repr=False)
 class TelemetryResource:
     """Reads and follows the resource of every node."""
 
-    def __init__(self, hub: TelemetryHub, fleet: Fleet) -> None:
-        self._hub = hub
-        self._fleet = fleet
+    _hub: TelemetryHub
+    _fleet: Fleet
 
     def by_id(self, principal: Principal, uri: str) -> str | None:
         """Return ``uri`` with the full id of its node; None if it is not one of these.

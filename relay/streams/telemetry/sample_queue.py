@@ -1,17 +1,24 @@
-"""The samples that wait for one open call: a few, of which a slow reader loses the oldest.
+"""The samples for one open call: the few that wait, and the notifications that send them.
 
-Must not know what a reader does with them.
+A slow reader loses the oldest. Must not know streams.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
-from relay.streams.telemetry.history import Sample
+from attrs import define, field
+
+from relay.calls.call_record import Following
+from relay.streams.telemetry.stream import Sample
 from schemas.errors import ToolError
+from schemas.projection import META_LOST
 
 MAX_WAITING = 16
 
 
+@define(eq=False, repr=False)
 class SampleQueue:
     """The samples for one reader.
 
@@ -19,12 +26,11 @@ class SampleQueue:
         lost: how many it has lost since the start.
     """
 
-    def __init__(self, max_waiting: int = MAX_WAITING) -> None:
-        self._waiting: deque[Sample] = deque()
-        self._max_waiting = max_waiting
-        self._changed = asyncio.Event()
-        self._error: ToolError | None = None
-        self.lost = 0
+    _max_waiting: int = MAX_WAITING
+    _waiting: deque[Sample] = field(init=False, factory=deque)
+    _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _error: ToolError | None = field(init=False, default=None)
+    lost: int = field(init=False, default=0)
 
     def put(self, sample: Sample) -> None:
         """Add a sample; if there are too many, the oldest is lost."""
@@ -51,3 +57,39 @@ class SampleQueue:
             self._changed.clear()
             await self._changed.wait()
         return self._waiting.popleft()
+
+
+async def send_samples(
+    following: Following,
+    first: str,
+    queue: SampleQueue,
+    shown: Callable[[Sample], str],
+    lost: Callable[[int], None],
+) -> None:
+    """Send ``first`` and then each sample of ``queue``, as ``shown`` returns it, as many as are followed.
+
+    ``progress`` counts the samples, also those that the reader has lost: a gap in it shows how many. ``lost``
+    is called with their number.
+
+    Raises:
+        ToolError: the queue has ended.
+        StreamClosedError: the client has disconnected.
+    """
+    progress, missed, text = 1, 0, first
+    while True:
+        params: dict[str, Any] = {
+            "progressToken": following.progress_token,
+            "progress": progress,
+            "message": text,
+        }
+        if missed:
+            lost(missed)
+            params["_meta"] = {META_LOST: missed}
+        before = queue.lost
+        await following.emit("notifications/progress", params)
+        if following.most is not None and progress >= following.most:
+            return
+        sample = await queue.get()
+        missed = queue.lost - before
+        progress += 1 + missed
+        text = shown(sample)

@@ -2,11 +2,133 @@ from dataclasses import replace
 
 import pytest
 
-from relay.streams.caller_tools.events import EventType
-from relay.streams.caller_tools.limits import MAX_TOKENS
-from relay.streams.caller_tools.requests import PendingRequest
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.limits import MAX_TOKENS, Holder, SharedBudget
+from relay.streams.caller_tools.session import (
+    CallerSession,
+    EventBuffer,
+    EventsFullError,
+    EventType,
+    PendingRequest,
+    SessionRequests,
+)
+from schemas.payloads import CallerToolResult
 from tests.fakes.caller_stage import CallerStage
+
+SESSION = "gogol_20261122_021500_00c0ffee"
+HOLDER = Holder(("https://relay.example", "acme", "ant"), "node")
+
+
+def buffer(max_events: int = 3, max_bytes: int = 100_000) -> tuple[EventBuffer, SharedBudget]:
+    budget = SharedBudget(max_bytes, 4 * max_bytes)
+    return EventBuffer(SESSION, HOLDER, budget, max_events), budget
+
+
+def say(events: EventBuffer, *messages: str) -> None:
+    for message in messages:
+        events.append(EventType.MESSAGE, {"message": message})
+
+
+def ask(events: EventBuffer, request_id: str, size: int = 0) -> None:
+    members = {"request_id": request_id, "tool": "t", "arguments": {"x": "y" * size}}
+    events.append(EventType.REQUEST, members, request_id)
+
+
+def test_one_answer_holds_as_much_as_fits_and_one_event_at_least() -> None:
+    events, _ = buffer()
+    say(events, "a" * 100, "b" * 100, "c")
+    size = len(events.after(0, 1)[0].text)
+    assert [event.cursor for event in events.after(0, 1)] == [1]
+    assert [event.cursor for event in events.after(0, 2 * size)] == [1, 2]
+    assert [event.cursor for event in events.after(0, 1 << 20)] == [1, 2, 3]
+
+
+def test_the_oldest_is_dropped_and_a_reader_that_was_behind_it_learns_of_that() -> None:
+    events, _ = buffer(max_events=2)
+    say(events, "a", "b")
+    assert not events.has_missed(0)
+    say(events, "c")
+    assert [event.cursor for event in events.after(0, 1 << 20)] == [2, 3]
+    assert events.has_missed(0)
+    assert not events.has_missed(1)
+
+
+def test_a_pending_request_is_never_dropped() -> None:
+    events, _ = buffer(max_events=2)
+    ask(events, "r1")
+    say(events, "a", "b", "c")
+    assert [event.cursor for event in events.after(0, 1 << 20)] == [1, 3, 4]
+    events.discard("r1")
+    assert [event.cursor for event in events.after(0, 1 << 20)] == [3, 4]
+    events.discard("r1")
+
+
+def test_a_request_that_does_not_fit_is_refused_and_takes_nothing() -> None:
+    events, budget = buffer(max_bytes=600)
+    ask(events, "r1", 200)
+    used = budget.total
+    with pytest.raises(EventsFullError):
+        ask(events, "r2", 200)
+    assert budget.total == used
+    assert [event.request_id for event in events.after(0, 1 << 20)] == ["r1"]
+
+
+def test_messages_make_space_for_a_request() -> None:
+    events, budget = buffer(max_events=10, max_bytes=600)
+    say(events, "a" * 100, "b" * 100)
+    ask(events, "r1", 300)
+    assert [event.request_id for event in events.after(0, 1 << 20)] == ["r1"]
+    assert events.has_missed(0)
+    assert budget.total == events.size
+
+
+def test_a_message_that_does_not_fit_is_a_gap() -> None:
+    events, _ = buffer(max_bytes=600)
+    ask(events, "r1", 300)
+    say(events, "a" * 300)
+    assert [event.cursor for event in events.after(0, 1 << 20)] == [1]
+    assert events.has_missed(1)
+    assert not events.has_missed(2)
+    say(events, "b")
+    assert [event.cursor for event in events.after(2, 1 << 20)] == [3]
+
+
+KIB = 1024
+
+
+def request(number: int = 0) -> PendingRequest:
+    return PendingRequest(f"r{number}", "tool", "correlation", arrived=0.0)
+
+
+def payload(number: int = 0) -> CallerToolResult:
+    return {"session_id": "s", "request_id": f"r{number}", "result": number}
+
+
+def ended(count: int, size: int) -> SessionRequests:
+    requests = SessionRequests()
+    for number in range(count):
+        requests.add(request(number))
+        requests.end(f"r{number}", payload(number), size, float(number))
+    return requests
+
+
+def test_answers_are_kept_in_order_until_they_are_old() -> None:
+    requests = ended(3, 10)
+    assert [answer["result"] for answer in requests.kept_answers()] == [0, 1, 2]
+    requests.forget_before(2.0)
+    assert not requests.is_known("r1")
+    assert [answer["result"] for answer in requests.kept_answers()] == [2]
+
+
+def test_the_oldest_answers_make_space_for_newer_ones_and_stay_known() -> None:
+    requests = ended(3, 200 * KIB)
+    assert [answer["result"] for answer in requests.kept_answers()] == [1, 2]
+    assert requests.is_known("r0")
+
+
+def test_a_bounded_number_is_known() -> None:
+    requests = ended(300, 10)
+    assert not requests.is_known("r43")
+    assert requests.is_known("r44")
 
 
 @pytest.fixture
@@ -63,13 +185,3 @@ async def test_a_stream_that_has_ended_loses_what_was_sent_on_it_alone(session: 
     assert session.close_stream(stream, 2.0) == []
     session.sent(events[3], stream)
     assert not requests[3].has_reached_caller
-
-
-async def test_every_change_sets_what_was_taken_before(session: CallerSession) -> None:
-    before = session.changed()
-    session.push(EventType.MESSAGE, {"message": "Hello"})
-    assert before.is_set()
-    after = session.changed()
-    assert not after.is_set()
-    session.end()
-    assert after.is_set()

@@ -14,8 +14,7 @@ from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
 from relay.fleet.node_names import UnknownNodeError
-from relay.streams.telemetry.fleet_listening import FleetListening
-from relay.streams.telemetry.fleet_reading import FleetReading
+from relay.streams.telemetry.fleet_resource import FleetListening, FleetReading
 from relay.streams.telemetry.hub import Notify
 from relay.streams.telemetry.reading import TelemetryResource
 from schemas.frames import OneWayType
@@ -110,7 +109,7 @@ async def test_a_subscription_at_one_relay_is_read_at_any(fleet: Fleet) -> None:
     here = fleet.near.resource.read(agent, URI)
     there = await fleet.far.elsewhere.read(agent, URI)
     assert here == there
-    assert json.loads(there or "null").keys() == {"ts_ms", "node_id", "uptime_s", "load"}
+    assert json.loads(there or "null").keys() == {"ts_ms", "ts", "node_id", "uptime_s", "load"}
     history = json.loads(await fleet.far.elsewhere.read(agent, f"{URI}?since_ms={NOW_MS}") or "null")
     assert [sample["ts_ms"] for sample in history["samples"]] == [NOW_MS + 1, NOW_MS + 2]
     # Where the agent has its subscription, no other relay is asked.

@@ -63,11 +63,24 @@ async def test_without_an_interval_there_is_no_stream(followed: Followed) -> Non
     assert followed.leases() == []
 
 
-async def test_the_node_samples_the_parts_that_any_subscriber_wants(followed: Followed) -> None:
-    await followed.subscribe(followed.agent("a"), include=["cpu"])
-    await followed.subscribe(followed.agent("b"), include=["load", "cpu"])
-    await followed.subscribe(followed.agent("c"))
-    assert [lease.get("include") for _, lease in followed.frames.sent] == [["cpu"], ["cpu", "load"], None]
+async def test_the_node_samples_the_parts_that_any_subscriber_wants(
+    followed: Followed, registry: SchemaRegistry
+) -> None:
+    stops = []
+    all_wanted: list[dict[str, Any]] = [{"include": ["cpu"]}, {"include": ["load", "cpu"]}, {}]
+    for sub, wanted in zip("abc", all_wanted, strict=True):
+        agent = followed.agent(sub)
+        await followed.subscribe(agent, **wanted)
+        stops.append(followed.resource.follow(agent, URI, lambda: None))
+    for stop in reversed(stops):
+        assert stop is not None
+        stop()
+    leases = [lease for _, lease in followed.frames.sent]
+    narrow, wide = ["cpu"], ["cpu", "load"]
+    assert [lease.get("include") for lease in leases] == [narrow, wide, None, wide, narrow, None]
+    document = registry.load("session.telemetry_lease@1.0.0")
+    for payload in leases:
+        document.check({"type": "telemetry_lease", "msg_id": "0" * 26, "payload": payload})
 
 
 async def test_a_lease_that_is_neither_read_nor_listened_to_lapses(followed: Followed) -> None:
@@ -133,6 +146,26 @@ async def test_a_lease_that_could_not_be_sent_is_sent_by_the_next_sweep(followed
     followed.frames.limited = False
     followed.pass_time(1)
     assert followed.leases() == [(1000, 0)]
+
+
+@pytest.mark.parametrize("case", ["never leased", "overtaken", "connection lost"])
+async def test_an_end_that_is_not_needed_is_not_sent(followed: Followed, case: str) -> None:
+    frames, agent = followed.frames, followed.agent()
+    if case == "never leased":
+        frames.offline.add(NODE_ID)
+    await followed.subscribe(agent)
+    stop = followed.resource.follow(agent, URI, lambda: None)
+    assert stop is not None
+    frames.offline.clear()
+    frames.limited = case != "never leased"
+    stop()
+    if case == "connection lost":
+        followed.link(connected=False)
+    frames.limited = False
+    if case == "overtaken":
+        await followed.subscribe(agent)
+    followed.pass_time(1)
+    assert 0 not in [ttl_ms for _, ttl_ms in followed.leases()]
 
 
 # --- samples

@@ -1,4 +1,4 @@
-from relay.streams.caller_tools.shared_budget import Full, Holder, SharedBudget
+from relay.streams.caller_tools.limits import Full, Holder, SharedBudget
 
 
 def holder(sub: str = "ant", tenant: str = "acme", node: str = "a") -> Holder:
