@@ -12,7 +12,11 @@ from relay.state.kinds import files_of
 from schemas.addresses import BrokerAddress
 from tests.compatibility.site import Programs, Site
 
-pytestmark = [pytest.mark.long, pytest.mark.parametrize("broker_kind", ["nats-server"])]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),  # some thirty commands of two versions
+    pytest.mark.parametrize("broker_kind", ["nats-server"]),
+]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from relay.client.stdio_bridge.bridge import DRAIN_TIMEOUT_S, MAX_IN_FLIGHT, MAX
 from relay.client.stdio_bridge.delivery import Conversation
 from relay.client.stdio_bridge.http_client import RelayHttp
 from relay.client.stdio_bridge.messages import MAX_LINE_BYTES, header_value
-from relay.http.connections import AcceptedConnection
+from relay.http.connections import AcceptedConnection, Connections
 from schemas.addresses import mcp_url
 from schemas.process.logs import make_logger
 from schemas.tls import client_context
@@ -318,15 +318,15 @@ async def test_subscriptions_take_no_room_of_calls_and_have_a_bound_of_their_own
 
 
 @ERAS
-async def test_a_connection_is_used_again(relay: ServedRelay, server: Server, hub: Hub, era: str) -> None:
+async def test_a_connection_is_used_again(relay: ServedRelay, hub: Hub, era: str) -> None:
     made: list[str] = []
-    begin = server.connections.begin
+    begin = Connections.begin
 
-    def counting(address: str) -> AcceptedConnection | None:
+    def counting(connections: Connections, address: str) -> AcceptedConnection | None:
         made.append(address)
-        return begin(address)
+        return begin(connections, address)
 
-    with patch.object(server.connections, "begin", counting):
+    with patch.object(Connections, "begin", counting):
         async with LineClient.over_bridge(url_of(relay), hub.token()) as client:
             await client.open(era)
             for _ in range(10):
