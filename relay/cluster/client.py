@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 from nats.js.errors import ServiceUnavailableError
 from structlog.typing import FilteringBoundLogger
 
@@ -91,9 +91,17 @@ class DirectClient(Client):
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Send ``payload``, as the library does, but at once, unless something waits to be sent before it."""
-        if not self.publish_now(subject, payload, reply, headers):
-            await super().publish(subject, payload, reply, headers)
+        """Send ``payload``, as the library does, but at once, unless something waits to be sent before it.
+
+        Raises:
+            NatsError: the connection has ended; it was not sent.
+        """
+        if self.publish_now(subject, payload, reply, headers):
+            return
+        if self._wire is not None and self._wire.transport.is_closing():
+            # The library learns of the end a turn later, and would queue what is never written.
+            raise ConnectionClosedError
+        await super().publish(subject, payload, reply, headers)
 
     def publish_now(
         self, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None
@@ -103,6 +111,7 @@ class DirectClient(Client):
         if (
             wire is None
             or wire.is_paused
+            or wire.transport.is_closing()
             or self._pending
             or not self.is_connected
             or not (_is_word(subject) and (not reply or _is_word(reply)))

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import NoRespondersError
+from nats.errors import ConnectionClosedError, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import Header
 
@@ -157,6 +157,16 @@ async def test_a_message_is_answered_at_once_unless_there_is_nothing_to_answer_o
         assert not respond_now(told, b"world")
         await server.client.close()
         assert not respond_now(asked, b"world")
+
+
+async def test_what_is_published_before_the_library_knows_that_the_connection_has_ended_fails() -> None:
+    async with RawServer.connected() as server:
+        assert server.client._wire is not None
+        server.client._wire.transport.abort()
+        assert server.client.is_connected
+        with pytest.raises(ConnectionClosedError):
+            await server.client.publish("edge.test", b"x", "edge.answer")
+        assert not server.client.publish_now("edge.test", b"x")
 
 
 async def test_messages_arrive_in_pieces_of_any_size() -> None:
