@@ -56,7 +56,7 @@ async def test_three_relays_are_one_fleet_and_leave_nothing(
         assert len(others) == 2
         assert set(others.values()) == set(demo.mock_nodes)
         for node_id in (demo.real_node, *demo.mock_nodes):
-            assert f"  sysecho.{node_id}.echo.invoke\n" in output
+            assert f'  sysecho-invoke {{"node": "{node_id}"' in output
         assert "FAILED" not in output
         (second, of_second), (third, of_third) = others.items()
         first, of_first = demo.base_url, demo.real_node

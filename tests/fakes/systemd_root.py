@@ -149,8 +149,9 @@ def _child_of(outer: subprocess.Popen[str]) -> int:
             assert outer.stderr is not None
             raise SystemdRootError(f"no root of its own: {outer.stderr.read().strip()}")
         for child in children.read_text().split():
-            if Path(f"/proc/{child}/comm").read_text() == "systemd\n":
-                return int(child)
+            with suppress(OSError):  # a child of the script that has ended meanwhile
+                if Path(f"/proc/{child}/comm").read_text() == "systemd\n":
+                    return int(child)
         return None
 
     wait_until(lambda: systemd() is not None, BOUND_S)
