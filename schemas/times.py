@@ -7,6 +7,7 @@ the one form of options and settings. Must not read a clock, nor know what a dur
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from schemas.error_roots import OperatorError
@@ -15,6 +16,7 @@ _MS = "_ms"
 _A_MOMENT = 1_000_000_000_000
 """A number of at least this, or a schema with this minimum, is of a moment in ms since 1970: no duration is
 thirty years."""
+_SCALARS = (str, int, float)
 _END_MS = 253_402_300_800_000  # the year 10000, which this form has no room for
 
 
@@ -24,8 +26,12 @@ def iso(ms: int) -> str:
     >>> iso(1760000000007)
     '2025-10-09T08:53:20.007Z'
     """
-    moment = datetime.fromtimestamp(ms // 1000, UTC).replace(microsecond=ms % 1000 * 1000)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{_second(ms // 1000)}.{ms % 1000:03}Z"
+
+
+@lru_cache(maxsize=64)  # the answers of a moment are of one second, and a calendar costs more than the rest
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
 
 
 def moments_of(schema: Mapping[str, Any]) -> dict[str, str]:
@@ -55,17 +61,19 @@ def dated(value: Any) -> Any:
     >>> dated({"ts_ms": 1760000000007, "took_ms": 5})
     {'ts_ms': 1760000000007, 'ts': '2025-10-09T08:53:20.007Z', 'took_ms': 5}
     """
-    if isinstance(value, list | tuple):
-        return [dated(item) for item in value]
-    if not isinstance(value, Mapping):
+    if value is None or isinstance(value, _SCALARS):
         return value
-    moments = {
-        name: short
-        for name, member in value.items()
-        if (short := name.removesuffix(_MS)) not in {name, "", *value}
-        if isinstance(member, int | float) and _A_MOMENT <= member < _END_MS
-    }
-    return {name: dated(member) for name, member in with_iso(value, moments).items()}
+    if not isinstance(value, Mapping):
+        return [dated(item) for item in value]
+    shown: dict[str, Any] = {}
+    for name, member in value.items():
+        shown[name] = dated(member)
+        # Each call passes here: most members end with the first question.
+        if name.endswith(_MS) and isinstance(member, int | float) and _A_MOMENT <= member < _END_MS:
+            short = name.removesuffix(_MS)
+            if short and short not in value:
+                shown[short] = iso(int(member))
+    return shown
 
 
 FIRST_CREDIBLE_MS = 1_700_000_000_000
