@@ -7,7 +7,7 @@ The relay's public URL, in its normal form, is also its audience: what a node pi
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
 from schemas.error_roots import CommandLineError
@@ -29,6 +29,7 @@ _MAX_PORT = 65535
 _ZONE = re.compile(r"[A-Za-z0-9._-]{1,16}")
 _PORT = re.compile(r"[0-9]{1,5}")
 _MAX_HOST = 253
+_NAT64 = IPv6Network("64:ff9b::/96")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
@@ -96,7 +97,7 @@ def parse_host_port(text: str) -> HostPort:
     if is_host(host) and usable_port:
         _check_zone(host)
         return HostPort(host.strip("[]"), int(port))
-    example = f"127.0.0.1:{port}" if usable_port and not host else "127.0.0.1:1883"
+    example = f"127.0.0.1:{port}" if usable_port and not host else "127.0.0.1:8700"
     raise AddressError(f"{text!r} is not HOST:PORT, for example {example}")
 
 
@@ -114,11 +115,33 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_public(address: str) -> bool:
+    """Return whether ``address`` is of the public internet, however it is written.
+
+    >>> is_public("::ffff:10.0.0.1"), is_public("64:ff9b::a9fe:a9fe"), is_public("93.184.215.14")
+    (False, False, True)
+    """
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, IPv6Address):
+        # Ways in which an IPv6 address is one of IPv4: mapped, 6to4, Teredo, and NAT64.
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
+        if inner is None and ip in _NAT64:
+            inner = IPv4Address(int(ip) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        if ip.is_site_local:
+            return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+
+
 def collector_url(text: str) -> str:
     """Return the URL of a collector of traces, without credentials, which would be in logs and lists.
 
     Raises:
-        AddressError: it is none, or holds credentials.
+        AddressError: it is malformed, or holds credentials.
     """
     try:
         parts = urlsplit(text)

@@ -41,7 +41,6 @@ class CallerToolError(StrEnum):
 
     @property
     def failure(self) -> Failure:
-        """The row of the failure table."""
         return _FAILURES[self]
 
 

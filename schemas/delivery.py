@@ -64,7 +64,6 @@ class PendingCommands(Generic[WaiterT]):
         return iter(tuple(self._sent))
 
     def add(self, msg_id: str, payload: Cmd, expires_at_ms: int, waiter: WaiterT) -> None:
-        """Note that the command was sent."""
         self._sent[msg_id] = Sent(payload, expires_at_ms, waiter)
 
     def pop(self, msg_id: str) -> WaiterT | None:
@@ -119,7 +118,6 @@ class _CommandIds:
         return self._packed[at : at + _ID_BYTES] == msg_id
 
     def add(self, msg_id: bytes) -> None:
-        """Add an id that is not in it."""
         if msg_id > self._last:
             self._packed += msg_id
             self._last = msg_id

@@ -51,7 +51,6 @@ class JoinToken:
     fingerprint: bytes
 
     def text(self) -> str:
-        """Return the token as the text that an operator copies."""
         return f"ekj1.{self.id}.{base64url(self.key)}.{base64url(self.fingerprint)}"
 
     @classmethod

@@ -2,7 +2,8 @@
 
 A file of the state directory is opened without following a link, and is used only if it is a regular file,
 belongs to the user that the program runs as or to root, and cannot be changed by others; a secret cannot be
-read by others either. What is checked is what was opened, not its name. Root does not use what belongs to
+read by others either. What is checked is what was opened, not its name. Its directory is not another user's
+either, who could take a revocation away or bring an old file back. Root does not use what belongs to
 another user: that user could change it, or put a link in its place, while root reads and writes. What root
 makes belongs to the owner of its directory: a service that runs as that user could not read it otherwise.
 
@@ -10,12 +11,15 @@ A directory that is open to its group, and to no others, shows the group what is
 opened to be written become readable by the group, and its members believe files of the directory's owner.
 
 A secret that the operator names (a TLS key, a file with a token) may lie behind a link, as certificate tools
-lay them, or come through a pipe; owner and mode are checked all the same. Must not know what a file holds.
+lay them, or come through a pipe; owner and mode are checked all the same. What is named is read up to a bound
+of bytes and of time, whatever lies there. Must not know what a file holds.
 """
 
 import errno
 import os
+import select
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +31,11 @@ PRIVATE_DIRECTORY = 0o700
 MAX_STATE_BYTES = 1 << 20
 """More than any file holds that is read as a whole."""
 
+PIPE_S = 60.0
+"""How long a pipe that the operator named may take: its writer may have to ask for a passphrase."""
+
 _PIECE_BYTES = 1 << 16
+_MAX_LOADED_BYTES = 1 << 24
 _OTHERS = 0o077
 _FOR_THE_GROUP = 0o640
 _GROUP_DIRECTORY = 0o750
@@ -53,10 +61,13 @@ def open_state(path: Path, flags: int = os.O_RDONLY, *, secret: bool = False) ->
     Never with ``O_TRUNC``: the file would be emptied before it is looked at.
 
     Raises:
-        UntrustedFileError: it is a link or no regular file, belongs to another user, or others can change it.
+        UntrustedFileError: it is a link or no regular file, it or its directory belongs to another user, or
+            others can change it.
         ExposedFileError: ``secret``, and others have any right to it.
         OSError: it cannot be opened.
     """
+    # First: a file that is missing says something too, and none is left there.
+    _check_state_directory(path.parent)
     # Without blocking: a pipe in the file's place must be refused, and not waited for.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -129,8 +140,7 @@ def read_named(path: Path, max_bytes: int) -> bytes:
         UntrustedFileError: it is no regular file, belongs to another user, or others can change it.
         OSError: it cannot be read, or is longer than ``max_bytes``.
     """
-    # Without blocking: a pipe must be refused, and not waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = _open_named(path)
     try:
         facts = os.fstat(descriptor)
         _check_regular(path, facts)
@@ -139,6 +149,46 @@ def read_named(path: Path, max_bytes: int) -> bytes:
         os.close(descriptor)
         raise
     return _read(path, descriptor, max_bytes)
+
+
+def read_given(path: Path, max_bytes: int = MAX_STATE_BYTES, *, wait_s: float | None = None) -> bytes:
+    """Return what a file or a pipe holds that the operator named and any user may own: it is no secret.
+
+    Raises:
+        UntrustedFileError: it is neither.
+        OSError: it cannot be read, is longer than ``max_bytes``, or is a pipe and takes more than ``wait_s``.
+    """
+    return _read(path, _open_named(path), max_bytes, wait_s)
+
+
+def check_loadable(path: Path) -> None:
+    """See that a library that opens ``path`` by its name, and reads all of it, comes to an end.
+
+    Raises:
+        UntrustedFileError: it is no regular file.
+        OSError: it is not there, or too large.
+    """
+    facts = path.stat()
+    _check_regular(path, facts)
+    if facts.st_size > _MAX_LOADED_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+
+
+def _open_named(path: Path) -> int:
+    try:
+        # Without blocking: a pipe would be waited for here, before it is known whose it is.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise UntrustedFileError(f"{path} is neither a file nor a pipe: name another") from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISFIFO(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise UntrustedFileError(f"{path} is neither a file nor a pipe: name another")
 
 
 def read_named_secret(path: Path) -> str:
@@ -156,9 +206,9 @@ def read_named_private(path: Path, max_bytes: int) -> bytes:
     Raises:
         OSError: as ``read_private``, or it is longer than ``max_bytes``.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _open_named(path)
     try:
-        _check_secret(path, os.fstat(descriptor))
+        _check(path, os.fstat(descriptor), secret=True)
     except BaseException:
         os.close(descriptor)
         raise
@@ -194,7 +244,7 @@ def _shown_by(directory: Path) -> int:
 
 def _check_regular(path: Path, facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
-        raise UntrustedFileError(f"{path} is no regular file")
+        raise UntrustedFileError(f"{path} is no regular file: put one there, or remove it")
 
 
 def check_unchangeable(path: Path) -> None:
@@ -207,10 +257,35 @@ def check_unchangeable(path: Path) -> None:
     _check(path, path.stat(), secret=False)
 
 
-def _check_secret(path: Path, facts: os.stat_result) -> None:
-    if stat.S_ISDIR(facts.st_mode):  # first: its mode is not to be changed
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    _check(path, facts, secret=True)
+def check_directory(path: Path) -> None:
+    """See that no other user can put files into the directory ``path``, or take some away.
+
+    Raises:
+        UntrustedFileError: one can.
+        OSError: it is not there.
+    """
+    _check_place(path, path.stat(), believed=_ROOT)
+
+
+def _check_state_directory(path: Path) -> None:
+    """Check the directory of a state file. Its owner is believed by its group, and by root, file by file."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return  # opening says it, with the file's name
+    is_believed = os.geteuid() == _ROOT or is_shown_to_group(path)
+    _check_place(path, facts, believed=facts.st_uid if is_believed else _ROOT)
+
+
+def _check_place(path: Path, facts: os.stat_result, *, believed: int) -> None:
+    user = os.geteuid()
+    if facts.st_uid not in {user, _ROOT, believed}:
+        raise UntrustedFileError(
+            f"{path} belongs to user {facts.st_uid}, who can change what is in it: "
+            f"move it away, or give it to user {user}"
+        )
+    if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
+        raise UntrustedFileError(f"{path} can be changed by others: chmod go-w {path}")
 
 
 def _check(path: Path, facts: os.stat_result, *, secret: bool, believed: int = _ROOT) -> None:
@@ -227,11 +302,21 @@ def _check(path: Path, facts: os.stat_result, *, secret: bool, believed: int = _
         raise UntrustedFileError(f"{path} can be changed by others: chmod go-w {path}")
 
 
-def _read(path: Path, descriptor: int, max_bytes: int) -> bytes:
+def _read(path: Path, descriptor: int, max_bytes: int, wait_s: float | None = None) -> bytes:
     data = bytearray()
+    wait_s = PIPE_S if wait_s is None else wait_s
+    ready, until = select.poll(), time.monotonic() + wait_s
+    ready.register(descriptor, select.POLLIN)
     try:
         # In pieces: one read of ``max_bytes`` would take that much memory for a file of one line.
-        while len(data) <= max_bytes and (piece := os.read(descriptor, _PIECE_BYTES)):
+        while len(data) <= max_bytes:
+            # A regular file is always ready.
+            if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"a pipe, and not at its end after {wait_s:g} s", str(path)
+                )
+            if not (piece := os.read(descriptor, _PIECE_BYTES)):
+                break
             data += piece
     finally:
         os.close(descriptor)
@@ -293,10 +378,16 @@ def make_private_directory(path: Path, *, shown: bool = False) -> None:
     """Make ``path``, and what is missing above it, readable by its owner alone.
 
     ``shown``: the group may enter it, if it may enter the directory above.
+
+    Raises:
+        UntrustedFileError: ``path`` is there, and another user can put files into it.
+        OSError: it cannot be made.
     """
     # One by one: `parents=True` would make those above with the default mode.
     for directory in (*reversed(path.parents), path):
         if directory.is_dir():
+            if directory == path:
+                _check_state_directory(path)
             continue
         directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from schemas.error_roots import PeerError
+from schemas.pacing import TokenBucket
 from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import JsonReason, StrictJsonError, loads
-from schemas.token_bucket import TokenBucket
 
 
 class Role(StrEnum):
@@ -46,6 +46,8 @@ class OneWayType(StrEnum):
     SESSION_EVENT = "session_event", Role.NODE, 256 * 1024, 16.0, 128.0
     CALLER_TOOL = "caller_tool", Role.NODE, 256 * 1024, 500.0, 1024.0
     CALLER_TOOL_CANCEL = "caller_tool_cancel", Role.NODE, 1024, 500.0, 1024.0
+    # Once a minute at most, and at each new connection. A relay before protocol 1.2 does not know it.
+    FINDINGS = "findings", Role.NODE, 8 * 1024, 1.0, 16.0
 
     sender: Role
     max_bytes: int
@@ -53,7 +55,6 @@ class OneWayType(StrEnum):
     burst: float
 
     def __new__(cls, name: str, sender: Role, max_bytes: int, per_s: float, burst: float) -> Self:
-        """Make the member of one row."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.sender, member.max_bytes, member.per_s, member.burst = sender, max_bytes, per_s, burst
@@ -89,13 +90,17 @@ SUBPROTOCOL = "edge-kubelet.v1"
 SUBPROTOCOL_1_1 = "edge-kubelet.v1.1"
 """The relay sends an echo after each welcome, and ``heartbeat_ack`` may name what the broker sent it."""
 SUBPROTOCOL_1_2 = "edge-kubelet.v1.2"
-"""``cmd.deadline_ms`` is what is left of the call; the node bounds its handler by what it has announced."""
+"""``cmd.deadline_ms`` is what is left of the call; the node bounds its handler by what it has announced.
+
+``cmd_ack`` marks what the board's owner does not allow, ``welcome`` names the kinds that the relay knows, and
+``findings`` tells the relay what of ``linux.health`` is open.
+"""
 SUBPROTOCOLS = (SUBPROTOCOL_1_2, SUBPROTOCOL_1_1, SUBPROTOCOL)
 """The newest first, each with all that those after it have: a node offers all, and the relay chooses."""
 MAX_FRAME_BYTES = 256 * 1024
 MAX_FRAME_BYTES_BEFORE_WELCOME = 8 * 1024
 
-_NEWER = MappingProxyType({"heartbeat_ack": "1.1.0"})
+_NEWER = MappingProxyType({"cmd_ack": "1.1.0", "heartbeat_ack": "1.1.0", "welcome": "1.1.0"})
 """The documents that have a newer version than 1.0.0. It accepts what the version before accepts."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)

@@ -7,7 +7,7 @@ calls flow. Must not know any subsystem, nor act on what it finds.
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, NotRequired, TypedDict
 
 
 class Loop:
@@ -59,6 +59,15 @@ async def endless(name: str, work: Awaitable[object]) -> NoReturn:
     raise RuntimeError(f"the service loop {name!r} has ended")
 
 
+class HealthDocument(TypedDict):
+    """The health of one subsystem, as ``/readyz`` and the status show it."""
+
+    started: bool
+    live: bool
+    ready: bool
+    state: NotRequired[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
     """The health of one subsystem.
@@ -79,7 +88,6 @@ class Health:
 
     @classmethod
     def of(cls, loop: Loop, *, ready: bool, state: str = "", essential: bool = True) -> "Health":
-        """Return the health of a subsystem whose work is ``loop``."""
         return cls(loop.started, loop.is_live, ready, state, essential)
 
     @classmethod
@@ -92,7 +100,7 @@ class Health:
         """Whether the program is ready as far as this subsystem goes."""
         return self.live and (self.ready or not self.essential)
 
-    def to_json(self) -> dict[str, bool | str]:
+    def to_json(self) -> HealthDocument:
         """Return it as ``/readyz`` shows it."""
-        shown: dict[str, bool | str] = {"started": self.started, "live": self.live, "ready": self.ready}
+        shown: HealthDocument = {"started": self.started, "live": self.live, "ready": self.ready}
         return {**shown, "state": self.state} if self.state else shown

@@ -29,7 +29,7 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+?)-----
 
 
 class CertificateFormatError(EdgeError):
-    """What should be a certificate is none. Whose fault that is, its reader knows."""
+    """What should be a certificate is not one. Whose fault that is, its reader knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ class Identity:
         return issued_as(self.root_kid, self.serial)
 
     def valid_at(self, now_ms: int) -> bool:
-        """Return whether the leaf is within its validity."""
         return self.not_before_ms <= now_ms < self.not_after_ms
 
 

@@ -53,7 +53,6 @@ class NodeIdentity:
 
     @property
     def kid(self) -> str:
-        """The thumbprint of the leaf."""
         return kid_of(first_certificate_in(self.leaf_pem))
 
     @property

@@ -70,6 +70,9 @@ class Verb:
         foreign_texts: the texts of the result that are escaped: names that do not match their usual pattern,
             and free texts.
         images: the members of the result that are images, which leave it for content blocks of their own.
+        untrusted: the paths of the free texts of the result, with dots.
+        guarded: the members of the result that only a caller gets whose token names the kind beside them.
+        asks: the paths of members that name a kind and a verb to ask next: the relay adds the tool's name.
         streams: the call starts telemetry, of which its result is the first sample.
     """
 
@@ -83,6 +86,9 @@ class Verb:
     foreign_texts: tuple[ForeignText, ...] = ()
     streams: bool = False
     images: tuple[ImageMember, ...] = ()
+    untrusted: tuple[str, ...] = ()
+    asks: tuple[tuple[str, ...], ...] = ()
+    guarded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def shown(self, result: Any) -> Any:
         """Return ``result`` with the texts that a third party may have chosen as a model may read them."""
@@ -108,8 +114,10 @@ class Kind:
     Attributes:
         schema_ref: what a capability of this kind cites in the manifest.
         faults: the reasons, by code, that its handler can state for a failure.
+        sensitive: whether what it shows is private, so that only a token that names the kind reaches it.
         most_rate_rps, most_deadline_ms: the most that a capability may state in its constraints.
         capability: what a node announces; None if the handler of a package says it.
+        about: for the operator of a node: what it reads, needs and exposes.
         notes: the only descriptions of a document that a model reads, by its reference. Documents without
             an entry are described for models already.
     """
@@ -120,9 +128,11 @@ class Kind:
     schema_ref: str
     verbs: Mapping[str, Verb]
     faults: Mapping[str, Fault] = field(default_factory=lambda: MappingProxyType({}))
+    sensitive: bool = False
     most_rate_rps: float = _MOST_RPS
     most_deadline_ms: int = _MOST_DEADLINE_MS
     capability: Mapping[str, Any] | None = None
+    about: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     notes: Mapping[str, Notes] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -131,13 +141,13 @@ class NamedKind:
     """A kind that a process knows because the operator has named it.
 
     Attributes:
-        documents: what its row cites, by reference.
+        documents: what its row cites, by reference; as bytes, since parsed they take a mebibyte of a board.
         load_handler: imports the code of its package, returns what its entry point names. For the node alone.
             None if the kind ships.
     """
 
     kind: Kind
-    documents: Mapping[str, Mapping[str, Any]]
+    documents: Mapping[str, bytes]
     load_handler: Callable[[], object] | None = None
 
 
@@ -175,9 +185,11 @@ def kind_of(row: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) 
             {name: _verb(name, facts, documents[facts["output"]]) for name, facts in row["verbs"].items()}
         ),
         faults=MappingProxyType({code: Fault(**texts) for code, texts in row.get("faults", {}).items()}),
+        sensitive=row.get("sensitive", False),
         most_rate_rps=row["limits"]["rate_limit_rps"],
         most_deadline_ms=row["limits"]["deadline_ms_default"],
         capability=capability,
+        about=MappingProxyType(row.get("about", {})),
         notes=MappingProxyType(row.get("notes", {})),
     )
 
@@ -197,6 +209,9 @@ def _verb(name: str, facts: Mapping[str, Any], answered: Mapping[str, Any]) -> V
         ),
         streams=facts.get("streams", False),
         images=tuple(images_of(answered)),
+        untrusted=tuple(map(".".join, facts.get("free_texts", ()))),
+        guarded=MappingProxyType(facts.get("guarded", {})),
+        asks=tuple(map(tuple, facts.get("asks", ()))),
     )
 
 
@@ -261,11 +276,9 @@ class KindRegistry:
         return iter(self._kinds)
 
     def get(self, name: str) -> Kind | None:
-        """Return the kind called ``name``."""
         return self._by_name.get(name)
 
     def by_short(self, short: str) -> Kind | None:
-        """Return the kind whose tool names start with ``short``."""
         return self._by_short.get(short)
 
     def notes(self, ref: str) -> Notes | None:

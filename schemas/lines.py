@@ -2,13 +2,14 @@
 
 A write to a pipe that is not read blocks its writer, so a separate thread writes, from a queue that is
 bounded in bytes. What does not fit is lost and counted, and the count is written when the queue has space.
-Must not interpret a line.
+The level from which on a program logs can be changed while it runs. Must not interpret a line.
 """
 
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from typing import TextIO
 
@@ -70,7 +71,6 @@ class LineWriter:
             self._lose(1)
 
     def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
         return self._is_terminal
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
@@ -144,3 +144,24 @@ def _unbuffered(stream: TextIO) -> Callable[[memoryview], int]:
             return len(data)
 
         return write
+
+
+_RANKS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 4}
+
+
+class LogLevel(StrEnum):
+    """The levels that the operator can choose."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogThreshold:
+    """Decides which lines are logged. ``level`` may be changed."""
+
+    def __init__(self, level: LogLevel = LogLevel.INFO) -> None:
+        self.level = level
+
+    def admits(self, level: str) -> bool:
+        return _RANKS[level] >= _RANKS[self.level]

@@ -92,6 +92,7 @@ class Welcome(TypedDict):
     max_frame_bytes: int
     server_time_ms: int
     resumed: bool
+    kinds: NotRequired[list[str]]
 
 
 class Heartbeat(TypedDict):
@@ -150,6 +151,15 @@ class TelemetryLease(TypedDict):
     ttl_ms: int
 
 
+class OpenFinding(TypedDict):
+    """A finding of ``linux.health`` that is open, by its code: how many there are, and the worst of them."""
+
+    code: str
+    severity: str
+    count: int
+    since_ms: int | None
+
+
 class Telemetry(TypedDict):
     """One sample of a capability."""
 
@@ -188,7 +198,13 @@ class CmdDone(TypedDict):
     result: Mapping[str, Any]
 
 
-CmdAck = CmdDone | Refused
+class CmdRefused(Refused):
+    """It has not: ``denied_by`` is there if the board's owner does not allow it, from protocol 1.2 on."""
+
+    denied_by: NotRequired[Literal["owner"]]
+
+
+CmdAck = CmdDone | CmdRefused
 """The node's answer to a command."""
 
 

@@ -79,6 +79,8 @@ META_CANONICAL_NAME = "edge-kubelet/canonical-name"
 META_SCHEMA_REF = "edge-kubelet/schema-ref"
 
 # Of an answer, and of progress.
+META_UNTRUSTED = "edge-kubelet/untrusted"
 META_ERROR = "edge-kubelet/error"
 META_HOP = "edge-kubelet/hop"
+META_CHALLENGE = "mcp/www_authenticate"  # where ChatGPT looks for it
 META_LOST = "edge-kubelet/lost"

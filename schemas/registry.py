@@ -33,6 +33,17 @@ from schemas.projection import parse
 from schemas.text import printable
 from schemas.violations import ViolationError, violation_of
 
+_COMBINING = frozenset({"$ref", "oneOf", "anyOf", "allOf", "not", "if", "dependentSchemas"})
+_BOUNDS = frozenset(
+    {
+        *("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "uniqueItems"),
+        *("required", "additionalProperties", "minProperties", "maxProperties", "propertyNames", "title"),
+    }
+)
+"""What of an answer's schema only bounds it."""
+_MOST_OF_A_UNIT = 40
+"""A longer description says what the name of the member or the tool's description says too."""
+
 TOOL_PREFIX = "mcp.tool:"
 ENVELOPE_REF = "envelope@1.0.0"
 
@@ -184,7 +195,6 @@ class SchemaRegistry:
         return rules
 
     def load_envelope(self) -> Validator:
-        """Return the validator of the envelope of a call."""
         return self.load(ENVELOPE_REF)
 
     def load_tool_io(self, tool_id: str) -> ToolIo:
@@ -235,9 +245,9 @@ class DocumentStore(Mapping[str, bytes]):
             these documents.
     """
 
-    def __init__(self, directories: Iterable[Path], brought: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, directories: Iterable[Path], brought: Mapping[str, bytes]) -> None:
         self._bytes = {file.name.removesuffix(".json"): file.read_bytes() for file in _files(directories)}
-        self._bytes |= {ref: jcs(document) for ref, document in brought.items()}
+        self._bytes |= brought
         self._checked: set[str] = set()
 
     def __getitem__(self, ref: str) -> bytes:
@@ -310,6 +320,24 @@ def listed_schema(registry: SchemaRegistry, ref: str) -> dict[str, Any]:
     document = {key: value for key, value in registry.document(ref).items() if key not in {"$id", "$schema"}}
     notes = registry.notes(ref)
     return document if notes is None else with_notes(document, notes)
+
+
+def outlined(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a client lists of a member of an answer: the names and types in it, and their units.
+
+    What fits ``schema`` fits that. A client loads every tool's schemas before it asks anything, and the relay
+    checks each answer by the verb's own document anyway. What combines schemas is left as it is.
+    """
+    if not _COMBINING.isdisjoint(schema):
+        return dict(schema)
+    shown = {name: rules for name, rules in schema.items() if name not in _BOUNDS}
+    if len(shown.get("description", "")) > _MOST_OF_A_UNIT:
+        del shown["description"]
+    if "properties" in shown:
+        shown["properties"] = {name: outlined(rules) for name, rules in shown["properties"].items()}
+    if isinstance(shown.get("items"), Mapping):
+        shown["items"] = outlined(shown["items"])
+    return shown
 
 
 def with_notes(document: Any, notes: Notes, path: str = "") -> Any:

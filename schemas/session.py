@@ -48,7 +48,7 @@ class DropReason(StrEnum):
     """Why a frame was dropped; the value is fit for a counter's label."""
 
     MALFORMED = "malformed"
-    UNASKED = "unasked"
+    UNSOLICITED = "unasked"
     OVERSIZED = "oversized"
     OVER_RATE = "over_rate"
 
@@ -88,34 +88,23 @@ class CloseCode(IntEnum):
 _Moves = Mapping[str, SessionState]
 
 
-def _one_way(sender: Role) -> _Moves:
-    return {type_.value: SessionState.OPEN for type_ in OneWayType if type_.sender is sender}
+def _in_open_session(sender: Role, *types: str) -> _Moves:
+    """Return the moves of ``types`` and of the sender's one-way types, which leave the session open."""
+    one_way = (type_.value for type_ in OneWayType if type_.sender is sender)
+    return dict.fromkeys((*types, *one_way), SessionState.OPEN)
 
 
 _RELAY_SENDS: Mapping[SessionState, _Moves] = {
     SessionState.CHALLENGING: {"challenge": SessionState.CHALLENGING},
     SessionState.AUTHENTICATING: {"welcome": SessionState.OPEN},
-    SessionState.OPEN: {
-        "announce_ack": SessionState.OPEN,
-        "heartbeat_ack": SessionState.OPEN,
-        "cmd": SessionState.OPEN,
-        "cmd_cancel": SessionState.OPEN,
-        "renew_ack": SessionState.OPEN,
-        "retire_ack": SessionState.OPEN,
-        **_one_way(Role.RELAY),
-    },
+    SessionState.OPEN: _in_open_session(
+        Role.RELAY, "announce_ack", "heartbeat_ack", "cmd", "cmd_cancel", "renew_ack", "retire_ack"
+    ),
 }
 _NODE_SENDS: Mapping[SessionState, _Moves] = {
     SessionState.CHALLENGING: {"auth": SessionState.AUTHENTICATING},
     SessionState.AUTHENTICATING: {},
-    SessionState.OPEN: {
-        "announce": SessionState.OPEN,
-        "heartbeat": SessionState.OPEN,
-        "cmd_ack": SessionState.OPEN,
-        "renew": SessionState.OPEN,
-        "retire": SessionState.OPEN,
-        **_one_way(Role.NODE),
-    },
+    SessionState.OPEN: _in_open_session(Role.NODE, "announce", "heartbeat", "cmd_ack", "renew", "retire"),
 }
 SENDS: Mapping[Role, Mapping[SessionState, _Moves]] = MappingProxyType(
     {Role.RELAY: _RELAY_SENDS, Role.NODE: _NODE_SENDS}
@@ -244,7 +233,7 @@ class SessionMachine:
             asked = self._unanswered.get(frame.in_reply_to or "")
             if asked != question:
                 if self.state is SessionState.OPEN:
-                    self._drop(DropReason.UNASKED)
+                    self._drop(DropReason.UNSOLICITED)
                     return None
                 raise PeerProtocolError("an answer to nothing that was asked")
             del self._unanswered[frame.in_reply_to or ""]
@@ -261,7 +250,6 @@ class SessionMachine:
         self._unanswered.pop(msg_id, None)
 
     def close(self) -> None:
-        """Note that the connection is over."""
         self.state = SessionState.CLOSED
 
     def _is_droppable(self, type_: str | None) -> bool:

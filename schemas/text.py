@@ -1,10 +1,12 @@
-"""Escaping of untrusted strings before a person, a terminal or a model sees them.
+"""Escaping of untrusted strings before a person, a terminal or a model sees them, and mistyped names.
 
-Must be applied to everything that a node, an agent or a broker sent before it is shown.
+Must be applied to everything that a node, an agent or a broker sent before it is shown. The nearest known
+name is for what an operator or a client types: what an agent sends is never repeated to a model.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -110,3 +112,43 @@ def changed_at(value: Any, path: Sequence[str], change: Callable[[str], str]) ->
     if not isinstance(value, dict) or path[0] not in value:
         return value
     return {**value, path[0]: changed_at(value[path[0]], path[1:], change)}
+
+
+_MAX_NAME = 64
+_MOST = 512  # that are compared, each in some 20 µs: a server may list thousands of tools
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return that there is no ``what`` called ``name``, and the nearest of ``known`` if there is any.
+
+    >>> unknown("command", "calll", ["run", "call"])
+    'there is no command calll; the nearest is call'
+    """
+    return f"there is no {what} {printable(name, _MAX_NAME)}{nearest(name, known)}"
+
+
+def none_of(name: str, known: Iterable[str]) -> str:
+    """Return that ``name`` is none of ``known``, which are few enough to be listed.
+
+    >>> none_of("wirte", ["read", "write"])
+    "'wirte' is none of read, write; the nearest is write"
+    """
+    listed = tuple(known)
+    return f"{printable(name, _MAX_NAME)!r} is none of {', '.join(listed)}{nearest(name, listed)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that names the nearest of ``known``; nothing if none is known."""
+    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake alone
+
+    found = get_close_matches(name[:_MAX_NAME], islice(known, _MOST), n=1, cutoff=0)
+    return f"; the nearest is {printable(found[0], _MAX_NAME)}" if found else ""
+
+
+# More than RFC 6750 section 2.1 allows, as issuers differ; but nothing that could end the header's line.
+_BEARER_TOKEN = re.compile(r"[!-~]{1,8192}")
+
+
+def is_bearer_token(text: str) -> bool:
+    """Return whether ``text`` can be sent as a bearer token."""
+    return _BEARER_TOKEN.fullmatch(text) is not None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NewType
 
 from schemas.error_roots import OperatorError
 
@@ -76,8 +76,17 @@ def dated(value: Any) -> Any:
     return shown
 
 
+SystemMs = NewType("SystemMs", int)
+"""A moment by the system's clock, which can be set, forwards and back: for records."""
+SystemClock = Callable[[], SystemMs]
+
 FIRST_CREDIBLE_MS = 1_700_000_000_000
 """2023-11-14: a clock that reads less has not been set, and nothing is published or accepted by it."""
+
+
+def is_credible(ms: int) -> bool:
+    """Return whether a clock that has been set can read ``ms``, and this form can show it."""
+    return FIRST_CREDIBLE_MS <= ms < _END_MS
 
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}

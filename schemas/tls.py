@@ -8,11 +8,12 @@ by itself: when a context is made is when they are looked at.
 import os
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from schemas.error_roots import OperatorError
-from schemas.files import read_named_secret
+from schemas.files import check_loadable, read_given, read_named_secret
 
 _ROOTS_VARIABLE = "SSL_CERT_FILE"
 
@@ -53,7 +54,7 @@ def read_root(file: Path) -> str:
     Raises:
         OSError: it cannot be read, or holds no certificate; the text names it.
     """
-    text = file.read_text("utf-8", "replace")
+    text = read_given(file).decode("utf-8", "replace")
     try:
         client_context(text)
     except TlsFilesError:
@@ -62,8 +63,11 @@ def read_root(file: Path) -> str:
 
 
 def _load_machine_roots(context: ssl.SSLContext) -> None:
-    context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     named = os.environ.get(_ROOTS_VARIABLE)
+    if named:
+        with suppress(FileNotFoundError):
+            check_loadable(Path(named))
+    context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     if not named or context.cert_store_stats()["x509"]:
         return
     # Loaded again for the reason: the library says nothing of a file that is missing or holds no certificate.
@@ -82,6 +86,8 @@ def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         OSError: the files cannot be used; the key may be another user's, or readable by others. There is
             no prompt for an encrypted key's password: a daemon has no terminal.
     """
+    for file in (certificate, key):
+        check_loadable(file)
     try:
         read_named_secret(key)
     except UnicodeDecodeError:
@@ -103,7 +109,6 @@ class FreshContext(ssl.SSLContext):
 
     @classmethod
     def of(cls, make: Callable[[], ssl.SSLContext]) -> "FreshContext":
-        """Return a context that is ``make()`` each time."""
         context = cls(ssl.PROTOCOL_TLS_CLIENT)
         context._make = make
         return context

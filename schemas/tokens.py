@@ -20,7 +20,7 @@ from schemas.strict_json import StrictJsonError, loads
 
 HEADER_REF = "token.header@1.0.0"
 DEVICE_REF = "token.device_runtime@1.0.0"
-AGENT_REF = "token.agent_runtime@1.0.0"
+AGENT_REF = "token.agent_runtime@1.1.0"
 EXTERNAL_HEADER_REF = "token.header_external@1.0.0"
 EXTERNAL_AGENT_REF = "token.agent_external@1.0.0"
 EXTERNAL_KEY_REF = "token.key_external@1.0.0"

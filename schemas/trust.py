@@ -30,8 +30,8 @@ from schemas.manifest import (
 )
 from schemas.payloads import Attestation, Capability, Manifest
 from schemas.registry import SchemaRegistry
-from schemas.strict_json import MAX_SAFE_INTEGER, StrictJsonError, loads
-from schemas.times import FIRST_CREDIBLE_MS
+from schemas.strict_json import StrictJsonError, loads
+from schemas.times import is_credible
 
 
 class Outcome(StrEnum):
@@ -65,7 +65,6 @@ class ManifestReason(StrEnum):
 
     @property
     def failure(self) -> Failure:
-        """The row of the error table for the node, and for calls to it."""
         match self:
             case ManifestReason.KIND_UNSUPPORTED:
                 return Failure.KIND_UNSUPPORTED
@@ -81,7 +80,7 @@ class ManifestReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HighWaterMark:
     """The newest manifest of a node that was ever accepted. Outlives restarts.
 
     One that a clock which was ahead has set moves back, to what the node itself sends by its session.
@@ -119,9 +118,8 @@ class TrustedManifest:
         return min(self.expires_at_ms, self.identity.not_after_ms)
 
     @property
-    def mark(self) -> Mark:
-        """The mark that accepting this manifest sets."""
-        return Mark(self.issued_at_ms, self.etag)
+    def mark(self) -> HighWaterMark:
+        return HighWaterMark(self.issued_at_ms, self.etag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ class Known:
     """
 
     identities: Mapping[str, Identity]
-    mark: Mark | None = None
+    mark: HighWaterMark | None = None
     current_etag: str | None = None
     session_alive: bool = False
     is_live: bool = False
@@ -162,7 +160,7 @@ class Verdict:
     capabilities: Sequence[Capability] = ()
     reason: ManifestReason | None = None
     kid: str | None = None
-    mark: Mark | None = None
+    mark: HighWaterMark | None = None
 
 
 BEHIND_CAPABILITIES = b',"expires_at_ms":'
@@ -200,7 +198,7 @@ def read_tail(tail: bytes) -> ManifestTail | None:
         return None
     sources = found[2].split(b",")
     times = expires_at_ms, issued_at_ms = int(found[1]), int(found[3])
-    if len(set(sources)) < len(sources) or min(times) < FIRST_CREDIBLE_MS or max(times) > MAX_SAFE_INTEGER:
+    if len(set(sources)) < len(sources) or not all(map(is_credible, times)):
         return None
     kid, payload_hash, sig, node_id = (part.decode("ascii") for part in found.group(4, 5, 6, 7))
     attestation: Attestation = {"alg": "Ed25519", "kid": kid, "payload_hash": payload_hash, "sig": sig}

@@ -1,7 +1,7 @@
-"""The ULIDs of messages, calls and tokens, in upper case. The id of a node is made by ``node_ids``.
+"""The ULIDs of messages, calls and tokens, in upper case, and the ids of new nodes, in lower case.
 
-Not encoded by python-ulid: a running node makes them, and that package loads 1.6 MiB of modules, most of it
-to look up its own version. Must not read the clock or the system's randomness: both are arguments.
+A running node makes the former, and does without python-ulid: that loads 1.6 MiB of modules, most of it to
+look up its own version. Must not read the clock or the system's randomness: both are arguments.
 """
 
 import re
@@ -44,3 +44,15 @@ class UlidSource:
             digits = self._random_bytes(_RANDOM_DIGITS * _AHEAD).translate(_DIGIT_OF_BYTE).decode("ascii")
             self._random = [digits[at : at + _RANDOM_DIGITS] for at in range(0, len(digits), _RANDOM_DIGITS)]
         return f"{self._second[1]}{_DIGITS[now_ms >> 5 & 31]}{_DIGITS[now_ms & 31]}{self._random.pop()}"
+
+
+_TIME_BYTES = 6
+_RANDOM_BYTES = 10
+
+
+def new_node_id(now_ms: int, random_bytes: Callable[[int], bytes]) -> str:
+    """Return the id of a node that is made at ``now_ms`` (RFC-0001 section 2)."""
+    from ulid import ULID  # noqa: PLC0415 - a running node has its id, and does without the library
+
+    made = ULID(now_ms.to_bytes(_TIME_BYTES, "big") + random_bytes(_RANDOM_BYTES))
+    return str(made).lower()

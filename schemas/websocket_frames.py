@@ -1,4 +1,4 @@
-"""Where the frames of a WebSocket begin and end in a stream of bytes (RFC 6455 section 5.2).
+"""Where the frames of a WebSocket begin and end in a stream (RFC 6455 section 5.2), and their budget.
 
 Both ends count frames by it before a parser spends time on them. Must not judge: what is malformed passes
 through as it came, and is the parser's to refuse.
@@ -6,6 +6,9 @@ through as it came, and is the parser's to refuse.
 
 import struct
 from typing import NamedTuple
+
+from schemas.frames import MAX_FRAME_BYTES
+from schemas.pacing import TokenBucket
 
 _CONTROL = 0x08
 _MASK, _LENGTH = 0x80, 0x7F
@@ -42,6 +45,39 @@ def text_frame_head(payload_bytes: int) -> bytes:
     return _LONG.pack(_WHOLE_TEXT, _LENGTH, payload_bytes)
 
 
+class FrameBudget:
+    """A rate of frames, and a credit for those that the other end sends because of one of this end.
+
+    For messages, fragments, pings and pongs alike; ``bytes_like_a_frame`` of a payload cost as much as one.
+    """
+
+    __slots__ = ("_bucket", "_bytes_like_a_frame", "_credit", "_most_credit")
+
+    def __init__(self, bucket: TokenBucket, *, bytes_like_a_frame: int, most_credit: float) -> None:
+        self._bucket = bucket
+        self._bytes_like_a_frame = bytes_like_a_frame
+        self._most_credit = most_credit
+        self._credit = 0.0
+
+    def expect(self, credit: float) -> None:
+        self._credit = min(self._most_credit, self._credit + credit)
+
+    def take(self, head: FrameHead, now: float) -> float:
+        """Count a frame and return 0, or count nothing and return the seconds until it is within the rate."""
+        cost = cost_of(head, self._bytes_like_a_frame)
+        # A control frame is no answer.
+        credit = 0.0 if head.is_control else min(cost, self._credit)
+        if cost > credit and (wait_s := self._bucket.take(now, cost - credit)) > 0:
+            return wait_s
+        self._credit -= credit
+        return 0.0
+
+
+def cost_of(head: FrameHead, bytes_like_a_frame: int) -> float:
+    """Return what a frame costs: the parser rejects one over the limit at its head."""
+    return 1.0 + min(head.payload_bytes, MAX_FRAME_BYTES) / bytes_like_a_frame
+
+
 class FrameSlicer:
     """Cuts what comes into pieces that never reach beyond the frame that they belong to."""
 
@@ -54,7 +90,6 @@ class FrameSlicer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that came has been taken."""
         return not self._waiting
 
     @property
@@ -63,7 +98,6 @@ class FrameSlicer:
         return self._left > 0
 
     def feed(self, data: bytes) -> None:
-        """Add what came."""
         self._waiting += data
 
     def head(self) -> FrameHead | None:

@@ -16,8 +16,7 @@ import typer
 from schemas.error_roots import ConfigError
 from schemas.process.cli_manual import example
 from schemas.process.command_errors import EXIT_CONFIG
-from schemas.settings import Form, Setting, Settings
-from schemas.settings_sources import Program, Sources, read_sources, text_of
+from schemas.settings import Form, Program, Setting, Settings, Sources, read_sources, text_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -26,8 +25,7 @@ class Loaded(Protocol):
     """Settings as the program's loader has read them."""
 
     @property
-    def settings(self) -> Settings:
-        """Each setting, and where its value comes from."""
+    def settings(self) -> Settings: ...
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -114,7 +112,7 @@ def takes_settings(
 
     The command is called with the sources first, and then with its own options.
     """
-    taken = only or program.table
+    taken = only or program.options
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -188,11 +186,18 @@ def as_document(settings: Settings) -> dict[str, Any]:
 
 def _toml_line(setting: Setting[Any], settings: Settings) -> str:
     value = _file_value(setting, settings)
-    # JSON spells these values as TOML does.
-    return f"# {setting.name} =" if value is None else f"{setting.name} = {json.dumps(value)}"
+    name = json.dumps(setting.name) if setting.form is Form.TABLE else setting.name
+    return f"# {name} =" if value is None else f"{name} = {_toml(value)}"
 
 
-def _file_value(setting: Setting[Any], settings: Settings) -> str | bool | int | list[str] | None:
+def _toml(value: Any) -> str:
+    """Return ``value`` as TOML spells it, which for all but a table is as JSON does."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    return f"{{{', '.join(f'{name} = {json.dumps(each)}' for name, each in value.items())}}}"
+
+
+def _file_value(setting: Setting[Any], settings: Settings) -> Any:
     given = settings.given.get(setting.name)
     if given is None:
         return None
@@ -205,3 +210,5 @@ def _file_value(setting: Setting[Any], settings: Settings) -> str | bool | int |
             return bool(settings[setting])
         case Form.NUMBER:
             return int(settings[setting])
+        case Form.TABLE:
+            return json.loads(given.text)

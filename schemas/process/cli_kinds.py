@@ -16,8 +16,7 @@ import typer
 from schemas.process.cli_service import need_root
 from schemas.process.kind_store import Installed, KindStore, read_packages
 from schemas.process.state_owner import as_operator
-from schemas.settings import Setting
-from schemas.settings_sources import Program, read_sources
+from schemas.settings import Program, Setting, read_sources
 
 WheelFile = Annotated[Path, typer.Argument(metavar="WHEEL", help="The package of the kind, as a wheel.")]
 KindName = Annotated[str, typer.Argument(metavar="NAME", help="A kind of the package.")]
@@ -62,7 +61,6 @@ class KindCommands:
             typer.echo(f"next: {out}: the {self._process} does not start with it", err=True)
 
     def show(self, place: Path, *, as_json: bool) -> None:
-        """List the packages in ``place``."""
         with self._store(place, None) as store:
             packages = store.packages()
         _show(packages, as_json=as_json)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,8 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from schemas.error_roots import CommandLineError
 from schemas.faults import without_secrets
-from schemas.text import printable
-from schemas.unknown_names import none_of, unknown
+from schemas.text import none_of, printable, unknown
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -29,15 +29,12 @@ class Manual(TyperGroup):
     on_demand: ClassVar[Mapping[str, str]] = {}
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of the group itself."""
-        return with_placeholders(with_plain_values(super().get_params(ctx)))
+        return _prepared(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
         return [*self.on_demand, *(name for name in super().list_commands(ctx) if name not in self.on_demand)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none of that name."""
         if cmd_name not in self.on_demand:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = self.on_demand[cmd_name].partition(":")
@@ -47,7 +44,7 @@ class Manual(TyperGroup):
         """Parse the group's own options; without any word, show its help."""
         if not args:
             return super().parse_args(ctx, args)
-        with mistakes_in_one_line(ctx):
+        with _mistakes_in_one_line(ctx):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -78,12 +75,10 @@ class _Command(TyperCommand):
     """One command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options and arguments."""
-        return with_placeholders(with_plain_values(super().get_params(ctx)))
+        return _prepared(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse its options and arguments."""
-        with mistakes_in_one_line(ctx):
+        with _mistakes_in_one_line(ctx):
             return super().parse_args(ctx, args)
 
 
@@ -91,7 +86,6 @@ class Commands(typer.Typer):
     """What commands are added to."""
 
     def command(self, name: str | None = None, **options: Any) -> Any:
-        """Return a decorator that adds a command, as Typer's own does."""
         return super().command(name, **{"cls": _Command, **options})
 
 
@@ -150,7 +144,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 @contextmanager
-def mistakes_in_one_line(context: Any) -> Iterator[None]:
+def _mistakes_in_one_line(context: Any) -> Iterator[None]:
     """Raise what the parser finds wrong with the command of ``context`` as an error of one line.
 
     Raises:
@@ -181,42 +175,12 @@ def _options(context: Any) -> Iterator[str]:
             yield from (name for name in (*each.opts, *each.secondary_opts) if name.startswith("-"))
 
 
-_BY_TYPE: Mapping[Any, str] = {
-    str: "TEXT",
-    list[str]: "TEXT",
-    Path: "FILE",
-    list[Path]: "FILE",
-    int: "N",
-}
-
-
-def with_placeholders(parameters: Sequence[Any]) -> list[Any]:
-    """Return ``parameters``, which from now on show words for their values."""
-    for each in parameters:
-        if hasattr(each, "type_descriptor"):
-            each.display_type = _shown(each)
-    return list(parameters)
-
-
-def _shown(parameter: Any) -> Callable[[Any], str | None]:
-    type_, usual = parameter.type_descriptor.annotation, type(parameter).display_type
-
-    def display_type(ctx: Any) -> str | None:
-        if isinstance(type_, type) and issubclass(type_, StrEnum):
-            return "|".join(type_)
-        if parameter.param_type_name == "argument":
-            return None  # its name says what it is
-        return _BY_TYPE.get(type_) or usual(parameter, ctx=ctx)
-
-    return display_type
-
-
 def _text(value: object) -> str:
     text = str(value)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        # Python shows bytes of the command line that are none as half characters, which cannot be printed.
+        # Python shows bytes of the command line that are not text as surrogates, which cannot be printed.
         raise typer.BadParameter("it is not text in UTF-8") from None
     return text
 
@@ -225,31 +189,44 @@ def _path(value: object) -> Path:
     return Path(_text(value))
 
 
-def _choice_of(choices: type[StrEnum]) -> Callable[[object], StrEnum]:
-    def convert(value: object) -> StrEnum:
-        try:
-            return choices(str(value))
-        except ValueError:
-            raise typer.BadParameter(none_of(str(value), choices)) from None
-
-    return convert
+_WORDS: Mapping[Any, str] = {str: "TEXT", list[str]: "TEXT", Path: "FILE", list[Path]: "FILE", int: "N"}
+"""What stands for a value of a type in the help."""
+_CONVERSIONS: Mapping[Any, Callable[[object], Any]] = {str: _text, list[str]: _text, Path: _path}
 
 
-_BY_TYPE_ALONE: Mapping[Any, Callable[[object], Any]] = {str: _text, list[str]: _text, Path: _path}
-
-
-def _conversion_to(type_: Any) -> Callable[[object], Any] | None:
-    if isinstance(type_, type) and issubclass(type_, StrEnum):
-        return _choice_of(type_)
-    return _BY_TYPE_ALONE.get(type_)
-
-
-def with_plain_values(parameters: Sequence[Any]) -> list[Any]:
-    """Return ``parameters``, which from now on convert texts, paths and choices by their type alone."""
+def _prepared(parameters: Sequence[Any]) -> list[Any]:
+    """Return ``parameters``, which from now on show words for values, and convert them by type alone."""
     for each in parameters:
-        if hasattr(each, "type_descriptor") and not isinstance(each.get_runtime_param, _Conversion):
-            each.get_runtime_param = _Conversion(each.type_descriptor.annotation, each.get_runtime_param)
+        if hasattr(each, "type_descriptor"):
+            type_ = each.type_descriptor.annotation
+            each.display_type = _shown(each, type_)
+            if not isinstance(each.get_runtime_param, _Conversion):
+                each.get_runtime_param = _Conversion(type_, each.get_runtime_param)
     return list(parameters)
+
+
+def _is_choice(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, StrEnum)
+
+
+def _shown(parameter: Any, type_: Any) -> Callable[[Any], str | None]:
+    usual = type(parameter).display_type
+
+    def display_type(ctx: Any) -> str | None:
+        if _is_choice(type_):
+            return "|".join(type_)
+        if parameter.param_type_name == "argument":
+            return None  # its name says what it is
+        return _WORDS.get(type_) or usual(parameter, ctx=ctx)
+
+    return display_type
+
+
+def _choice_of(choices: type[StrEnum], value: object) -> StrEnum:
+    try:
+        return choices(str(value))
+    except ValueError:
+        raise typer.BadParameter(none_of(str(value), choices)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,15 +237,13 @@ class _Conversion:
     usual: Callable[[], Any]
 
     def __call__(self) -> "_Conversion":
-        """Return the conversion: this one."""
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return ``value`` as the command takes it."""
         takes_several = param.multiple or param.nargs == -1
         if value is None:
             return () if takes_several else None
-        convert = _conversion_to(self.type_)
+        convert = partial(_choice_of, self.type_) if _is_choice(self.type_) else _CONVERSIONS.get(self.type_)
         if convert is None:
             return self.usual().coerce(value, param=param, ctx=ctx)
         return [convert(each) for each in value] if takes_several else convert(value)

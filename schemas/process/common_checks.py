@@ -20,8 +20,7 @@ from schemas.faults import connection_reason
 from schemas.files import check_secret
 from schemas.process.doctor import Finding
 from schemas.process.status_view import AskedProcess, Status, days_text
-from schemas.settings import Given, Setting, Settings
-from schemas.settings_sources import Program
+from schemas.settings import Given, Program, Setting, Settings
 
 TIMEOUT_S = 5.0
 CLOCK_WARNING_S = 30
@@ -98,9 +97,8 @@ def process(asked: AskedProcess, expected: Settings) -> Finding:
         )
     found = ", ".join(running.source(each) for each in by_start)
     if by_start and asked.status["watchdog_s"] is None:
-        return Finding.warning(
-            f"started with {found}; a restart by the service would lose them",
-            f"write them into {program.usual_file}",
+        return Finding.good(
+            f"it runs with {found}", f"a service would not: write them into {program.usual_file} before"
         )
     return Finding.good(f"it runs with {found}, as its service starts it" if found else "it runs")
 
@@ -170,9 +168,7 @@ def watchdog(status: Status) -> Finding:
     if dead:
         return Finding.failure(f"no progress in {', '.join(dead)}", "restart it, and report its log")
     if status["watchdog_s"] is None:
-        return Finding.warning(
-            "no service manager restarts it when it stalls", "run it as a service, with WatchdogSec"
-        )
+        return Finding.good("it makes progress", "as a service, it would be restarted if it stalled")
     return Finding.good(f"restarted when it makes no progress for {status['watchdog_s']:g} s")
 
 

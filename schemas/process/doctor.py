@@ -14,9 +14,8 @@ from functools import partial
 from typing import Generic, NamedTuple, TextIO, TypeVar
 
 from schemas.error_roots import CommandLineError, EdgeError
-from schemas.process.command_errors import is_kept_from_member, os_error_text
-from schemas.text import printable
-from schemas.unknown_names import none_of
+from schemas.process.command_errors import EXIT_CANNOT_RUN, is_kept_from_member, os_error_text
+from schemas.text import none_of, printable
 
 
 class Severity(IntEnum):
@@ -28,35 +27,32 @@ class Severity(IntEnum):
     FAILURE = 3
 
 
-EXIT_CODES = {Severity.SKIPPED: 0, Severity.OK: 0, Severity.WARNING: 1, Severity.FAILURE: 3}
-"""0 all is well; 1 something will fail, or is not safe; 3 calls cannot flow as things are."""
-
-
 class NotCheckedError(EdgeError):
     """The check cannot be made, and another one says why; the text is the reason in short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check has found, and what to do; ``fix`` is empty where there is nothing to do."""
+    """What a check has found, and what to do; ``fix`` is empty where there is nothing to do.
+
+    Good: all is well, with a hint if there is a better way. A warning: something will fail, or is not safe. A
+    failure: calls cannot flow.
+    """
 
     severity: Severity
     found: str
     fix: str = ""
 
     @classmethod
-    def good(cls, found: str) -> "Finding":
-        """Return that all is well."""
-        return cls(Severity.OK, found)
+    def good(cls, found: str, hint: str = "") -> "Finding":
+        return cls(Severity.OK, found, hint)
 
     @classmethod
     def warning(cls, found: str, fix: str) -> "Finding":
-        """Return that something will fail, or is not safe."""
         return cls(Severity.WARNING, found, fix)
 
     @classmethod
     def failure(cls, found: str, fix: str) -> "Finding":
-        """Return that calls cannot flow."""
         return cls(Severity.FAILURE, found, fix)
 
 
@@ -84,12 +80,16 @@ class DoctorCheck(NamedTuple, Generic[Subject]):
     explanation: str
 
     def of(self, subject: Subject) -> Check:
-        """Return the check of ``subject``."""
         return Check(self.name, partial(self.look, subject))
 
 
-def examine(checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bool) -> int:
-    """Make ``checks`` in order, print one line each as they end, and return the exit code."""
+def examine(
+    checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bool, strict: bool = False
+) -> int:
+    """Make ``checks`` in order, print one line each as they end, and return the exit code.
+
+    0: calls flow, whatever the warnings; 1: there is a warning, and ``strict``; 3: calls cannot flow.
+    """
     worst = Severity.SKIPPED
     width = max(len(check.name) for check in checks)
     for check in checks:
@@ -104,7 +104,9 @@ def examine(checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bo
             shown = _coloured(f"{word:<7}", finding.severity, stream)
             stream.write(f"{shown}  {check.name:<{width}}  {printable(finding.found + fix)}\n")
         stream.flush()
-    return EXIT_CODES[worst]
+    if worst is Severity.FAILURE:
+        return EXIT_CANNOT_RUN
+    return int(strict and worst is Severity.WARNING)
 
 
 def made(check: Check) -> Finding:
@@ -135,6 +137,7 @@ def run_doctor(
     explain: str | None,
     *,
     as_json: bool,
+    strict: bool = False,
 ) -> int:
     """Explain one check, or make all in the order of ``rows``; return the exit code.
 
@@ -146,7 +149,7 @@ def run_doctor(
     """
     if explain is None:
         checked = subject()
-        return examine([row.of(checked) for row in rows], sys.stdout, as_json=as_json)
+        return examine([row.of(checked) for row in rows], sys.stdout, as_json=as_json, strict=strict)
     explained = {row.name: row.explanation for row in rows}
     if explain not in explained:
         raise CommandLineError(f"--explain: {none_of(explain, explained)}")

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from schemas.error_roots import OperatorError
-from schemas.files import check_unchangeable, read_named, sync_directory
+from schemas.files import check_directory, check_unchangeable, read_named, sync_directory
 from schemas.kind_packages import GROUP, read_named_kinds, sites_in
 from schemas.process.wheel import MAX_WHEEL_BYTES, Wheel, fits_here, name_and_version, normal_name, read_wheel
 
@@ -109,7 +109,6 @@ class KindStore:
         self._run_here = run_here
 
     def packages(self) -> list[Installed]:
-        """Return what is installed."""
         return [_installed(site) for site in sites_in(self._directory)]
 
     def install(self, wheels: Sequence[Wheel], *, dry_run: bool = False) -> Installed:
@@ -155,6 +154,7 @@ class KindStore:
             raise KindStoreError(
                 f"{self._directory.parent} is not there: set the program up first, or `service install`"
             )
+        check_directory(self._directory.parent)
         if not self._directory.is_dir():
             self._directory.mkdir()
             self._directory.chmod(_DIRECTORY_MODE)  # whatever the umask

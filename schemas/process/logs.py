@@ -21,8 +21,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from schemas.faults import FailedError, OncePerPlace, place_of, summary, traceback_text, without_secrets
-from schemas.lines import LineWriter
-from schemas.log_level import LogThreshold
+from schemas.lines import LineWriter, LogThreshold
 from schemas.text import printable
 
 _PLACE = "place_of_fault"
@@ -111,7 +110,6 @@ class _Written:
         self._lines = lines
 
     def msg(self, message: str) -> None:
-        """Write ``message``."""
         self._lines.write(message + "\n")
 
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
@@ -210,7 +208,6 @@ class _Libraries(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Forward ``record``."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, asyncio.CancelledError):
             return  # the program itself has cancelled it

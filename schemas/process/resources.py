@@ -45,5 +45,4 @@ class Uptime:
         self._began_s = time.monotonic()
 
     def __call__(self) -> int:
-        """Return the whole seconds."""
         return int(time.monotonic() - self._began_s)

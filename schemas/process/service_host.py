@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.error_roots import OperatorError
+from schemas.files import PRIVATE_DIRECTORY, check_directory, write_atomic
 from schemas.kind_packages import sites_in
 from schemas.process.status_socket import NotRunningError, read_status
-from schemas.settings import Form
-from schemas.settings_sources import CONFIG_DIRECTORY, Program
+from schemas.settings import CONFIG_DIRECTORY, Form, Program
 from schemas.text import printable
 
 UNITS = Path("/etc/systemd/system")
@@ -60,7 +60,6 @@ class Service:
 
     @property
     def unit(self) -> str:
-        """The unit of the program itself."""
         return f"{self.name}.service"
 
 
@@ -96,7 +95,14 @@ class Run:
     if_changed: bool = False
 
 
-Step = Write | Remove | Run
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A directory of another user, moved to its place: from then on that user changes nothing in it."""
+
+    path: Path
+
+
+Step = Write | Remove | Run | Take
 
 
 def install_steps(
@@ -134,9 +140,11 @@ def move_steps(service: Service, moved: Path, packages: Iterable[str] = ()) -> I
     for name in names:
         there = f"{kinds}/{name}"
         yield Run(("mv", "--no-target-directory", str(moved / OWN_KINDS / name), there))
+        yield Take(Path(there))
         yield Run(("chown", "--recursive", "--no-dereference", "root:root", there))
         yield Run(("chmod", "--recursive", "u=rwX,go=rX", there))
     yield Run(("mv", "--no-target-directory", str(moved), place))
+    yield Take(service.directories[0])
     yield Run(("chown", "--recursive", "--no-dereference", f"{service.name}:{service.name}", place))
     yield Run(("chmod", "0750", place))
 
@@ -171,6 +179,8 @@ def as_lines(steps: Iterable[Step]) -> Iterator[str]:
                 yield f"remove {path}"
             case Run(command):
                 yield f"run {' '.join(command)}"
+            case Take(path):
+                yield f"take {path} from its owner"
 
 
 def as_document(steps: Iterable[Step]) -> list[dict[str, object]]:
@@ -184,6 +194,8 @@ def as_document(steps: Iterable[Step]) -> list[dict[str, object]]:
                 shown.append({"remove": str(path)})
             case Run(command):
                 shown.append({"run": command})
+            case Take(path):
+                shown.append({"take": str(path)})
     return shown
 
 
@@ -203,12 +215,15 @@ def _ending_there(ending: str) -> str:
 def _sample(program: Program) -> str:
     """Return a configuration in which every setting is a comment."""
     lines = [f"# Settings of {program.name}: `{program.name} config check` reads them. All have defaults."]
-    for setting in program.table:
+    for setting in program.options:
         if setting.form is Form.FLAG or setting.form is Form.NUMBER:
             value = setting.default or ""
         else:
             value = f'"{setting.default or ""}"'
         lines += ["", f"# {setting.doc}", f"# {setting.name} = {value}"]
+    for setting in program.table:
+        if setting.form is Form.TABLE:  # behind a table's name stand its members alone
+            lines += ["", f"# {setting.doc}", f'# ["{setting.name}"]']
     return "\n".join(lines) + "\n"
 
 
@@ -269,7 +284,8 @@ def check_reachable(*programs: Path) -> None:
         ServiceError: it cannot, or another user could.
     """
     advice = (
-        "install it where all can read it: pipx install --global edge-kubelet, or a venv in /opt/edge-kubelet"
+        "install it where all can read it: by pipx install --global, or in a venv in /opt/edge-kubelet "
+        "(docs/operations.md)"
     )
     for place in (path for program in programs for path in (program, program.resolve())):
         if any(place.is_relative_to(hidden) for hidden in _HIDDEN):
@@ -280,6 +296,29 @@ def check_reachable(*programs: Path) -> None:
                 raise ServiceError(f"{path} is closed to the user of the service; {advice}")
             if found.st_uid != 0 or (found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX):
                 raise ServiceError(f"{path} could be changed by others than root; {advice}")
+
+
+def _take(path: Path, above: int | None = None) -> None:
+    """Make ``path``, and each directory in it, this user's alone, and see that there is no link then.
+
+    From above to below, by descriptors: its owner may put links there as long as it is the owner's.
+
+    Raises:
+        ServiceError: there is one.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    directory = os.open(path if above is None else path.name, flags, dir_fd=above)
+    try:
+        os.fchown(directory, os.geteuid(), os.getegid())
+        os.fchmod(directory, PRIVATE_DIRECTORY)
+        for each in list(os.scandir(directory)):
+            facts = each.stat(follow_symlinks=False)
+            if stat.S_ISDIR(facts.st_mode):
+                _take(path / each.name, directory)
+            elif stat.S_ISLNK(facts.st_mode) or facts.st_nlink > 1:
+                raise ServiceError(f"{path / each.name} is a link: no state is behind one")
+    finally:
+        os.close(directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +339,8 @@ class Host:
                     is_due = self._at(path).exists()
                 case Run():
                     is_due = not step.if_changed or any(isinstance(before, Write) for before in due)
+                case Take():
+                    is_due = True
             if is_due:
                 due.append(step)
         return due
@@ -319,9 +360,10 @@ class Host:
                     self._remove(step)
                 case Run():
                     self._run(step)
+                case Take(path):
+                    _take(self._at(path))
 
     def is_packaged(self, service: Service) -> bool:
-        """Return whether a package of the distribution has installed ``service``."""
         is_packaged, is_placed = (self._at(at / service.unit).exists() for at in (PACKAGED_UNITS, UNITS))
         return is_packaged and not is_placed
 
@@ -395,10 +437,8 @@ class Host:
         for parent in (parent for parent in reversed(place.parents) if not parent.exists()):
             parent.mkdir()
             parent.chmod(_DIRECTORY_MODE)  # the umask may be narrower
-        new = place.with_name(f"{place.name}.new")
-        new.write_text(step.text, "utf-8")
-        new.chmod(step.mode)
-        new.replace(place)
+        check_directory(place.parent)
+        write_atomic(place, step.text, step.mode)
 
     def _remove(self, step: Remove) -> None:
         place = self._at(step.path)

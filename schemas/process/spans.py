@@ -69,7 +69,7 @@ def exported(url: str | None, service: str) -> Iterator[SpanSink]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags  # noqa: PLC0415
     except ImportError:
-        raise ExporterMissingError("--otlp needs the extra: pip install 'edge-kubelet[otel]'") from None
+        raise ExporterMissingError("--otlp needs the extra 'otel' (docs/install.md)") from None
     endpoint = url.rstrip("/") + _TRACES_PATH
     processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S))
     resource = Resource({"service.name": service})

@@ -1,9 +1,10 @@
 """Whose state a command works on, and as whom: root goes on as the owner of the state directory.
 
 The service could not read what root made there, and its user could put a link where root writes. As the
-owner, root can do no more in that directory than the owner can. What the operator has named on the command
-line is still the operator's to read and write: ``as_operator``. Its user may have no home directory. Must
-not read a file.
+owner, root can do no more in that directory than the owner can. The same holds for a directory that another
+user could exchange, since it lies in one of theirs: root goes on as that user. What the operator has named on
+the command line is still the operator's to read and write: ``as_operator``. Its user may have no home
+directory. Must not read a file.
 """
 
 import os
@@ -15,6 +16,8 @@ from schemas.error_roots import ConfigError, OperatorError
 from schemas.files import is_shown_to_group
 
 _ROOT = 0
+_UNKNOWN = 65_534
+"""What a user namespace, or a network's file system, shows of a user that it does not have."""
 
 
 def usual_directory(service: Path, own: Path | None) -> Path | None:
@@ -30,23 +33,25 @@ def usual_directory(service: Path, own: Path | None) -> Path | None:
 
 
 def act_as_owner_of(directory: Path, *, for_good: bool = False) -> None:
-    """Let a process of root go on as the owner of ``directory``; of one that is not there, root is.
+    """Let a process of root go on as the owner of ``directory``.
+
+    If that is root, or if the directory is not there, root goes on as the first other user on the way to it.
 
     ``for_good``: a daemon, which needs nothing of the operator's any more.
     """
-    owner = _owner_of(directory)
-    if os.getuid() != _ROOT or owner is None or owner == _ROOT:
+    # Looked at once: between two looks its place could be taken by a directory with another group.
+    facts = _of_another_user(directory) if os.getuid() == _ROOT else None
+    if facts is None:
         return
-    if os.geteuid() != owner:
-        group = directory.stat().st_gid
-        os.setgroups(_groups_of(owner, group))
-        os.setegid(group)
-        os.seteuid(owner)
+    if os.geteuid() != facts.st_uid:
+        os.setgroups(_groups_of(facts.st_uid, facts.st_gid))
+        os.setegid(facts.st_gid)
+        os.seteuid(facts.st_uid)
     if for_good:
-        group = os.getegid()
+        user, group = os.geteuid(), os.getegid()
         os.seteuid(_ROOT)
         os.setresgid(group, group, group)
-        os.setresuid(owner, owner, owner)
+        os.setresuid(user, user, user)
 
 
 @contextmanager
@@ -69,6 +74,19 @@ def sees_as_member(path: Path) -> bool:
             if is_shown_to_group(directory):
                 return directory.stat().st_uid != os.geteuid()
     return False
+
+
+def _of_another_user(directory: Path) -> os.stat_result | None:
+    """Return the facts of ``directory``, or else of the first on the way to it, that is not root's."""
+    named, real = directory.absolute(), Path(os.path.realpath(directory))
+    with suppress(OSError):
+        if (facts := directory.stat()).st_uid != _ROOT:
+            return facts
+    for place in (place for path in (named, real) for place in (*reversed(path.parents), path)):
+        with suppress(OSError):
+            if (facts := place.lstat()).st_uid not in {_ROOT, _UNKNOWN}:
+                return facts
+    return None
 
 
 def _owner_of(directory: Path) -> int | None:

@@ -39,6 +39,11 @@ class StalledError(PeerError):
     """The process has taken the connection and says nothing: its event loop has stalled."""
 
 
+def fits_socket(path: Path) -> bool:
+    """Return whether ``path`` is short enough for a Unix socket."""
+    return len(os.fsencode(path)) <= _MAX_PATH_BYTES
+
+
 @asynccontextmanager
 async def served(directory: Path, status: StatusSource) -> AsyncIterator[None]:
     """Serve ``status`` in ``directory``, which this process alone uses, until the end of the block.
@@ -112,8 +117,7 @@ def _opened(directory: Path) -> Iterator[str]:
         raise NotRunningError(f"there is no directory {directory}: name the --state-dir") from None
     try:
         usual = directory / NAME
-        is_short = len(os.fsencode(usual)) <= _MAX_PATH_BYTES
-        yield str(usual) if is_short else f"/proc/self/fd/{descriptor}/{NAME}"
+        yield str(usual) if fits_socket(usual) else f"/proc/self/fd/{descriptor}/{NAME}"
     finally:
         os.close(descriptor)
 

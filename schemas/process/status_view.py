@@ -13,8 +13,7 @@ from typing import Any, TextIO
 from schemas.error_roots import PeerError
 from schemas.process.doctor import NotCheckedError
 from schemas.process.status_socket import NotRunningError, StalledError, read_status
-from schemas.settings import Given, source_of
-from schemas.settings_sources import Program, Sources
+from schemas.settings import Given, Program, Sources, source_of
 from schemas.text import printable
 from schemas.times import duration_text
 
@@ -133,7 +132,6 @@ class AskedProcess:
 
     @classmethod
     def ask(cls, program: Program, directory: Path) -> "AskedProcess":
-        """Ask the process of ``directory``, if there is one."""
         try:
             return cls(program, directory, read_status(directory))
         except (NotRunningError, StalledError, OSError) as error:

@@ -137,11 +137,13 @@ BAD_TOOL_IOS: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.holds("ENVELOPE/envelope-schema")
 @pytest.mark.parametrize("name", GOOD_ENVELOPES)
 def test_a_good_envelope_is_taken(name: str) -> None:
     ENVELOPE.check(GOOD_ENVELOPES[name])
 
 
+@pytest.mark.holds("ENVELOPE/envelope-schema")
 @pytest.mark.parametrize("name", BAD_ENVELOPES)
 def test_a_bad_envelope_is_refused_for_its_one_reason(name: str) -> None:
     value, reason = BAD_ENVELOPES[name]
@@ -151,11 +153,13 @@ def test_a_bad_envelope_is_refused_for_its_one_reason(name: str) -> None:
     assert not ENVELOPE.is_valid(value)
 
 
+@pytest.mark.holds("ENVELOPE/tool-io-schema")
 @pytest.mark.parametrize("name", GOOD_TOOL_IOS)
 def test_a_good_tool_io_is_taken(name: str) -> None:
     TOOL_IO.check(GOOD_TOOL_IOS[name])
 
 
+@pytest.mark.holds("ENVELOPE/tool-io-schema")
 @pytest.mark.parametrize("name", BAD_TOOL_IOS)
 def test_a_bad_tool_io_is_refused_for_its_one_reason(name: str) -> None:
     value, reason = BAD_TOOL_IOS[name]
@@ -232,12 +236,14 @@ def holds_for_tool_io(value: Any) -> None:
     assert TOOL_IO.is_valid(value) == is_tool_io(value) or not is_readable(value)
 
 
+@pytest.mark.holds("ENVELOPE/envelope-schema")
 @given(value=nearly_fitting(REGISTRY, "envelope@1.0.0"))
 @MANY
 def test_the_document_says_of_what_is_nearly_an_envelope_what_plain_code_says(value: Any) -> None:
     holds_for_envelope(value)
 
 
+@pytest.mark.holds("ENVELOPE/tool-io-schema")
 @given(value=nearly_fitting(REGISTRY, "tool_io@1.0.0"))
 @MANY
 def test_the_document_says_of_what_is_nearly_a_tool_io_what_plain_code_says(value: Any) -> None:

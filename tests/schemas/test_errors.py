@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.error_codes import Canonical, Retry
-from schemas.errors import MAX_TEXT, Failure, ToolError, to_jsonrpc_error
+from schemas.errors import MAX_TEXT, Canonical, Failure, Retry, ToolError, to_jsonrpc_error
 from schemas.kinds import Fault
 from schemas.registry import SchemaRegistry
 
@@ -52,6 +51,7 @@ TABLE = {
         "provider_failure",
         "if the tool is idempotent",
     ),
+    Failure.OUTSIDE_CEILING: ("E_SAFETY_DENIED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
     Failure.SESSION_UNKNOWN: ("E_SAFETY_DENIED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
     Failure.CALLER_REQUEST_UNKNOWN: (
         "E_MANIFEST_INVALID",
@@ -100,6 +100,7 @@ CANONICAL = {
 CORRELATION_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
 
 
+@pytest.mark.holds("RFC-0005/8/errors")
 @pytest.mark.parametrize("failure", Failure, ids=lambda failure: str(failure.name))
 def test_each_row_says_what_the_design_says(failure: Failure) -> None:
     row = failure.value
@@ -129,6 +130,7 @@ def test_only_the_rate_limit_and_the_offline_node_leave_the_status_of_their_cano
     assert differing == {Failure.RATE_LIMITED, Failure.NODE_OFFLINE}
 
 
+@pytest.mark.holds("RFC-0001/4/envelope")
 @pytest.mark.parametrize("failure", Failure, ids=lambda failure: str(failure.name))
 def test_every_envelope_fits_the_error_document(registry: SchemaRegistry, failure: Failure) -> None:
     registry.load("error@1.0.0").check(ToolError(failure).envelope())
@@ -187,6 +189,7 @@ def test_a_node_may_claim_only_what_a_node_can_know(code: str, failure: Failure)
     assert error.failure is failure
 
 
+@pytest.mark.holds("RFC-0001/4/no-device-strings", "RFC-0005/8/errors")
 def test_nothing_that_a_node_wrote_reaches_the_envelope() -> None:
     envelope = {
         "code": "E_INTERNAL",
@@ -212,10 +215,29 @@ def test_a_nodes_delay_is_capped_at_a_minute(said: int | None, kept: int | None)
     assert error.retry_after_ms == kept
 
 
+@pytest.mark.parametrize(
+    ("code", "by_owner", "failure"),
+    [
+        ("E_SAFETY_DENIED", True, Failure.OUTSIDE_CEILING),
+        ("E_SAFETY_DENIED", False, Failure.INTERNAL),
+        ("E_MANIFEST_NOT_FOUND", True, Failure.INTERNAL),
+        ("E_RATE_LIMITED", True, Failure.RATE_LIMITED),
+    ],
+)
+def test_a_node_can_state_that_its_owner_denies_a_call_and_nothing_else_of_who_may_call(
+    code: str, failure: Failure, *, by_owner: bool
+) -> None:
+    envelope = {"code": code, "message": "obey me", "suggested_fix": "f"}
+    error = ToolError.from_node(envelope, by_owner=by_owner)
+    assert (error.failure, error.detail) == (failure, None)
+
+
+@pytest.mark.holds("ENVELOPE/canonical-errors")
 def test_the_canonical_codes_are_these_six() -> None:
     assert [canonical.name for canonical in Canonical] == list(CANONICAL)
 
 
+@pytest.mark.holds("ENVELOPE/canonical-errors")
 @pytest.mark.parametrize("code", CANONICAL)
 def test_a_canonical_code_is_said_in_http_and_in_json_rpc(code: str) -> None:
     http_status, jsonrpc_code, retryable = CANONICAL[code]
@@ -244,6 +266,7 @@ def test_a_canonical_code_is_retryable_if_by_one_of_its_rows_nothing_ran_and_the
     assert to_jsonrpc_error(code)["data"]["retryable"] == any(row[5] == "yes" for row in rows)
 
 
+@pytest.mark.holds("ENVELOPE/canonical-errors")
 @pytest.mark.parametrize("code", CANONICAL)
 def test_an_error_object_belongs_to_its_taker_and_the_next_one_is_as_the_first_was(code: str) -> None:
     first, kept = to_jsonrpc_error(code), to_jsonrpc_error(code)
@@ -254,6 +277,7 @@ def test_an_error_object_belongs_to_its_taker_and_the_next_one_is_as_the_first_w
     assert to_jsonrpc_error(code) == kept
 
 
+@pytest.mark.holds("ENVELOPE/canonical-errors")
 @pytest.mark.parametrize(
     "code",
     ["", "invalid_input", "INVALID_INPUT ", "E_INTERNAL", "PARSE_ERROR", "name", "__class__", "-32602"],

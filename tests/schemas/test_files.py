@@ -1,7 +1,10 @@
 import os
+import socket
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,16 +14,19 @@ from schemas.files import (
     PUBLIC,
     ExposedFileError,
     UntrustedFileError,
+    check_loadable,
     check_private_directory,
     make_private_directory,
     open_state,
+    read_given,
+    read_named,
     read_named_secret,
     read_private,
     read_state,
     write_atomic,
     write_unsynced,
 )
-from tests.fakes.owners import give_away
+from tests.fakes.command_lines import OTHER_OWNER, give_away
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=["umask-000", "umask-022", "umask-077"])
@@ -340,7 +346,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting_for_its_other_
     tmp_path: Path, read: Callable[[Path], object]
 ) -> None:
     os.mkfifo(tmp_path / "pipe", PRIVATE)
-    with pytest.raises(UntrustedFileError, match="no regular file"):
+    with pytest.raises(UntrustedFileError, match="no regular file: put one there, or remove it"):
         read(tmp_path / "pipe")
 
 
@@ -394,6 +400,55 @@ def test_a_named_secret_may_come_through_a_pipe() -> None:
         os.close(reading)
 
 
+# --- what the operator named, and is no file ----------------------------------------------------------
+
+
+def held_by_a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def of_8_gib(path: Path) -> None:
+    path.touch(PRIVATE)
+    os.truncate(path, 8 << 30)
+
+
+ODD_PLACES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a directory": (Path.mkdir, "Is a directory"),
+    "a device without end": (lambda path: path.symlink_to("/dev/zero"), "neither a file nor a pipe: name"),
+    "a socket": (held_by_a_socket, "neither a file nor a pipe: name another"),
+    "a pipe that another user holds": (lambda path: os.mkfifo(path, PUBLIC), r"a pipe, and not|no regular"),
+    "a file of 8 GiB": (of_8_gib, "File too large"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_PLACES)
+@pytest.mark.parametrize(
+    "read", [read_given, partial(read_named, max_bytes=1000), read_named_secret, check_loadable]
+)
+def test_what_is_named_is_read_within_bounds_whatever_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], odd: str
+) -> None:
+    put, told = ODD_PLACES[odd]
+    put(tmp_path / "named")
+    monkeypatch.setattr("schemas.files.PIPE_S", 0.01)
+    with pytest.raises(OSError, match=f"{told}|can be read by others|no regular file: put one") as caught:
+        read(tmp_path / "named")
+    assert str(tmp_path / "named") in str(caught.value)
+
+
+def test_a_pipe_is_waited_for_and_not_beyond_its_bound(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", PRIVATE)
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_given, tmp_path / "pipe")
+        (tmp_path / "pipe").write_text("what it holds")
+        assert reading.result() == b"what it holds"
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)  # which never ends
+    with pytest.raises(TimeoutError, match="not at its end after 0 s"):
+        read_given(tmp_path / "pipe", wait_s=0)
+    os.close(writer)
+
+
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o770, 0o777], ids=oct)
 def test_a_directory_that_is_open_to_others_is_not_private(tmp_path: Path, mode: int) -> None:
     make_private_directory(tmp_path / "own")
@@ -413,6 +468,41 @@ def test_a_directory_of_another_user_or_behind_a_link_is_not_private(
     give_away(tmp_path / "own", monkeypatch)
     with pytest.raises(UntrustedFileError, match="belongs to user"):
         check_private_directory(tmp_path / "own")
+
+
+def someone_elses(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let ``directory`` be another user's, and what is made in it this one's; return what is said of it."""
+    os.chown(directory, OTHER_OWNER, OTHER_OWNER)
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_OWNER + 1)
+    return f"{directory} belongs to user {directory.stat().st_uid}, who can change what is in it"
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT], ids=["read", "made"])
+@pytest.mark.parametrize("there", [True, False], ids=["there", "taken away"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_no_file_is_believed_missing_or_made_in_another_users_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, *, there: bool
+) -> None:
+    (ca := tmp_path / "ca").mkdir()
+    if there:
+        write_atomic(ca / "ledger.jsonl", "{}\n")
+    before = list(ca.iterdir())
+    said = someone_elses(ca, monkeypatch)
+    with pytest.raises(UntrustedFileError, match=said):
+        open_state(ca / "ledger.jsonl", flags)
+    with pytest.raises(UntrustedFileError, match=said):
+        make_private_directory(ca)
+    assert list(ca.iterdir()) == before
+
+
+def test_a_directory_into_which_all_may_put_files_is_not_used(tmp_path: Path) -> None:
+    (ca := tmp_path / "ca").mkdir()
+    ca.chmod(0o777)
+    for use in (lambda: open_state(ca / "ledger.jsonl"), lambda: make_private_directory(ca)):
+        with pytest.raises(UntrustedFileError, match=f"{ca} can be changed by others: chmod go-w {ca}"):
+            use()
+    ca.chmod(0o1777)  # only the owner of a file can take it away
+    make_private_directory(ca)
 
 
 # --- directories --------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ def test_a_text_over_the_limit_is_an_error() -> None:
         certificates_in(fitting + " ")
 
 
+@pytest.mark.holds("RFC-0001/2/signature")
 def test_the_kid_is_the_sha_256_thumbprint_of_the_leaf() -> None:
     leaf = x509.load_pem_x509_certificate(NODE.leaf_pem.encode())
     assert kid_of(first_certificate_in(NODE.leaf_pem)) == leaf.fingerprint(SHA256()).hex() == NODE.kid
@@ -133,6 +134,7 @@ def test_every_byte_of_the_key_counts() -> None:
         assert not is_for_key(LEAF_DER, bytes(flipped)), index
 
 
+@pytest.mark.holds("RFC-0001/2/kid-to-tenant")
 def test_the_name_in_the_leaf_binds_tenant_and_node() -> None:
     assert san_uri("acme", NODE_ID) == f"urn:edge-kubelet:tenant:acme:node:{NODE_ID}"
 

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from schemas.images import MAX_SIDE, ImageMember, NoImageError, apart
-from tests.fakes.pictures import jpeg, png
+from tests.fakes.guide import jpeg, png
 
 PNG = ImageMember("picture", "image/png")
 JPEG = ImageMember("picture", "image/jpeg")

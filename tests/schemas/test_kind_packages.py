@@ -16,8 +16,8 @@ from schemas.kinds import MANIFEST_REF, Fault
 from schemas.registry import Contract, SchemaRegistry, read_contract
 from schemas.trust import Known, ManifestReason, Outcome, TrustRules
 from schemas.violations import ViolationError
+from tests.fakes.command_lines import give_away
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, imported
-from tests.fakes.owners import give_away
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, SimulatedCa
 
 CAPABILITY: dict[str, Any] = {
@@ -270,6 +270,9 @@ def set_at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (set_at("verbs", "set", "input", value="../../etc/passwd@1.0.0"), "/verbs/set/input must"),
         (set_at("schema_ref", value="mcp://schemas/manifest@1.1.0"), "/schema_ref must be"),
         (set_at("verbs", "set", "verbatim", value=["label"]), "verbatim names label"),
+        (set_at("verbs", "set", "guarded", value={"node_id": "linux.journal"}), "guarded names node_id"),
+        (set_at("verbs", "set", "guarded", value={"none": "linux.journal"}), "guarded names none"),
+        (set_at("verbs", "set", "guarded", value={"on": "journal"}), "/verbs/set/guarded/on"),
         (set_at("verbs", "set", "foreign_texts", value=[["node_id"]]), "foreign_texts names node_id"),
         (set_at("verbs", "set", "foreign_texts", value=[["on", "x"]]), "foreign_texts names on/x"),
         (set_at("verbs", "set", "streams", value=True), "its input must require interval_ms"),

@@ -9,9 +9,9 @@ from typing import TextIO
 
 import pytest
 
-from schemas.lines import LineWriter
+from schemas.lines import LineWriter, LogLevel, LogThreshold
 
-BOUND_S = 20
+BOUND_S = 30
 F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ, which not every build of Python has
 PIPE_BYTES = 4096
 
@@ -173,3 +173,18 @@ def test_lines_that_come_together_are_written_together() -> None:
         writes += 1
     assert counted.getvalue().count("\n") == 200
     assert writes < 100
+
+
+@pytest.mark.parametrize(
+    ("level", "admitted"),
+    [
+        (LogLevel.INFO, ["info", "warning", "error", "critical"]),
+        (LogLevel.WARNING, ["warning", "error", "critical"]),
+        (LogLevel.ERROR, ["error", "critical"]),
+    ],
+)
+def test_a_level_admits_itself_and_what_is_more_severe(level: LogLevel, admitted: list[str]) -> None:
+    threshold = LogThreshold()
+    threshold.level = level
+    names = ("debug", "info", "warning", "error", "critical")
+    assert [name for name in names if threshold.admits(name)] == admitted

@@ -41,6 +41,7 @@ def holds(wire: bytes, public_key: bytes = NODE.public_key) -> bool:
     return signature_holds(wire, json.loads(wire)["node_attestation"], public_key)
 
 
+@pytest.mark.holds("RFC-0001/2/schema")
 def test_a_signed_manifest_fits_its_document(registry: SchemaRegistry) -> None:
     registry.load("manifest@1.1.0").check(json.loads(signed()))
 
@@ -49,6 +50,7 @@ def test_the_wire_bytes_are_canonical() -> None:
     assert jcs(json.loads(signed())) == signed()
 
 
+@pytest.mark.holds("RFC-0001/2/signature")
 def test_a_second_implementation_signs_the_same_bytes() -> None:
     assert signed() == NODE.manifest()
 
@@ -63,6 +65,7 @@ def test_hash_and_signature_are_those_of_the_two_earlier_forms() -> None:
     assert verifies(NODE.public_key, jcs(final), from_base64url(stated_sig))
 
 
+@pytest.mark.holds("RFC-0001/1/etag")
 def test_the_etag_is_the_hash_of_the_wire_bytes() -> None:
     assert etag_of(b"") == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
     assert etag_of(signed()) == blake3_hex(signed())
@@ -154,6 +157,7 @@ def test_the_first_credible_time_is_the_first_that_the_document_takes(registry: 
     assert not schema.is_valid(json.loads(signed(issued_at_ms=FIRST_CREDIBLE_MS - 1)))
 
 
+@pytest.mark.holds("RFC-0001/2/hw-fingerprint")
 def test_a_fingerprint_is_the_hash_of_what_could_be_read(registry: SchemaRegistry) -> None:
     expected = blake3_hex(b'{"cpu_serial":"10000000abcdef01","machine_id":"0123456789abcdef"}')
     made = fingerprint(READINGS)
@@ -161,6 +165,7 @@ def test_a_fingerprint_is_the_hash_of_what_could_be_read(registry: SchemaRegistr
     registry.load("manifest@1.1.0").check({**json.loads(signed()), "hw_fingerprint": made})
 
 
+@pytest.mark.holds("RFC-0001/2/hw-fingerprint")
 def test_a_fingerprint_does_not_depend_on_the_order_of_reading_and_holds_no_value() -> None:
     assert fingerprint(dict(reversed(READINGS.items()))) == fingerprint(READINGS)
     assert not any(value in str(fingerprint(READINGS)) for value in READINGS.values())

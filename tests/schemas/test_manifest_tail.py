@@ -9,7 +9,7 @@ from schemas.kinds import KindRegistry
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
-from schemas.trust import Known, ManifestReason, Mark, Outcome, TrustRules, Verdict, read_tail
+from schemas.trust import HighWaterMark, Known, ManifestReason, Outcome, TrustRules, Verdict, read_tail
 from tests.fakes.signer import (
     ABSENT,
     DAY_MS,
@@ -22,7 +22,7 @@ from tests.fakes.signer import (
     SimulatedCa,
     key_named,
 )
-from tests.fakes.work_counts import WorkCounts
+from tests.fakes.view_stage import WorkCounts
 
 REGISTRY, KINDS = SchemaRegistry(), KindRegistry()
 CA = SimulatedCa()
@@ -32,7 +32,7 @@ LATER_MS = NOW_MS + 60_000
 RENEWED = NODE.manifest(issued_at_ms=LATER_MS)
 
 
-BEFORE = Mark(NOW_MS, etag_of(NODE.manifest()))
+BEFORE = HighWaterMark(NOW_MS, etag_of(NODE.manifest()))
 IN_FORCE = replace(KNOWN, mark=BEFORE, current_etag=BEFORE.etag)
 
 

@@ -121,5 +121,5 @@ def test_no_type_is_left_out() -> None:
     }
     of_frames = {type_ for union in FRAMES.values() for type_ in get_args(union) or (union,)}
     # What others are made of, and what is passed on without the rest of its frame.
-    parts = {payloads.Refused, payloads.Renewed}
+    parts = {payloads.Refused, payloads.Renewed, payloads.OpenFinding}
     assert known == {*of_frames, *parts, *(getattr(payloads, name) for name in others)}

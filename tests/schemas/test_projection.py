@@ -16,6 +16,7 @@ NAMES = st.builds(
 )
 
 
+@pytest.mark.holds("RFC-0001/3/one-tool-each")
 @given(NAMES)
 def test_both_forms_of_a_name_are_read_back_as_the_name(name: ToolName) -> None:
     assert parse(name.canonical) == parse(name.alias) == name
@@ -33,6 +34,7 @@ def test_any_other_text_is_no_name_or_one_that_is_written_the_same(text: str) ->
     assert name is None or text in (name.canonical, name.alias)
 
 
+@pytest.mark.holds("RFC-0001/3.1/name-budget")
 @pytest.mark.parametrize(
     ("text", "length", "name"),
     [
@@ -72,6 +74,7 @@ def test_the_names_in_the_rfcs_have_the_lengths_that_they_state(
     assert len(name.alias) == length
 
 
+@pytest.mark.holds("RFC-0001/3.1/name-budget")
 @pytest.mark.parametrize(
     "text",
     [

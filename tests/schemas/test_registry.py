@@ -11,8 +11,7 @@ import pytest
 from schemas.kinds import KindRegistry
 from schemas.registry import SCHEME, TOOL_PREFIX, DocumentStore, SchemaRegistry, listed_schema, referred
 from schemas.violations import ViolationError
-from tests.fakes.document_examples import EXAMPLES, TOOL_ID
-from tests.fakes.documents import document_file
+from tests.fakes.documents import EXAMPLES, TOOL_ID, document_file
 from tests.fakes.shipped_kinds import KINDS, SYSTEM_ECHO
 from tests.fakes.signer import NODE_ID
 
@@ -45,6 +44,7 @@ def test_what_is_handed_out_cannot_be_used_to_change_the_registry(registry: Sche
         registry.documents["error@1.0.0"] = b"{}"  # type: ignore[index]
 
 
+@pytest.mark.holds("ENVELOPE/registry-cache")
 def test_a_document_is_compiled_once(registry: SchemaRegistry) -> None:
     assert registry.load("error@1.0.0") is registry.load("error@1.0.0")
     assert registry.load("error@1.0.0") is not registry.load("heartbeat@1.0.0")
@@ -58,6 +58,7 @@ def test_a_text_that_is_none_fits_nothing_and_is_not_repeated(registry: SchemaRe
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.holds("ENVELOPE/registry-cache")
 def test_equal_documents_of_two_registries_share_one_validator_and_a_changed_one_has_its_own(
     tmp_path: Path,
 ) -> None:
@@ -76,6 +77,7 @@ def test_equal_documents_of_two_registries_share_one_validator_and_a_changed_one
     assert before.load("a@1.0.0") is first
 
 
+@pytest.mark.holds("ENVELOPE/registry-cache")
 def test_the_key_of_a_validator_is_the_sha_256_of_the_canonical_document(tmp_path: Path) -> None:
     compiled: dict[str, Validator] = {}
     document_file(tmp_path, "a@1.0.0.json", number("a@1.0.0"))
@@ -87,6 +89,7 @@ def test_registries_share_nothing_unless_they_are_told_to(registry: SchemaRegist
     assert SchemaRegistry().load("error@1.0.0") is not registry.load("error@1.0.0")
 
 
+@pytest.mark.holds("ENVELOPE/registry-cache")
 @pytest.mark.parametrize(
     "middle",
     [
@@ -130,10 +133,12 @@ def test_a_validator_cannot_be_changed_by_who_holds_it(registry: SchemaRegistry)
     assert not registry.load_envelope().is_valid({})
 
 
+@pytest.mark.holds("ENVELOPE/registry")
 def test_the_envelope_is_the_document_of_that_name(registry: SchemaRegistry) -> None:
     assert registry.load_envelope() is registry.load("envelope@1.0.0")
 
 
+@pytest.mark.holds("ENVELOPE/registry")
 def test_the_documents_of_a_tool_are_those_of_its_kind_and_verb(
     registry: SchemaRegistry, kinds: KindRegistry
 ) -> None:
@@ -158,6 +163,7 @@ def test_the_pair_of_validators_cannot_be_changed_by_who_holds_it(registry: Sche
         tool.input = registry.load_envelope()  # type: ignore[misc]
 
 
+@pytest.mark.holds("ENVELOPE/registry")
 @pytest.mark.parametrize(
     "tool_id",
     [
@@ -261,7 +267,8 @@ def test_what_changes_below_a_running_process_is_not_seen(tmp_path: Path) -> Non
 def test_what_is_brought_is_a_document_like_those_of_the_directory(tmp_path: Path) -> None:
     document_file(tmp_path, f"{REF}.json", number())
     brought = number("b@1.0.0", items={"$ref": SCHEME + REF})
-    documents = DocumentStore([tmp_path], {"b@1.0.0": brought, "bad@1.0.0": number("b@1.0.0")})
+    others = {"b@1.0.0": brought, "bad@1.0.0": number("b@1.0.0")}
+    documents = DocumentStore([tmp_path], {ref: json.dumps(each).encode() for ref, each in others.items()})
     assert json.loads(documents["b@1.0.0"]) == brought
     with pytest.raises(ValueError, match=r"its \$id must be"):
         documents["bad@1.0.0"]

@@ -1,20 +1,20 @@
 """Every document by its examples, in two validators, and what the documents say of each other."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import jsonschema
 import jsonschema_rs
 import pytest
+import rfc8785
 
 from schemas.errors import Failure
 from schemas.kinds import KindRegistry
 from schemas.registry import SCHEME, SchemaRegistry
 from schemas.violations import ViolationError
-from tests.fakes.document_examples import EXAMPLES, MANIFEST, SAMPLE
-from tests.fakes.documents import document_file
+from tests.fakes.documents import EXAMPLES, MANIFEST, SAMPLE, document_file, second_opinion
 from tests.fakes.frames import ERROR, message
-from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID
 
 ROOT = Path(__file__).parents[2] / "schemas"
@@ -36,6 +36,7 @@ def test_every_file_is_served_by_its_reference_and_nothing_else_is(registry: Sch
     assert sorted(registry.documents) == REFS
 
 
+@pytest.mark.holds("ENVELOPE/draft-2020-12")
 @pytest.mark.parametrize("ref", REFS)
 def test_a_document_compiles_under_both_validators(registry: SchemaRegistry, ref: str) -> None:
     document = registry.document(ref)
@@ -66,6 +67,7 @@ def test_both_validators_miss_each_required_member(registry: SchemaRegistry, ref
         assert not second_opinion(registry, ref).is_valid(lacking), name
 
 
+@pytest.mark.holds("CALLER-TOOLS/sdk/response-is-a-tool")
 def test_every_document_has_an_example_but_the_bundle() -> None:
     assert set(REFS) - set(EXAMPLES) == {"system.metrics@1.0.0"}
 
@@ -101,7 +103,9 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         "cluster.reply@1.0.0/oneOf/0/properties/reply",
         "cluster.frame@1.0.0/properties/payload",
         "cluster.session_call@1.0.0/properties/arguments",
+        "cluster.session_call@1.1.0/properties/arguments",
         "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",
+        "session.cmd_ack@1.1.0/properties/payload/oneOf/0/properties/result",
         "session.telemetry@1.0.0/properties/payload/properties/sample",
         "kind_call.output@1.0.0/properties/results/items/properties/result",
         "kind_call.output@1.1.0/properties/results/items/properties/result",
@@ -117,6 +121,37 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
     }
 
 
+@pytest.mark.holds("RFC-0001/2/documents-verbatim")
+@pytest.mark.parametrize(
+    ("ref", "digest"),
+    [
+        ("manifest@1.0.0", "7f321395af5e74b23539122914f53a251b9537de16962d4c65a25e823974f88e"),
+        ("error@1.0.0", "c2069789158d5a63b1765657883e4c64449f18c5ca42b9287cdc381f0164a8c5"),
+        (
+            "system.metrics.snapshot.input@1.0.0",
+            "977a3f16e8486b38b1f2146fd5ed39105ecb478a147496069aead80af330f37b",
+        ),
+        (
+            "system.metrics.subscribe.input@1.0.0",
+            "3f8e79afcb921a6a8c2e3c1502076bb2ed9ab4200cc1d1d300671e800b3fa86c",
+        ),
+        ("system.metrics.sample@1.0.0", "f99d71b9966f04c387d01145d59586f093f034264c3593e5b183cb229afd76b6"),
+        (
+            "system.echo.invoke.input@1.0.0",
+            "80cbfcc032ef604bfe0271f72b4b40c56ef123c90a7833480928c5e4f476ca82",
+        ),
+        (
+            "system.echo.invoke.output@1.0.0",
+            "e9feb11f1f9fc80762f6d23b06621b46374390422471c9bd2cd265ff2877d401",
+        ),
+    ],
+)
+def test_a_document_is_what_the_rfcs_print(registry: SchemaRegistry, ref: str, digest: str) -> None:
+    """``digest`` is the SHA-256 of the canonical form of what RFC-0001 or RFC-0005 has as JSON."""
+    assert sha256(rfc8785.dumps(registry.document(ref))).hexdigest() == digest
+
+
+@pytest.mark.holds("RFC-0001/2/schema")
 def test_both_manifest_ids_hold_the_same_rules(registry: SchemaRegistry) -> None:
     first, second = registry.document("manifest@1.0.0"), registry.document("manifest@1.1.0")
     assert first.pop("$id") == "mcp://schemas/manifest@1.0.0"
@@ -133,6 +168,7 @@ def test_the_metrics_bundle_holds_the_three_single_documents(registry: SchemaReg
     }
 
 
+@pytest.mark.holds("RFC-0001/2/kind-closed")
 def test_the_manifest_admits_exactly_the_registered_kinds(
     registry: SchemaRegistry, kinds: KindRegistry
 ) -> None:
@@ -140,11 +176,13 @@ def test_the_manifest_admits_exactly_the_registered_kinds(
     assert capability["properties"]["kind"]["enum"] == [kind.name for kind in kinds]
 
 
+@pytest.mark.holds("RFC-0001/3.2/row-and-clamp")
 def test_every_kind_is_clamped_in_the_manifest(registry: SchemaRegistry, kinds: KindRegistry) -> None:
     clamps = registry.document("manifest@1.1.0")["$defs"]["Capability"]["allOf"]
     assert {clamp["if"]["properties"]["kind"]["const"] for clamp in clamps} == {kind.name for kind in kinds}
 
 
+@pytest.mark.holds("RFC-0001/3.2/row-and-clamp")
 def test_the_short_names_are_those_of_rfc_0001_section_3_2(kinds: KindRegistry) -> None:
     short_names = {kind.name: kind.short for kind in kinds}
     assert short_names["system.metrics"] == "sys"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from schemas.registry import SchemaRegistry
 from schemas.violations import ViolationError
+from tests.fakes.documents import second_opinion
 from tests.fakes.examples import examples
 from tests.fakes.schema_values import fitting, nearly, nearly_fitting
-from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
 # A strategy that a rare example is drawn from names all values of a document in its repr.
@@ -147,6 +147,7 @@ def reasons(ref: str, value: Any) -> set[str]:
     return found
 
 
+@pytest.mark.holds("ENVELOPE/draft-2020-12")
 @pytest.mark.parametrize("ref", REFS)
 def test_what_fits_a_document_and_what_nearly_does_is_judged_alike_but_for_the_deviations_that_have_a_name(
     ref: str,
@@ -176,6 +177,7 @@ def refuse(ref: str, value: Any) -> bool:
     return opinions(ref, value) == (False, False)
 
 
+@pytest.mark.holds("ENVELOPE/draft-2020-12")
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_a_deviation_that_has_a_name_still_happens_and_for_that_reason_alone(name: str) -> None:
     deviation = DEVIATIONS[name]

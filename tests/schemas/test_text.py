@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.text import changed_at, free_text, inert, printable, printable_values
+from schemas.text import (
+    changed_at,
+    free_text,
+    inert,
+    is_bearer_token,
+    nearest,
+    none_of,
+    printable,
+    printable_values,
+    unknown,
+)
 
 ANYTHING = st.text(st.characters())
 ASCII = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E))
@@ -151,3 +161,36 @@ def test_only_the_strings_at_the_path_are_changed() -> None:
     assert changed_at(value, ("d", "b"), str.upper)["d"] == {"b": ["X", ["X"]]}
     assert changed_at(value, ("nowhere",), str.upper) == value
     assert value["a"][0] == {"b": "x", "c": "x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "end"),
+    [
+        ("calll", ["run", "call"], "; the nearest is call"),
+        ("", ["run"], "; the nearest is run"),
+        ("anything", [], ""),
+        ("x" * 100_000, ["xx"], "; the nearest is xx"),
+    ],
+    ids=["misspelt", "empty", "none is known", "long"],
+)
+def test_the_nearest_of_what_is_known_is_named(name: str, known: list[str], end: str) -> None:
+    assert nearest(name, known) == end
+
+
+def test_a_name_is_shown_as_printable_text_of_bounded_length() -> None:
+    assert unknown("command", "\x1b[2J", ["run"]) == "there is no command \\x1b[2J; the nearest is run"
+    assert len(unknown("command", "x" * 100_000, ["run"])) < 150
+
+
+def test_few_choices_are_all_listed() -> None:
+    assert none_of("wirte", ["read", "write"]) == "'wirte' is none of read, write; the nearest is write"
+
+
+@pytest.mark.parametrize("text", ["t", "eyJh.eyJz.c2ln", "a" * 8192, "!~"])
+def test_printable_ascii_is_a_bearer_token(text: str) -> None:
+    assert is_bearer_token(text)
+
+
+@pytest.mark.parametrize("text", ["", "a" * 8193, "two words", "line\n", "a\r\nHost: b", "caf\u00e9", "\x7f"])
+def test_what_could_end_or_break_a_header_is_none(text: str) -> None:
+    assert not is_bearer_token(text)

@@ -12,19 +12,16 @@ def test_a_thread_that_can_be_started_runs() -> None:
     assert ran.is_set()
 
 
+def no_thread_left(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_system_without_a_thread_left_is_an_error_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_thread_left(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     monkeypatch.setattr(threading.Thread, "start", no_thread_left)
     with pytest.raises(NoThreadError, match="raise TasksMax="):
         started(threading.Thread(target=print))
-
-
-def no_thread_left(_thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 async def test_names_are_looked_up_when_no_thread_can_be_started_any_more(

@@ -10,9 +10,9 @@ from schemas.canonical import jcs
 from schemas.kinds import KindRegistry
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import Known, ManifestReason, Mark, Outcome, TrustRules, Verdict
+from schemas.trust import HighWaterMark, Known, ManifestReason, Outcome, TrustRules, Verdict
 from tests.fakes.clock import FakeClock
-from tests.fakes.judged_manifests import (
+from tests.fakes.forged import (
     CA,
     FIVE_MINUTES_MS,
     KNOWN,
@@ -38,7 +38,7 @@ from tests.fakes.signer import (
     SimulatedCa,
     key_named,
 )
-from tests.fakes.work_counts import WorkCounts
+from tests.fakes.view_stage import WorkCounts
 
 # --- what is accepted ---------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ def test_a_good_manifest_is_accepted_with_everything_that_it_says(rules: TrustRu
     assert verdict.manifest.issued_at_ms == NOW_MS
     assert verdict.manifest.expires_at_ms == NOW_MS + TTL_MS
     assert verdict.capabilities == [METRICS, ECHO]
-    assert verdict.manifest.mark == Mark(NOW_MS, etag_of(wire))
+    assert verdict.manifest.mark == HighWaterMark(NOW_MS, etag_of(wire))
 
 
 def test_what_was_parsed_before_is_not_parsed_again(
@@ -99,12 +99,6 @@ def test_a_later_manifest_replaces_the_one_in_force(rules: TrustRules) -> None:
     assert second.manifest.mark.issued_at_ms == NOW_MS + 60_000
 
 
-def test_the_same_bytes_again_are_a_quiet_no_op(rules: TrustRules) -> None:
-    wire = NODE.manifest()
-    known = in_force(rules, wire)
-    assert rules.accept(wire, NODE_ID, NOW_MS, known) == Verdict(Outcome.UNCHANGED, mark=known.mark)
-
-
 def test_after_a_restart_the_newest_manifest_is_accepted_once_more(rules: TrustRules) -> None:
     wire = NODE.manifest()
     verdict = rules.accept(wire, NODE_ID, NOW_MS, marked(NOW_MS, etag_of(wire)))
@@ -118,6 +112,7 @@ def test_either_of_two_leaves_suffices_at_renewal(rules: TrustRules) -> None:
     assert rules.accept(renewed.manifest(), NODE_ID, NOW_MS, known).outcome is Outcome.ACCEPTED
 
 
+@pytest.mark.holds("RFC-0001/2/lifetime")
 @pytest.mark.parametrize(
     "members",
     [
@@ -154,6 +149,7 @@ def test_a_node_cannot_sign_for_another(rules: TrustRules) -> None:
     assert rules.accept(forged, OTHER_NODE_ID, NOW_MS, known) == rejected(ManifestReason.ID_MISMATCH)
 
 
+@pytest.mark.holds("RFC-0001/2/kid-to-tenant")
 def test_a_manifest_under_a_leaf_that_is_not_known_is_pending(rules: TrustRules) -> None:
     verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, Known(identities={OTHER.kid: OTHER.identity()}))
     assert verdict == Verdict(Outcome.PENDING, kid=NODE.kid)
@@ -171,16 +167,6 @@ def test_a_foreign_key_that_claims_a_known_leaf_is_rejected(rules: TrustRules) -
     foreign = SimulatedCa("foreign").issue(key=key_named("a foreign key"))
     forged = foreign.manifest(attestation={"kid": NODE.kid})
     assert rules.accept(forged, NODE_ID, NOW_MS, KNOWN) == rejected(ManifestReason.SIGNATURE)
-
-
-def test_a_manifest_under_a_revoked_leaf_is_rejected(rules: TrustRules) -> None:
-    known = replace(KNOWN, revoked={NODE.kid})
-    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known) == rejected(ManifestReason.REVOKED)
-
-
-def test_a_revoked_leaf_is_rejected_and_not_pending_when_it_is_not_known_any_more(rules: TrustRules) -> None:
-    known = Known(identities={}, revoked={NODE.kid})
-    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known) == rejected(ManifestReason.REVOKED)
 
 
 def test_another_nodes_revocation_changes_nothing(rules: TrustRules) -> None:
@@ -218,24 +204,6 @@ def test_a_leaf_of_low_order_would_not_verify_even_if_it_were_known(rules: Trust
 # --- history ------------------------------------------------------------------------------------------
 
 
-def test_an_older_manifest_of_a_connected_node_is_a_stale_copy(rules: TrustRules) -> None:
-    known = marked(NOW_MS + 1, session_alive=True)
-    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
-    assert verdict == Verdict(Outcome.STALE, mark=known.mark)
-
-
-def test_an_older_manifest_of_a_node_without_a_session_is_a_rollback(rules: TrustRules) -> None:
-    known = marked(NOW_MS + 1)
-    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
-    assert verdict == rejected(ManifestReason.ROLLBACK, known.mark)
-
-
-def test_a_node_of_which_nothing_is_said_has_no_session(rules: TrustRules) -> None:
-    known = Known(identities=KNOWN.identities, mark=Mark(NOW_MS + 1, "00" * 32))
-    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
-    assert verdict == rejected(ManifestReason.ROLLBACK, known.mark)
-
-
 def test_a_mark_of_a_clock_that_was_ahead_is_void_for_what_a_session_brings(rules: TrustRules) -> None:
     """A session proves who sends, so that nothing old is repeated by it."""
     known = marked(NOW_MS + FIVE_MINUTES_MS + 1, session_alive=True)
@@ -247,13 +215,6 @@ def test_a_mark_of_a_clock_that_was_ahead_is_void_for_what_a_session_brings(rule
     assert rules.accept(future, NODE_ID, NOW_MS, live) == rejected(ManifestReason.FUTURE, None)
     near = replace(marked(NOW_MS + FIVE_MINUTES_MS, session_alive=True), is_live=True)
     assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, near).outcome is Outcome.STALE
-
-
-@pytest.mark.parametrize("session_alive", [False, True], ids=["without-a-session", "connected"])
-def test_other_bytes_of_the_same_time_are_a_conflict(rules: TrustRules, session_alive: bool) -> None:  # noqa: FBT001 - a case
-    known = marked(NOW_MS, etag_of(NODE.manifest(capabilities=[ECHO])), session_alive=session_alive)
-    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
-    assert verdict == rejected(ManifestReason.CONFLICT, known.mark)
 
 
 @pytest.mark.parametrize("session_alive", [False, True], ids=["without-a-session", "connected"])
@@ -271,37 +232,55 @@ def test_a_manifest_from_the_future_is_refused_and_leaves_the_way_free(
 
 
 RULES = TrustRules(SchemaRegistry(), KindRegistry())
-BEFORE = Mark(NOW_MS - 1, "00" * 32)
-AFTER = Mark(NOW_MS + 1, "00" * 32)
-EVERY_OUTCOME: dict[str, tuple[Known, Outcome]] = {
-    "accepted": (replace(KNOWN, mark=BEFORE), Outcome.ACCEPTED),
-    "accepted-as-the-first": (KNOWN, Outcome.ACCEPTED),
-    "unchanged": (in_force(RULES), Outcome.UNCHANGED),
-    "stale": (replace(KNOWN, mark=AFTER, session_alive=True), Outcome.STALE),
-    "pending": (Known(identities={}, mark=AFTER), Outcome.PENDING),
-    "pending-as-the-first": (Known(identities={}), Outcome.PENDING),
-    "rejected-by-its-history": (replace(KNOWN, mark=AFTER), Outcome.REJECTED),
-    "rejected-for-its-leaf": (replace(KNOWN, mark=BEFORE, revoked={NODE.kid}), Outcome.REJECTED),
-    "rejected-as-the-first": (replace(KNOWN, revoked={NODE.kid}), Outcome.REJECTED),
+BEFORE = HighWaterMark(NOW_MS - 1, "00" * 32)
+AFTER = HighWaterMark(NOW_MS + 1, "00" * 32)
+OTHER_ETAG = etag_of(NODE.manifest(capabilities=[ECHO]))
+EVERY_OUTCOME: dict[str, tuple[Known, Outcome, ManifestReason | None]] = {
+    "accepted": (replace(KNOWN, mark=BEFORE), Outcome.ACCEPTED, None),
+    "accepted-as-the-first": (KNOWN, Outcome.ACCEPTED, None),
+    "unchanged": (in_force(RULES), Outcome.UNCHANGED, None),
+    "older-while-connected": (replace(KNOWN, mark=AFTER, session_alive=True), Outcome.STALE, None),
+    "pending": (Known(identities={}, mark=AFTER), Outcome.PENDING, None),
+    "pending-as-the-first": (Known(identities={}), Outcome.PENDING, None),
+    "older-without-a-session": (replace(KNOWN, mark=AFTER), Outcome.REJECTED, ManifestReason.ROLLBACK),
+    "of-the-same-time": (marked(NOW_MS, OTHER_ETAG), Outcome.REJECTED, ManifestReason.CONFLICT),
+    "of-the-same-time-while-connected": (
+        marked(NOW_MS, OTHER_ETAG, session_alive=True),
+        Outcome.REJECTED,
+        ManifestReason.CONFLICT,
+    ),
+    "revoked": (
+        replace(KNOWN, mark=BEFORE, revoked={NODE.kid}),
+        Outcome.REJECTED,
+        ManifestReason.REVOKED,
+    ),
+    "revoked-as-the-first": (replace(KNOWN, revoked={NODE.kid}), Outcome.REJECTED, ManifestReason.REVOKED),
+    "revoked-and-not-known-any-more": (
+        Known(identities={}, revoked={NODE.kid}),
+        Outcome.REJECTED,
+        ManifestReason.REVOKED,
+    ),
 }
 
 
-@pytest.mark.parametrize(("known", "outcome"), EVERY_OUTCOME.values(), ids=EVERY_OUTCOME)
-def test_every_verdict_says_what_was_known_before(rules: TrustRules, known: Known, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("known", "outcome", "reason"), EVERY_OUTCOME.values(), ids=EVERY_OUTCOME)
+def test_a_verdict_follows_from_what_was_known_before_and_says_it(
+    rules: TrustRules, known: Known, outcome: Outcome, reason: ManifestReason | None
+) -> None:
     verdict = rules.accept(WIRE, NODE_ID, NOW_MS, known)
-    assert verdict.outcome is outcome
-    assert verdict.mark == known.mark
+    assert (verdict.outcome, verdict.reason, verdict.mark) == (outcome, reason, known.mark)
+    assert (verdict.manifest is None) is (outcome is not Outcome.ACCEPTED)
 
 
 def test_the_mark_that_was_known_is_asked_of_every_outcome() -> None:
-    assert {outcome for _, outcome in EVERY_OUTCOME.values()} == set(Outcome)
+    assert {outcome for _, outcome, _ in EVERY_OUTCOME.values()} == set(Outcome)
 
 
 def test_an_accepted_manifest_has_overtaken_the_mark_that_its_verdict_carries(rules: TrustRules) -> None:
     verdict = rules.accept(WIRE, NODE_ID, NOW_MS, replace(KNOWN, mark=BEFORE))
     assert verdict.manifest is not None
     assert verdict.mark == BEFORE
-    assert verdict.manifest.mark == Mark(NOW_MS, etag_of(WIRE))
+    assert verdict.manifest.mark == HighWaterMark(NOW_MS, etag_of(WIRE))
 
 
 # --- what the node and its callers receive -----------------------------------------------------------

@@ -10,8 +10,8 @@ import pytest
 from schemas.errors import Failure
 from schemas.kinds import Kind, KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.trust import ManifestReason, Mark, Outcome, TrustRules
-from tests.fakes.judged_manifests import (
+from schemas.trust import HighWaterMark, ManifestReason, Outcome, TrustRules
+from tests.fakes.forged import (
     FIVE_MINUTES_MS,
     KNOWN,
     NODE,
@@ -175,6 +175,7 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], ManifestReason]] = {
 }
 
 
+@pytest.mark.holds("RFC-0001/1/expired-is-invalid", "RFC-0001/2/schema", "RFC-0001/2/lifetime")
 @pytest.mark.parametrize(("members", "reason"), BAD_MEMBERS.values(), ids=BAD_MEMBERS)
 def test_a_rightly_signed_manifest_that_breaks_a_rule_is_rejected(
     rules: TrustRules, members: dict[str, Any], reason: ManifestReason
@@ -206,6 +207,7 @@ def test_a_manifest_that_its_node_did_not_sign_is_rejected(
     assert rules.accept(wire, NODE_ID, NOW_MS, KNOWN) == rejected(reason)
 
 
+@pytest.mark.holds("RFC-0001/2/signature")
 def test_no_manifest_with_a_single_bit_flipped_is_accepted(rules: TrustRules) -> None:
     wire = NODE.manifest(capabilities=[ECHO])
     assert rules.accept(wire, NODE_ID, NOW_MS, KNOWN).outcome is Outcome.ACCEPTED
@@ -229,9 +231,9 @@ def every_bad_manifest() -> Iterator[bytes]:
     yield from (wire for wire, _ in BAD_ATTESTATIONS.values())
 
 
-@pytest.mark.parametrize("mark", [None, Mark(0, "00" * 32)], ids=["without-a-mark", "with-a-mark"])
+@pytest.mark.parametrize("mark", [None, HighWaterMark(0, "00" * 32)], ids=["without-a-mark", "with-a-mark"])
 def test_nothing_that_is_not_accepted_carries_a_manifest_or_moves_the_mark(
-    rules: TrustRules, mark: Mark | None
+    rules: TrustRules, mark: HighWaterMark | None
 ) -> None:
     known = replace(KNOWN, mark=mark)
     verdicts = [rules.accept(wire, NODE_ID, NOW_MS, known) for wire in every_bad_manifest()]
@@ -240,6 +242,7 @@ def test_nothing_that_is_not_accepted_carries_a_manifest_or_moves_the_mark(
     assert {verdict.outcome for verdict in verdicts} == {Outcome.REJECTED}
 
 
+@pytest.mark.holds("RFC-0001/2/kind-closed")
 def test_a_kind_that_the_document_admits_and_this_process_does_not_know_is_unsupported(
     registry: SchemaRegistry,
 ) -> None:

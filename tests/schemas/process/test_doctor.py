@@ -33,10 +33,14 @@ def test_each_check_is_one_line_with_what_was_found_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("findings", "code"), [((GOOD, GOOD), 0), ((GOOD, WARNING), 1), ((WARNING, FAILURE, GOOD), 3)]
+    ("findings", "code", "strict"),
+    [((GOOD, GOOD), 0, 0), ((GOOD, WARNING), 0, 1), ((WARNING, FAILURE, GOOD), 3, 3)],
 )
-def test_the_exit_code_is_that_of_the_worst(findings: tuple[Finding, ...], code: int) -> None:
+def test_the_exit_code_is_that_of_the_worst_and_a_warning_counts_where_one_is_strict(
+    findings: tuple[Finding, ...], code: int, strict: int
+) -> None:
     assert examine(checks(*findings), io.StringIO(), as_json=False) == code
+    assert examine(checks(*findings), io.StringIO(), as_json=False, strict=True) == strict
 
 
 def test_json_is_one_object_a_check() -> None:
@@ -91,4 +95,4 @@ def test_one_check_is_explained_and_none_is_made(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "Compares clocks.\n"
     with pytest.raises(CommandLineError, match="--explain: 'clocks' is none of clock"):
         run_doctor(rows, never, "clocks", as_json=False)
-    assert run_doctor(rows, lambda: Finding.warning("late", "wait"), None, as_json=False) == 1
+    assert run_doctor(rows, lambda: Finding.warning("late", "wait"), None, as_json=False, strict=True) == 1

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from schemas.error_roots import ConfigError
+from schemas.files import UntrustedFileError
 from schemas.kind_packages import read_named_kinds
 from schemas.process.kind_store import KindStore, KindStoreError, read_packages
 from schemas.process.wheel import WheelError
+from tests.fakes.command_lines import give_away
 from tests.fakes.kind_package import KIND, KindPackage, wheel
 
 
@@ -64,6 +66,18 @@ def test_what_is_installed_is_found_with_what_it_needs_and_gone_afterwards(
     assert list(place.iterdir()) == []
     with pytest.raises(KindStoreError, match=f"brings {KIND}"):
         store.uninstall(KIND)
+
+
+def test_nothing_is_installed_below_a_directory_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: KindStore
+) -> None:
+    """That user could put a link in the place of the packages, through which root would write."""
+    (tmp_path / "state/kinds").mkdir()
+    packages = read_packages(wheel(tmp_path), None)
+    give_away(tmp_path / "state", monkeypatch)
+    with pytest.raises(UntrustedFileError, match="state belongs to user"):
+        store.install(packages)
+    assert list((tmp_path / "state/kinds").iterdir()) == []
 
 
 def test_a_dry_run_checks_everything_and_writes_nothing(tmp_path: Path, store: KindStore) -> None:

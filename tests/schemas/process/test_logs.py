@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.log_level import LogLevel, LogThreshold
+from schemas.lines import LogLevel, LogThreshold
 from schemas.process.logs import is_journal, make_logger, opened, with_priority
 from tests.fakes.lines import BOUND_S, LogLines
 

@@ -1,5 +1,6 @@
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +20,7 @@ from schemas.process.service_host import (
     Run,
     Service,
     ServiceError,
+    Take,
     Write,
     as_document,
     as_lines,
@@ -29,6 +31,7 @@ from schemas.process.service_host import (
     scripts_of,
     uninstall_steps,
 )
+from schemas.settings import Form
 
 SCRIPTS = Path("/opt/edge/bin")
 
@@ -84,6 +87,20 @@ def test_an_upgrade_replaces_the_unit_and_keeps_the_configuration(machine: Machi
     files = machine.files()
     assert "ExecStart=/opt/newer/bin/edge-kubelet" in files["etc/systemd/system/edge-kubelet.service"][0]
     assert files["etc/edge-kubelet/kubelet.toml"][0] == "heartbeat = '30s'\n"
+
+
+def test_a_file_is_not_written_through_a_link_nor_into_a_directory_of_others(machine: Machine) -> None:
+    config, theirs = machine.root / "etc/edge-kubelet", machine.root / "theirs"
+    config.mkdir()
+    theirs.write_text("theirs")
+    (config / "kubelet.toml.new").symlink_to(theirs)
+    machine.install()
+    assert theirs.read_text() == "theirs"
+    (config / "kubelet.toml").unlink()
+    config.chmod(0o777)
+    with pytest.raises(OSError, match=f"{config} can be changed by others: chmod go-w {config}"):
+        machine.install()
+    assert not (config / "kubelet.toml").exists()
 
 
 def test_what_would_be_done_is_shown_and_not_done(machine: Machine) -> None:
@@ -210,6 +227,33 @@ def test_a_state_directory_is_moved_only_if_it_is_one_and_the_services_is_free(
     assert "/var/lib/edge-kubelet is in use" in refused()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes another user's directory")
+@pytest.mark.parametrize("plant", [os.link, os.symlink])
+def test_what_is_moved_is_taken_from_its_owner_before_it_is_given_to_the_service(
+    machine: Machine, tmp_path: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    """Its owner plants a link after ``check_movable`` has seen none."""
+    place, roots = machine.root / "var/lib/edge-kubelet", tmp_path / "root.key"
+    (place / "kinds").mkdir(parents=True)
+    for directory in (place, place / "kinds"):
+        os.chown(directory, 54_321, 54_321)
+        directory.chmod(0o777)
+    roots.write_text("root's")
+    take = [step for step in move_steps(SERVICE, Path("/home/ada/state")) if isinstance(step, Take)]
+    machine.host.apply(take)
+    for directory in (place, place / "kinds"):
+        facts = directory.stat()
+        assert (facts.st_uid, stat.S_IMODE(facts.st_mode)) == (0, 0o700)
+    plant(roots, place / "kinds/key")
+    with pytest.raises(ServiceError, match="kinds/key is a link: no state is behind one"):
+        machine.host.apply(take)
+    (place / "kinds/key").unlink()
+    place.rename(tmp_path / "away")
+    place.symlink_to(tmp_path)
+    with pytest.raises(OSError, match="Not a directory"):
+        machine.host.apply(take)
+
+
 PIPX_SCRIPTS = Path("/opt/pipx/venvs/edge-kubelet/bin")
 BOTH = pytest.mark.parametrize("service", [KUBELET, RELAY], ids=lambda service: service.name)
 
@@ -260,6 +304,10 @@ def test_packages_of_kinds_are_named_and_become_roots_before_the_state_is_moved(
     assert ("mv", "--no-target-directory", "/home/ada/state/kinds/acme-oven", there) in commands
     assert ("chown", "--recursive", "--no-dereference", "root:root", there) in commands
     assert [command[0] for command in commands[-3:]] == ["mv", "chown", "chmod"]
+    moves = [*move_steps(service, Path("/home/ada/state"), ["acme-oven"])]
+    for number, step in enumerate(moves):
+        if isinstance(step, Run) and step.command[0] == "mv":
+            assert moves[number + 1] == Take(Path(step.command[-1]))
     assert commands[-3][-1] == str(service.directories[0])
 
 
@@ -270,7 +318,8 @@ def test_the_configuration_names_every_setting_and_is_the_operators_from_then_on
     lines = sample.text.splitlines()
     assert not [line for line in lines if line and not line.startswith("#")]
     for setting in service.program.table:
-        assert [line for line in lines if line.startswith(f"# {setting.name} = ")]
+        begins = f'# ["{setting.name}"]' if setting.form is Form.TABLE else f"# {setting.name} = "
+        assert [line for line in lines if line.startswith(begins)]
 
 
 @BOTH
@@ -278,7 +327,7 @@ def test_removing_leaves_state_configuration_and_user_unless_they_are_purged(ser
     def changed(*, purge: bool) -> set[object]:
         steps = uninstall_steps(service, purge=purge)
         return {
-            step.path if isinstance(step, Remove) else step.command
+            step.command if isinstance(step, Run) else step.path
             for step in steps
             if not isinstance(step, Write)
         }

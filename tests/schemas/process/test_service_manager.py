@@ -1,4 +1,6 @@
 import asyncio
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from schemas.process.logs import make_logger
-from schemas.process.service_manager import ServiceManager
+from schemas.process.service_manager import ServiceManager, call_at
 from tests.fakes.lines import LogLines
 
-BOUND_S = 10
+BOUND_S = 30
 PID = 4711
 
 
@@ -119,3 +121,41 @@ async def test_without_a_manager_nothing_is_told_and_the_work_goes_on(log: LogLi
 def test_a_manager_that_does_not_listen_is_a_line_in_the_log(tmp_path: Path, log: LogLines) -> None:
     ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "none")}, PID, make_logger("kubelet", log)).ready()
     assert "No such file" in log.entries("service manager not reached")[0]["reason"]
+
+
+@pytest.fixture
+def handler_restored() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("handler_restored")
+async def test_a_signal_is_a_call_in_the_loop_each_time() -> None:
+    calls: asyncio.Queue[object] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    call_at(signal.SIGUSR1, loop, lambda: calls.put_nowait(asyncio.get_running_loop()))
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert calls.empty()  # not within the code that the signal interrupts
+        assert await asyncio.wait_for(calls.get(), BOUND_S) is loop
+
+
+@pytest.mark.usefixtures("handler_restored")
+async def test_a_signal_wakes_a_loop_that_waits() -> None:
+    called = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    call_at(signal.SIGUSR1, loop, called.set)
+    killing = loop.run_in_executor(None, os.kill, os.getpid(), signal.SIGUSR1)
+    await asyncio.wait_for(called.wait(), BOUND_S)
+    await killing
+
+
+@pytest.mark.usefixtures("handler_restored")
+def test_a_signal_is_ignored_once_the_loop_is_closed() -> None:
+    loop = asyncio.new_event_loop()
+    calls: list[None] = []
+    call_at(signal.SIGUSR1, loop, lambda: calls.append(None))
+    loop.close()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert calls == []

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.error_roots import OperatorError
 from schemas.process.state_owner import home_directory, needed_home_directory, usual_directory
-from tests.fakes.homeless import without_home
+from tests.fakes.command_lines import without_home
 
 SERVICE = 54_321
 BOUND_S = 60
@@ -89,9 +89,22 @@ def test_a_daemon_of_root_cannot_become_root_again(state: Path, operators: Path)
 
 @as_root
 @pytest.mark.integration
-def test_without_a_directory_or_in_its_own_root_stays_root(state: Path, operators: Path) -> None:
-    lines = "act_as_owner_of(state / 'none')\nact_as_owner_of(operators)\nprint(os.geteuid())"
-    assert ran(lines, state, operators).stdout == "0\n"
+def test_in_a_directory_of_its_own_root_stays_root(operators: Path) -> None:
+    lines = "act_as_owner_of(operators)\nact_as_owner_of(operators / 'none')\nprint(os.geteuid())"
+    assert ran(lines, operators, operators).stdout == "0\n"
+
+
+@as_root
+@pytest.mark.integration
+@pytest.mark.parametrize("place", ["none", "roots", "link", "link/none"])
+def test_root_goes_on_as_the_user_who_could_exchange_the_directory(
+    state: Path, operators: Path, place: str
+) -> None:
+    (state / "roots").mkdir()
+    (state / "link").symlink_to(operators)
+    os.chown(state / "link", SERVICE, SERVICE, follow_symlinks=False)
+    lines = f"act_as_owner_of(state / {place!r})\nprint(os.geteuid(), os.getegid(), os.getgroups())"
+    assert ran(lines, state, operators).stdout == f"{SERVICE} {SERVICE} [{SERVICE}]\n"
 
 
 def test_who_is_not_root_has_a_directory_of_its_own_unless_it_may_use_the_services(

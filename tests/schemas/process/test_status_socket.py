@@ -12,7 +12,7 @@ import pytest
 
 from schemas.process.status_socket import NAME, NotRunningError, StalledError, read_status, served
 
-BOUND_S = 10
+BOUND_S = 30
 STATUS: dict[str, Any] = {"ready": True, "relay": {"state": "announced"}}
 
 

@@ -20,8 +20,7 @@ from schemas.process.status_view import (
     seconds_text,
     show,
 )
-from schemas.settings import Given, Setting, parse_path
-from schemas.settings_sources import Program
+from schemas.settings import Given, Program, Setting, parse_path
 
 DAY_MS = 86_400_000
 UP = {"started": True, "live": True, "ready": True}
