@@ -18,9 +18,10 @@ from schemas.addresses import (
     normal_url,
     parse_broker,
 )
-from schemas.error_roots import StateError
+from schemas.error_roots import CommandLineError, StateError
 from schemas.files import read_state, write_atomic
-from schemas.log_level import LogLevel
+from schemas.kinds import kind_name
+from schemas.lines import LogLevel
 from schemas.strict_json import StrictJsonError, loads
 
 DEFAULT_LOOPBACK_PORT = 8701
@@ -145,6 +146,8 @@ def store(config: NodeConfig, state_dir: Path) -> None:
     }
     if config.other_relays:
         stored["other_relays"] = list(config.other_relays)
+    if config.kinds:
+        stored["kinds"] = list(config.kinds)
     write_atomic(stored_file(state_dir), json.dumps(stored, indent=2) + "\n")
 
 
@@ -159,6 +162,21 @@ def kinds_directory(state_dir: Path) -> Path:
     Those of the service belong to root: what its handlers run, they cannot change.
     """
     return SERVICE_KINDS if state_dir == SERVICE_STATE_DIR else state_dir / "kinds"
+
+
+def last_issued_file(state_dir: Path) -> Path:
+    """Return the file that remembers the newest manifest's time."""
+    return state_dir / "last_issued_ms"
+
+
+def relay_kinds_file(state_dir: Path) -> Path:
+    """Return the file that remembers which kinds the relay knows."""
+    return state_dir / "relay_kinds.json"
+
+
+def caller_ids_file(state_dir: Path) -> Path:
+    """Return the file that remembers to whom the callers' ids belong."""
+    return state_dir / "caller_ids.json"
 
 
 def forget(state_dir: Path) -> None:
@@ -181,17 +199,25 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
         broker = None if stored["broker"] is None else parse_broker(stored["broker"])
         relay_url = normal_url(stored["relay"])
         others = tuple(map(normal_url, stored.get("other_relays", [])))
-        return NodeConfig(broker, relay_url, plain_allowed=flags[0], own_root=flags[1], other_relays=others)
+        return NodeConfig(
+            broker,
+            relay_url,
+            plain_allowed=flags[0],
+            own_root=flags[1],
+            other_relays=others,
+            kinds=tuple(map(kind_name, stored.get("kinds", []))),
+        )
     except FileNotFoundError:
         return None
-    except AddressError as error:
+    except (AddressError, CommandLineError) as error:
         raise StoredConfigError(f"{file}: {error}") from None
     except (StrictJsonError, KeyError, TypeError, AttributeError):
         raise StoredConfigError(f"{file} is damaged: remove it, and say --broker and --relay") from None
 
 
 SERVICE_STATE_DIR = Path("/var/lib/edge-kubelet")
-SERVICE_KINDS = Path("/etc/edge-kubelet/kinds")
+SERVICE_SETTINGS = Path("/etc/edge-kubelet")
+SERVICE_KINDS = SERVICE_SETTINGS / "kinds"
 SERVICE_SOCKET = Path("/run/edge-kubelet/relay.sock")
 SOCKET_GROUP = "edge-kubelet"
 

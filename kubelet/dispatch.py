@@ -6,25 +6,26 @@ repeated command.
 """
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler, ToolFault, commands_per_s
-from kubelet.handlers.results import VerbResults
+from kubelet.ceiling import OutsideCeilingError
+from kubelet.handlers.base import Handler, ToolFault
+from kubelet.handlers.verbs import HandlerVerb, commands_per_s, verbs_of
+from kubelet.process import ticks_ms
 from schemas.delivery import DEFAULT_HANDLER_MS, AnswerCache, CommandStatus, commands_to_know
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
-from schemas.kinds import Fault, KindRegistry
-from schemas.payloads import Cmd, CmdAck
+from schemas.kinds import KindRegistry
+from schemas.payloads import Cmd, CmdAck, CmdRefused
 from schemas.process.spans import Span, SpanSink, no_spans
 from schemas.projection import ToolName
-from schemas.registry import SchemaRegistry, Validator
+from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError
 from schemas.text import printable
 
@@ -36,20 +37,9 @@ _DRAINING_RETRY_MS = 1000
 _ANSWER_S = 1.0
 DRAIN_S = 6.0
 """How long the commands that run may take at the end: longer than any call through a relay."""
-_REFUSED_HERE = frozenset({Failure.NAME_UNKNOWN, Failure.ARGUMENTS_INVALID, Failure.RATE_LIMITED})
-
-
-@dataclass(slots=True)
-class _Tool:
-    """One verb of one capability."""
-
-    handler: Handler
-    verb: str
-    arguments: Validator
-    longest_ms: int
-    results: VerbResults
-    faults: Mapping[str, Fault]
-    slots: "_Slots"
+_REFUSED_HERE = frozenset(
+    {Failure.NAME_UNKNOWN, Failure.ARGUMENTS_INVALID, Failure.RATE_LIMITED, Failure.OUTSIDE_CEILING}
+)
 
 
 @dataclass(slots=True)
@@ -57,13 +47,23 @@ class _Slots:
     """How many commands of one capability may run at once, and how many do."""
 
     limit: int
-    running: int = field(default=0)
+    running: int = 0
+
+
+class NodeTool(NamedTuple):
+    """One verb of one capability. ``longest_ms`` is how long a command may take."""
+
+    verb: HandlerVerb
+    alias: str
+    longest_ms: int
+    slots: _Slots
 
 
 class Dispatcher:
-    """The tools of one node, by canonical name. ``ticks_ms`` only ever go forward.
+    """Runs the commands of one node. ``ticks_ms`` only ever go forward.
 
     Attributes:
+        tools: by canonical name.
         commands_per_s: how many commands a relay that keeps to the limits in the manifest sends at most.
         outcomes: how many commands ended so: by code, ok if it succeeded, and by the hop that failed:
             ``session``, its time was spent on the way; ``node``, refused here; ``handler``.
@@ -76,14 +76,17 @@ class Dispatcher:
         kinds: KindRegistry,
         registry: SchemaRegistry,
         log: FilteringBoundLogger,
-        ticks_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        ticks_ms: Callable[[], int] = ticks_ms,
         spans: SpanSink = no_spans,
     ) -> None:
-        self._tools = {
-            name: tool
-            for handler in handlers
-            for name, tool in _tools_of(node_id, handler, kinds, registry, log).items()
-        }
+        self.tools: dict[str, NodeTool] = {}
+        for handler in handlers:
+            cap_id, constraints = handler.capability["cap_id"], handler.capability["constraints"]
+            longest_ms = constraints.get("deadline_ms_default", DEFAULT_HANDLER_MS)
+            slots = _Slots(constraints.get("max_concurrency", 1))
+            for each in verbs_of(handler, kinds, registry, log):
+                name = ToolName(each.kind.short, node_id, cap_id, each.verb.name)
+                self.tools[name.canonical] = NodeTool(each, name.alias, longest_ms, slots)
         self.commands_per_s = commands_per_s(handlers)
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self._memory = AnswerCache(commands_to_know(self.commands_per_s))
@@ -141,7 +144,6 @@ class Dispatcher:
             await asyncio.wait(running, timeout=timeout_s + _ANSWER_S)
 
     async def close(self) -> None:
-        """Stop all commands that run."""
         if tasks := list(self._running.values()):
             for task in tasks:
                 task.cancel()
@@ -186,11 +188,11 @@ class Dispatcher:
             self._memory.remember(frame.msg_id, refusal)
 
     async def _invoke(self, command: Cmd, budget_ms: int) -> dict[str, Any]:
-        tool = self._tools.get(command["tool"])
+        tool = self.tools.get(command["tool"])
         if tool is None:
             raise ToolError(Failure.NAME_UNKNOWN)
         arguments = command["arguments"]
-        if not tool.arguments.is_valid(arguments):
+        if not tool.verb.accepts(arguments):
             raise ToolError(Failure.ARGUMENTS_INVALID)
         if budget_ms <= 0:
             raise ToolError(
@@ -206,22 +208,16 @@ class Dispatcher:
         self._deadlines.add(deadline)
         try:
             async with deadline:
-                result = await tool.handler.invoke(tool.verb, arguments)
-            return tool.results.shown(result, tool=command["tool"], correlation_id=command["correlation_id"])
+                return await tool.verb.invoke(
+                    arguments, tool=command["tool"], correlation_id=command["correlation_id"]
+                )
         except ToolError:
             raise
         except Exception as error:
             if deadline.expired() and isinstance(error, TimeoutError):
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
-            if isinstance(error, ToolFault) and (fault := tool.faults.get(error.code)) is not None:
-                self._log.info(
-                    "tool fault",
-                    tool=command["tool"],
-                    fault=error.code,
-                    detail=printable(error.detail),
-                    correlation_id=command["correlation_id"],
-                )
-                raise ToolError.of_fault(error.code, fault) from None
+            if (stated := self._stated(error, tool, command)) is not None:
+                raise stated from None
             # One broken handler must cost its caller an error, not the node its daemon.
             self._log.error(
                 "handler failed",
@@ -233,6 +229,25 @@ class Dispatcher:
         finally:
             self._deadlines.discard(deadline)
             slots.running -= 1
+
+    def _stated(self, error: Exception, tool: NodeTool, command: Cmd) -> ToolError | None:
+        """Return what an agent reads where ``error`` is a reason that the handler states; else None."""
+        correlation_id = command["correlation_id"]
+        if isinstance(error, OutsideCeilingError):
+            # Without what was asked for: the log has other readers than the board's owner.
+            rule = printable(error.rule)
+            self._log.info("outside the ceiling", kind=error.kind, rule=rule, correlation_id=correlation_id)
+            return ToolError(Failure.OUTSIDE_CEILING)
+        if isinstance(error, ToolFault) and (fault := tool.verb.kind.faults.get(error.code)) is not None:
+            self._log.info(
+                "tool fault",
+                tool=command["tool"],
+                fault=error.code,
+                detail=printable(error.detail),
+                correlation_id=correlation_id,
+            )
+            return ToolError.of_fault(error.code, fault)
+        return None
 
 
 def _span_of(command: Cmd, duration_ms: int, failed: str | None) -> Span:
@@ -249,32 +264,7 @@ def _hop_of(error: ToolError, budget_ms: int) -> str:
 
 
 def _refusal(error: ToolError, correlation_id: str) -> CmdAck:
-    return {"ok": False, "error": error.envelope(correlation_id)}
-
-
-def _tools_of(
-    node_id: str,
-    handler: Handler,
-    kinds: KindRegistry,
-    registry: SchemaRegistry,
-    log: FilteringBoundLogger,
-) -> dict[str, _Tool]:
-    capability = handler.capability
-    kind = kinds.get(capability["kind"])
-    if kind is None:
-        raise ValueError(f"{capability['kind']} is not a registered kind")
-    constraints = capability["constraints"]
-    slots = _Slots(constraints.get("max_concurrency", 1))
-    longest_ms = constraints.get("deadline_ms_default", DEFAULT_HANDLER_MS)
-    return {
-        ToolName(kind.short, node_id, capability["cap_id"], verb).canonical: _Tool(
-            handler,
-            verb,
-            registry.load(kind.verbs[verb].input_ref),
-            longest_ms,
-            VerbResults(kind.verbs[verb], registry, log),
-            kind.faults,
-            slots,
-        )
-        for verb in capability["verbs"]
-    }
+    refused: CmdRefused = {"ok": False, "error": error.envelope(correlation_id)}
+    if error.failure is Failure.OUTSIDE_CEILING:
+        refused["denied_by"] = "owner"
+    return refused

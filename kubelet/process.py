@@ -17,8 +17,6 @@ from typing import Any, NoReturn
 from schemas.files import open_state
 from schemas.identity_files import IdentityFilesError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 def fail(text: str, code: int) -> NoReturn:
     """End with ``code`` and ``text`` on standard error."""
@@ -27,7 +25,7 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until SIGINT or SIGTERM, which are no failure.
+    """Run ``work`` until SIGINT, SIGTERM or the SIGHUP of a closed terminal, which are no failure.
 
     From the first signal on, and once ``work`` has ended, the process ignores them: another would interrupt
     what is done to end.
@@ -36,21 +34,22 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     import asyncio  # noqa: PLC0415
 
     from schemas.faults import first_of  # noqa: PLC0415 - as above
-    from schemas.process.settings_reload import call_at  # noqa: PLC0415 - as above
+    from schemas.process.service_manager import call_at, signals_that_stop  # noqa: PLC0415 - as above
 
+    signals = signals_that_stop()
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         task = loop.create_task(work)
 
         def stop() -> None:
-            for number in _SIGNALS:
+            for number in signals:
                 signal.signal(number, signal.SIG_IGN)
             task.cancel()
 
         async def ended() -> None:
             await asyncio.wait([task])
 
-        for number in _SIGNALS:
+        for number in signals:
             call_at(number, loop, stop)
         runner.run(ended())
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -62,8 +61,13 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def ticks_ms() -> int:
+    """Return milliseconds that only go forward."""
+    return time.monotonic_ns() // 1_000_000
+
+
 @contextmanager
-def held_alone(state_dir: Path) -> Iterator[None]:
+def hold_alone(state_dir: Path) -> Iterator[None]:
     """Hold ``state_dir`` alone; the kernel lets go of it when the process ends, however it ends.
 
     Two daemons with one identity would end each other's sessions again and again. It does not wait for the

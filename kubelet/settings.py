@@ -4,12 +4,14 @@ Everything that decides how a node runs is read here, for `kubelet run`, for `ku
 reload of a running daemon. Must not start anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kubelet.ceiling import FLAGS, LISTS, KindCeiling, table_of
 from kubelet.config import (
     DEFAULT_HEARTBEAT_S,
     DEFAULT_LOOPBACK_PORT,
@@ -19,26 +21,30 @@ from kubelet.config import (
     read_stored,
     stored_file,
 )
-from schemas.addresses import PLAIN_OPTION, AddressError, collector_url, normal_url, parse_broker
+from schemas.addresses import AddressError, normal_url, parse_broker
 from schemas.error_roots import ConfigError
 from schemas.kinds import kind_name
-from schemas.log_level import LogLevel
 from schemas.process.state_owner import NoStateDirError
 from schemas.settings import (
+    OTLP,
+    PLAIN,
+    Alternatives,
     Form,
     Given,
+    Program,
+    RunOptions,
     Setting,
     Settings,
     Source,
+    Sources,
     list_of,
-    one_of,
+    log_level_setting,
     parse_flag,
     parse_path,
+    read_run_options,
     whole_number,
 )
-from schemas.settings_sources import Program, Sources
 from schemas.times import duration_between, duration_text
-from schemas.told_settings import Alternatives, ToldSettings, read_told
 
 STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")
 RELAY = Setting(
@@ -91,27 +97,20 @@ KINDS = Setting(
     "NAME,...",
     form=Form.LIST,
 )
-OTLP = Setting(
-    "otlp",
-    collector_url,
-    "Send the spans of traced calls to this collector, by OTLP over HTTP. Needs the extra `otel`.",
-    "URL",
+LOG_LEVEL = log_level_setting("The level from which on lines are logged.")
+CEILING: tuple[Setting[KindCeiling], ...] = tuple(
+    Setting(
+        kind,
+        partial(table_of, kind),
+        f"What of {kind} may be asked for: {' and '.join((*LISTS[kind], *FLAGS.get(kind, ())))}.",
+        "table",
+        "{}",
+        Form.TABLE,
+        reloads=True,
+    )
+    for kind in sorted(LISTS)
 )
-LOG_LEVEL = Setting(
-    "log_level",
-    one_of(LogLevel),
-    "The level from which on lines are logged.",
-    "info|warning|error",
-    LogLevel.INFO.value,
-    reloads=True,
-)
-PLAIN = Setting(
-    PLAIN_OPTION.removeprefix("--").replace("-", "_"),
-    parse_flag,
-    "Allow connections without TLS: others on the network can read and write.",
-    default="false",
-    form=Form.FLAG,
-)
+"""The ceiling of the board's owner, a table for each kind (``kubelet.ceiling``)."""
 
 KUBELET = Program(
     "kubelet",
@@ -128,6 +127,7 @@ KUBELET = Program(
         LOG_LEVEL,
         OTLP,
         PLAIN,
+        *CEILING,
     ),
 )
 
@@ -136,7 +136,12 @@ BY_ENROLMENT = frozenset(setting.name for setting in (RELAY, BROKER, NO_BROKER, 
 """What an enrolment decides: it counts more than what starts were told before it."""
 _BROKERS = frozenset({BROKER.name, NO_BROKER.name})
 _ALTERNATIVES = (Alternatives(_BROKERS, _BROKERS),)
-_TOLD = frozenset(setting.name for setting in KUBELET.table) - {STATE_DIR.name}
+_TOLD = frozenset(setting.name for setting in KUBELET.options) - {STATE_DIR.name}
+
+
+def ceiling_in(settings: Settings) -> Mapping[str, KindCeiling]:
+    """Return the tables of the ceiling that ``settings`` have, by kind."""
+    return {setting.name: settings[setting] for setting in CEILING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ class LoadedNodeSettings:
     settings: Settings
     state_dir: Path
     own_root: bool
-    told: ToldSettings | None = None
+    told: RunOptions | None = None
 
     @property
     def kinds_directory(self) -> Path:
@@ -171,7 +176,6 @@ class LoadedNodeSettings:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that an installed package must bring."""
         return self.settings.get(KINDS) or ()
 
     def config(self) -> NodeConfig:
@@ -226,7 +230,7 @@ def load_settings(
         enter(state_dir)
     stored = read_stored(state_dir)
     named = frozenset(name for source in sources.by_precedence for name in source)
-    told = read_told(state_dir, _TOLD, named, _ALTERNATIVES)
+    told = read_run_options(state_dir, _TOLD, named, _ALTERNATIVES)
     enrolled = {} if stored is None else _enrolled(stored, state_dir, named | told.texts.keys())
     settings = sources.settings(usual, enrolled, told.source())
     return LoadedNodeSettings(settings, state_dir, stored is not None and stored.own_root, told)
@@ -240,5 +244,11 @@ def _enrolled(stored: NodeConfig, state_dir: Path, named: AbstractSet[str]) -> S
     # Not beside what the operator gives: the two exclude each other.
     if not named & _BROKERS:
         texts |= {NO_BROKER: "true"} if stored.broker is None else {BROKER: str(stored.broker)}
-    source = f"enrolled, in {stored_file(state_dir)}"
-    return {setting.name: Given(text, source) for setting, text in texts.items()}
+    if stored.kinds:
+        texts[KINDS] = ",".join(stored.kinds)
+    return {setting.name: Given(text, enrolled_in(state_dir)) for setting, text in texts.items()}
+
+
+def enrolled_in(state_dir: Path) -> str:
+    """Return where what an enrolment decided stands, for people."""
+    return f"enrolled, in {stored_file(state_dir)}"

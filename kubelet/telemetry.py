@@ -14,24 +14,14 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
-from kubelet.handlers.results import VerbResults
+from kubelet.handlers.verbs import verbs_of
 from schemas.errors import ToolError
 from schemas.kinds import KindRegistry
 from schemas.payloads import TelemetryLease
-from schemas.registry import SchemaRegistry, Validator
+from schemas.registry import SchemaRegistry
 
 TakeSample = Callable[[str, Mapping[str, Any]], None]
 """Takes a sample of the capability of that id. Must not block."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A capability that can be sampled, by one of its verbs."""
-
-    handler: Handler
-    verb: str
-    arguments: Validator
-    results: VerbResults
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +48,10 @@ class TelemetrySampler:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._sources = {
-            handler.capability["cap_id"]: source
+            handler.capability["cap_id"]: each
             for handler in handlers
-            if (source := _source(handler, kinds, registry, log)) is not None
+            for each in verbs_of(handler, kinds, registry, log)
+            if each.verb.streams
         }
         self._take = take
         self._log = log
@@ -72,8 +63,9 @@ class TelemetrySampler:
     def lease(self, lease: TelemetryLease) -> None:
         """Sample by ``lease`` from now on, in place of the one before; ``ttl_ms`` 0 ends it."""
         cap_id = lease["cap_id"]
-        source, arguments = self._sources.get(cap_id), _arguments(lease)
-        if source is None or not source.arguments.is_valid(arguments):
+        source = self._sources.get(cap_id)
+        arguments = {name: value for name, value in lease.items() if name in {"interval_ms", "include"}}
+        if source is None or not source.accepts(arguments):
             self._log.warning("a lease that does not fit what this node offers", cap_id=cap_id)
             return
         before, following = self._leases.pop(cap_id, None), None
@@ -118,29 +110,11 @@ class TelemetrySampler:
             await self._sleep(due_s - now_s)
 
     async def _sample(self, cap_id: str, lease: _Lease) -> None:
-        source = self._sources[cap_id]
         try:
             async with asyncio.timeout(lease.interval_s):
-                sample = await source.handler.invoke(source.verb, lease.arguments)
-            self._take(cap_id, source.results.shown(sample, cap_id=cap_id))
+                sample = await self._sources[cap_id].invoke(lease.arguments, cap_id=cap_id)
+            self._take(cap_id, sample)
         except (ToolError, TimeoutError) as error:
             self._log.info("no sample", cap_id=cap_id, reason=type(error).__name__)
         except Exception as error:  # noqa: BLE001 - one broken handler must not end the daemon
             self._log.error("sample failed", cap_id=cap_id, exc_info=error)
-
-
-def _source(
-    handler: Handler, kinds: KindRegistry, registry: SchemaRegistry, log: FilteringBoundLogger
-) -> _Source | None:
-    kind = kinds.get(handler.capability["kind"])
-    for name in handler.capability["verbs"] if kind is not None else ():
-        if kind is not None and (verb := kind.verbs.get(name)) is not None and verb.streams:
-            return _Source(handler, name, registry.load(verb.input_ref), VerbResults(verb, registry, log))
-    return None
-
-
-def _arguments(lease: TelemetryLease) -> Mapping[str, Any]:
-    arguments: dict[str, Any] = {"interval_ms": lease["interval_ms"]}
-    if "include" in lease:
-        arguments["include"] = lease["include"]
-    return arguments

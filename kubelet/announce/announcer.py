@@ -33,7 +33,7 @@ class Announcer:
     Attributes:
         current: the newest manifest, or None before the first.
         published: the newest that a sender took.
-        obstacle: why nothing can be signed now; empty if it can.
+        blocked_reason: why nothing can be signed now; empty if it can.
         loop: the progress of ``run``.
     """
 
@@ -57,11 +57,10 @@ class Announcer:
         self._due = asyncio.Event()
         self.current: SignedManifest | None = None
         self.published: SignedManifest | None = None
-        self.obstacle = ""
+        self.blocked_reason = ""
         self.loop = Loop()
 
     def add_sender(self, sender: Sender) -> None:
-        """Give ``sender`` every manifest from now on."""
         self._senders.append(sender)
 
     async def send_current(self, sender: Sender) -> None:
@@ -119,7 +118,6 @@ class Announcer:
         self._signer.ttl_ms = min(round(self._own_ttl_ms * longer), MAX_TTL_MS)
 
     async def run(self) -> None:
-        """Announce until cancelled."""
         while True:
             while (wait_s := self._signer.wait_s()) > 0:
                 self.loop.busy(wait_s + _ROUND_S)
@@ -146,9 +144,9 @@ class Announcer:
             manifest = self._signer.sign()
         except ClockNotSetError as error:
             self._log.warning("nothing announced", reason=str(error))
-            self.obstacle = str(error)
+            self.blocked_reason = str(error)
             return _CLOCK_RETRY_S
-        self.obstacle = ""
+        self.blocked_reason = ""
         self.current = manifest
         for sender in self._senders:
             try:

@@ -6,22 +6,24 @@ again on every connect. Must not know a node's messages.
 """
 
 import asyncio
+import logging
 import math
 import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.backoff import NodeBackoff
 from schemas.addresses import BrokerAddress
 from schemas.faults import connection_reason
 from schemas.health import Health, Loop
-from schemas.process.mqtt_client import WatchedClient
+from schemas.pacing import Backoff
 from schemas.text import printable
 
 FIRST_WAIT_S = 5.0
@@ -33,6 +35,56 @@ _CONFIRM_TIMEOUT_S = 5.0
 _STOP_S = 2.0
 _TURN_S = 120.0
 """How long paho's thread may take to connect: name resolution alone takes half a minute."""
+
+
+def _is_no_failed_connect(record: logging.LogRecord) -> bool:
+    """Return whether a line of paho says more than its callback for a connection that was not made."""
+    return not record.getMessage().startswith("Client is not connected")
+
+
+class WatchedClient(paho.Client):
+    """paho's client with a network thread that is watched: both must be set before it is started.
+
+    Attributes:
+        on_turn: called in each turn of the thread, about once a second while there is a connection.
+        on_end: called when the thread ends, by ``disconnect`` or by a fault.
+    """
+
+    on_turn: Callable[[], None]
+    on_end: Callable[[], None]
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
+        )
+        # Else paho drops the exception of a callback.
+        log = logging.getLogger("paho")
+        log.addFilter(_is_no_failed_connect)
+        self.enable_logger(log)
+
+    def disconnect(self, *arguments: Any, **options: Any) -> MQTTErrorCode:
+        """Disconnect for good. That its thread then finds the connection closed is no fault."""
+        self.disable_logger()
+        return super().disconnect(*arguments, **options)
+
+    def loop_stop(self) -> MQTTErrorCode:
+        """Wait for the end of paho's thread, and close the sockets that woke it.
+
+        paho leaves them to the garbage collector, which warns of them where it finds them before the client.
+        """
+        ended = super().loop_stop()
+        self._reset_sockets(sockpair_only=True)
+        return ended
+
+    def loop_misc(self) -> MQTTErrorCode:
+        self.on_turn()
+        return super().loop_misc()
+
+    def loop_forever(self, *arguments: Any, **options: Any) -> MQTTErrorCode:
+        try:
+            return super().loop_forever(*arguments, **options)
+        finally:
+            self.on_end()
 
 
 class MqttPublisher:
@@ -54,7 +106,7 @@ class MqttPublisher:
         broker: BrokerAddress,
         client_id: str,
         log: FilteringBoundLogger,
-        backoff: NodeBackoff,
+        backoff: Backoff,
         tls: ssl.SSLContext | None = None,
         *,
         nodes: int = 1,

@@ -4,7 +4,6 @@ Must not publish: the announcer does.
 """
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from kubelet.process import ticks_ms
 from schemas.error_roots import StateError
 from schemas.files import read_state, write_atomic
 from schemas.identity_files import NodeIdentity
@@ -20,7 +20,7 @@ from schemas.manifest import MAX_FUTURE_MS, MAX_TTL_MS, etag_of, sign_manifest
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
 from schemas.text import printable
-from schemas.times import FIRST_CREDIBLE_MS
+from schemas.times import is_credible
 
 RESERVED_MS = 10_000
 _SHORTEST_MS = 1_000
@@ -55,8 +55,8 @@ class LastIssued:
         self._ticks_ms = ticks_ms
         self._log = log
         self._written_ticks: int | None = None
-        self.ms = self._read(greatest_ms)
-        self._reserved_ms = self.ms
+        read = 0 if file is None else read_last_issued_ms(file)
+        self.ms = self._reserved_ms = read if 0 <= read <= greatest_ms else 0
 
     def wait_ms(self, issued_at_ms: int) -> int:
         """Return how long to wait before a manifest may have this time: two writes are 10 s apart."""
@@ -72,25 +72,18 @@ class LastIssued:
         # From the clock and not from the manifest: a node that restarts every few seconds would otherwise
         # move ahead of its clock by the whole reserve each time.
         self._reserved_ms = max(issued_at_ms, now_ms + RESERVED_MS)
-        self._write(self._reserved_ms)
+        if self._file is None:
+            return
+        self._written_ticks = self._ticks_ms()
+        try:
+            write_atomic(self._file, f"{self._reserved_ms}\n")
+        except OSError as error:
+            self._log.warning("the time of the newest manifest is not kept", reason=printable(str(error)))
 
     def replace(self, issued_at_ms: int) -> None:
         """Go on behind another time; where it is an earlier one, what was reserved is void."""
         self._reserved_ms = self._reserved_ms if issued_at_ms >= self.ms else issued_at_ms
         self.ms = issued_at_ms
-
-    def _read(self, greatest_ms: int) -> int:
-        read = 0 if self._file is None else read_last_issued_ms(self._file)
-        return read if 0 <= read <= greatest_ms else 0
-
-    def _write(self, issued_at_ms: int) -> None:
-        if self._file is None:
-            return
-        self._written_ticks = self._ticks_ms()
-        try:
-            write_atomic(self._file, f"{issued_at_ms}\n")
-        except OSError as error:
-            self._log.warning("the time of the newest manifest is not kept", reason=printable(str(error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ class ManifestSigner:
     """Makes the manifests of one node.
 
     ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk.
-    ``ttl_ms`` may be changed.
+    ``ttl_ms`` and ``capabilities`` may be changed.
     ``ticks_ms`` are milliseconds that only ever go forward.
     """
 
@@ -126,11 +119,11 @@ class ManifestSigner:
         registry: SchemaRegistry,
         last_issued: Path | None,
         log: FilteringBoundLogger,
-        ticks_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        ticks_ms: Callable[[], int] = ticks_ms,
     ) -> None:
         self._identity = identity
         self._hw_fingerprint = hw_fingerprint
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self.ttl_ms = ttl_ms
         self._now_ms = now_ms
         self._schema = registry.load(MANIFEST_REF)
@@ -158,7 +151,7 @@ class ManifestSigner:
             ViolationError: what this node would announce does not fit the manifest's document.
         """
         now = self._now_ms()
-        if now < FIRST_CREDIBLE_MS:
+        if not is_credible(now):
             raise ClockNotSetError("the clock is not set: wait for time synchronisation, or set it")
         self._signed_ticks = self._ticks_ms()
         issued = self._next_ms()
@@ -166,7 +159,7 @@ class ManifestSigner:
             node_id=self._identity.node_id,
             kid=self._identity.kid,
             hw_fingerprint=self._hw_fingerprint,
-            capabilities=self._capabilities,
+            capabilities=self.capabilities,
             issued_at_ms=issued,
             expires_at_ms=issued + self.ttl_ms,
             sign=self._identity.sign,

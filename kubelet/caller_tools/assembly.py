@@ -16,7 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.caller_tools.requests import CallerRequests, Send
 from kubelet.caller_tools.server import ClientParts, LocalMethods, SocketServer
 from kubelet.caller_tools.sessions import CallerNames, Session, SessionRefusedError, Sessions
-from kubelet.caller_tools.socket_file import bound
+from kubelet.caller_tools.socket_file import bind_socket
 from schemas.caller_tools import NODE_MARGIN_S
 from schemas.faults import OncePerPlace
 from schemas.frames import OneWayType
@@ -31,12 +31,12 @@ class LocalTimeouts:
 
     Attributes:
         margin_s: for an answer, beyond the timeout that the relay keeps.
-        no_road_s: for a request to be sent, and for a session to be named again after a reconnect.
+        unreachable_s: for a request to be sent, and for a session to be named again after a reconnect.
         outlive_s: how long sessions outlive the connection to the relay.
     """
 
     margin_s: float = NODE_MARGIN_S
-    no_road_s: float = 10.0
+    unreachable_s: float = 10.0
     outlive_s: float = 60.0
 
 
@@ -77,9 +77,9 @@ class CallerTools:
         """Serve the socket at ``path``, which ``group`` may use, for the length of the block.
 
         Raises:
-            SocketFileError, OSError: as ``socket_file.bound``.
+            SocketFileError, OSError: as ``socket_file.bind_socket``.
         """
-        with bound(path, group) as socket:
+        with bind_socket(path, group) as socket:
             async with self._server.serving(socket):
                 self._log.info("socket of local agents open", path=str(path), group=socket.group)
                 try:
@@ -88,7 +88,6 @@ class CallerTools:
                     self._cancel_timers()
 
     def summary(self) -> str:
-        """Return the state, for an operator."""
         facts = {"sessions": len(self._sessions), "local clients": len(self._server), **self.counts}
         return ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in facts.items())
 
@@ -99,14 +98,14 @@ class CallerTools:
             # The relay names its live sessions again. What it does not name has ended meanwhile.
             for session in self._sessions:
                 session.confirmed = False
-            self._after(self._timeouts.no_road_s, self._end_unconfirmed)
+            self._after(self._timeouts.unreachable_s, self._end_unconfirmed)
         else:
             # The relay has lost this node's session, and with it all that callers had open.
             self._end_all()
 
     def lost(self) -> None:
         self._cancel_timers()
-        self._after(self._timeouts.no_road_s, self._requests.unreachable)
+        self._after(self._timeouts.unreachable_s, self._requests.unreachable)
         self._after(self._timeouts.outlive_s, self._end_all)
 
     def _open(self, opened: SessionOpen) -> None:

@@ -92,7 +92,6 @@ class CallerRequests:
 
     @property
     def in_flight(self) -> int:
-        """How many requests have no answer yet."""
         return sum(len(queue.all()) for queue in self._queues.values())
 
     async def request(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> Any:
@@ -130,7 +129,6 @@ class CallerRequests:
         return True
 
     def end_session(self, session_id: str) -> None:
-        """End the requests of a session that has ended."""
         if (queue := self._queues.get(session_id)) is not None:
             queue.cancelled.clear()
             for request in queue.all():
@@ -152,7 +150,6 @@ class CallerRequests:
                     _fail(request)
 
     def reachable(self) -> None:
-        """Accept requests again."""
         self._is_unreachable = False
 
     def _admitted(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> _Pending:

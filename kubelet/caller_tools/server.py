@@ -29,7 +29,7 @@ from schemas.caller_tools import MAX_VALUE_BYTES, size_of
 from schemas.errors import Failure, ToolError
 from schemas.faults import OncePerPlace
 from schemas.frames import OneWayType
-from schemas.token_bucket import TokenBucket
+from schemas.pacing import TokenBucket
 
 _SEVERAL = "More than one session is live, and this connection is attached to none."
 _ATTACH = "Attach the connection to one of them: session_attach, or edge-kubelet mcp --session ID."
@@ -72,7 +72,6 @@ class LocalMethods:
         return await method(self, client, request.params)
 
     async def caller_tool(self, client: "Client", params: Mapping[str, Any]) -> Any:
-        """Return the result of a tool that the session's caller lends."""
         _check_members(params, {"tool", "arguments", "caller_id"})
         tool, arguments = _text(params, "tool"), params.get("arguments", {})
         if not isinstance(arguments, dict):
@@ -84,7 +83,6 @@ class LocalMethods:
         return await self._requests.request(session, tool, arguments)
 
     async def session_attach(self, client: "Client", params: Mapping[str, Any]) -> Any:
-        """Bind the connection to one session."""
         _check_members(params, {"session_id"})
         session_id = _text(params, "session_id")
         if client.attached_to not in {None, session_id}:
@@ -97,7 +95,6 @@ class LocalMethods:
         return {"session_id": session_id, "caller_id": session.caller_id}
 
     async def session_reply(self, client: "Client", params: Mapping[str, Any]) -> Any:
-        """Send a message to the session's caller."""
         _check_members(params, {"message"})
         message = _text(params, "message")
         if size_of(message) > MAX_VALUE_BYTES:
@@ -179,7 +176,6 @@ class Client:
         return sessions.only() if self.attached_to is None else sessions.get(self.attached_to)
 
     async def run(self) -> None:
-        """Serve until the client disconnects, or is disconnected."""
         self.refresh()
         try:
             while data := await self._reader.read(READ_BYTES):

@@ -46,7 +46,7 @@ class BoundSocket:
 
 
 @contextmanager
-def bound(path: Path, group: int | None) -> Iterator[BoundSocket]:
+def bind_socket(path: Path, group: int | None) -> Iterator[BoundSocket]:
     """Hold a socket that listens at ``path``; its file is removed at the end.
 
     ``group`` may use it if this user can give it to that group.

@@ -5,24 +5,26 @@ Must not leave anything running.
 
 import random
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import MqttPublisher, publish_all
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.backoff import NodeBackoff
-from kubelet.config import kinds_directory
-from kubelet.daemon.composition import last_issued_file, make_handlers
+from kubelet.config import kinds_directory, last_issued_file
+from kubelet.handlers.factory import make_handlers
 from kubelet.process import now_ms
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import NodeIdentity
 from schemas.manifest import fingerprint
+from schemas.pacing import Backoff
 from schemas.process.logs import make_logger
 from schemas.registry import read_contract
 
 _CONNECT_TIMEOUT_S = 10.0
+_FIRST_WAIT_S = 1.0
 
 
 def sign_once(
@@ -61,7 +63,7 @@ async def publish_once(
     tls: ssl.SSLContext | None = None,
 ) -> bool:
     """Publish identity and ``manifest``, retained; return whether the broker confirmed both."""
-    backoff = NodeBackoff(random.Random())  # noqa: S311 - jitter, not a secret
+    backoff = Backoff(_FIRST_WAIT_S, _CONNECT_TIMEOUT_S, partial(random.uniform, 0.0))
     publisher = MqttPublisher(
         broker, f"edge-announce-{identity.node_id}", make_logger("kubelet", stream), backoff, tls
     )

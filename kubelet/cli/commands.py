@@ -21,23 +21,25 @@ from typing import Annotated, ClassVar
 import typer
 
 from kubelet.cli.options import (
-    AsJson,
     Plain,
     Socket,
     StateDir,
     agent_socket,
+    ceiling_of_settings,
     contract_of_settings,
     directory_of,
     join_token,
     named_pem,
+    next_step,
+    print_facts,
+    say,
     socket_group,
     socket_of,
     typed_config,
     usual_state_dir,
 )
-from kubelet.cli.output import EnrolledPlace, print_facts, say
-from kubelet.config import DaemonPlan, read_stored
-from kubelet.process import fail, held_alone, now_ms, run_until_signal
+from kubelet.config import DaemonPlan, kinds_directory, read_stored
+from kubelet.process import fail, hold_alone, now_ms, run_until_signal
 from kubelet.settings import (
     BROKER,
     HEARTBEAT,
@@ -45,7 +47,6 @@ from kubelet.settings import (
     KUBELET,
     LOOPBACK_PORT,
     NO_BROKER,
-    PLAIN,
     RELAY,
     SOCKET,
     STATE_DIR,
@@ -53,9 +54,10 @@ from kubelet.settings import (
     load_settings,
 )
 from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url
+from schemas.files import read_given
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
-from schemas.process.cli_config import add_commands, takes_settings
+from schemas.process.cli_config import AsJson, add_commands, takes_settings
 from schemas.process.cli_manual import Manual, example, group, program
 from schemas.process.command_errors import (
     EXIT_CANNOT_RUN,
@@ -65,7 +67,7 @@ from schemas.process.command_errors import (
     errors_in_one_line,
 )
 from schemas.process.state_owner import act_as_owner_of
-from schemas.settings_sources import Sources
+from schemas.settings import PLAIN, Sources
 from schemas.text import printable
 
 
@@ -76,6 +78,7 @@ class _Commands(Manual):
             "doctor": "kubelet.cli.doctor:app",
             "service": "kubelet.cli.service:app",
             "kind": "kubelet.cli.kind:app",
+            "kinds": "kubelet.cli.kinds:app",
         }
     )
 
@@ -114,7 +117,12 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Make this node's identity, or install what a CA issued for it, and where its relay and broker are."""
-    from kubelet.identity.provisioning import ManualEnrolment, create_identity  # noqa: PLC0415
+    from kubelet.identity.provisioning import (  # noqa: PLC0415
+        create_identity,
+        install_by_hand,
+        install_certificate,
+        issued_by_hand,
+    )
 
     if (certificate is None) != (root is None):
         fail("--certificate and --root go together", EXIT_USAGE)
@@ -125,11 +133,13 @@ def init(
     if not files.exists():
         create_identity(files, now_ms(), os.urandom)
     if given is not None:
-        enrolment = ManualEnrolment(files, *given, now_ms())
+        issued = issued_by_hand(*given)
         if relay and broker is not None:
-            enrolment.install_with(relay, broker, system_roots=system_roots, plain_allowed=plain)
+            install_by_hand(
+                files, issued, relay, broker, system_roots=system_roots, plain_allowed=plain, now_ms=now_ms()
+            )
         else:
-            enrolment.install()
+            install_certificate(files, issued, now_ms())
     identity = files.read()
     facts = {
         "node_id": identity.node_id,
@@ -156,7 +166,7 @@ def run(sources: Sources) -> None:
     loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
     config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings
     if not IdentityFiles(directory).are_absent():
-        with held_alone(directory):  # not while another daemon runs by what is kept
+        with hold_alone(directory):  # not while another daemon runs by what is kept
             replaced = loaded.keep_told(sources)
         if replaced:
             typer.echo(f"kubelet: not as it was told before: {', '.join(replaced)}", err=True)
@@ -202,7 +212,7 @@ def mcp(
     A lent tool is named CALLER_TOOL, and is listed while its caller has a session with this node. Without
     --session the tools are those of the one live session; while there are two, none is listed.
 
-    Needs an extra: pip install 'edge-kubelet[agent]'.
+    Needs the extra 'agent' (docs/install.md), or the Debian package edge-kubelet-agent.
     """
     from schemas.caller_tools import SESSION_ID_PATTERN  # noqa: PLC0415 - for this command alone
 
@@ -210,19 +220,18 @@ def mcp(
         wanted = "the id of a session, for example gogol_20261122_093000_1a2b3c4d"
         fail(f"--session {printable(session, 64)!r} is not {wanted}", EXIT_USAGE)
     try:
-        from kubelet.local_agent.assembly import run_local_agent  # noqa: PLC0415
+        from kubelet.local_agent.mcp_server import run_local_agent  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        remedy = "pip install 'edge-kubelet[agent]', or kubelet-mcp of the Debian package edge-kubelet-agent"
+        remedy = "install the extra 'agent' (docs/install.md), or Debian's edge-kubelet-agent"
         fail(f"{error.name} is not installed: {remedy}", EXIT_CANNOT_RUN)
     import asyncio  # noqa: PLC0415
-
-    from kubelet.daemon.composition import make_handlers  # noqa: PLC0415
 
     directory = directory_of(state_dir)
     # The system's default ends the process at once: a read of standard input cannot be interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     place, contract = agent_socket(socket, directory), contract_of_settings(directory)
-    asyncio.run(run_local_agent(place, session, directory, make_handlers, contract, sys.stderr))
+    ceiling = ceiling_of_settings()
+    asyncio.run(run_local_agent(place, session, directory, contract, ceiling, sys.stderr))
 
 
 @app.command(epilog=example("edge-kubelet enroll https://relay.example --token-file join-token"))
@@ -238,16 +247,26 @@ def enroll(
         bool,
         typer.Option("--again", help="With a new key; it keeps its id if the token was made --for it."),
     ] = False,
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|NAME,...", help="The kinds to enable, instead of those that show how a board is."
+        ),
+    ] = None,
     state_dir: StateDir = None,
     plain: Plain = False,
     as_json: AsJson = False,
 ) -> None:
     """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN.
 
-    With --again, a node that was revoked; its relay need not be named.
+    It enables linux.health, network, packages, sensors and units, as far as the relay knows them; none that
+    shows logs, processes or files. `kubelet kinds` changes that later.
+
+    With --again, a node that was revoked; its relay need not be named, and it keeps its kinds.
     """
     import asyncio  # noqa: PLC0415
 
+    from kubelet.cli.kinds import chosen, enable_at_enrolment  # noqa: PLC0415
     from kubelet.identity.enrolment import (  # noqa: PLC0415
         Enroller,
         EnrolmentError,
@@ -256,6 +275,7 @@ def enroll(
 
     given = join_token(token, token_file)
     files = IdentityFiles(directory_of(state_dir))
+    wanted = None if kinds is None else chosen(kinds, kinds_directory(files.root))
     stored = read_stored(files.root) if again else None
     if not relay and stored is None:
         fail("name the relay: kubelet enroll URL", EXIT_USAGE)
@@ -266,7 +286,9 @@ def enroll(
         enrolled = asyncio.run(enrol_again(enroller) if again else enroller.run())
     except EnrolmentError as error:
         fail(str(error), EXIT_NO)
-    identity, config = enrolled.identity, enrolled.config
+    wanted = stored.kinds if wanted is None and stored is not None else wanted
+    config = asyncio.run(enable_at_enrolment(files, enrolled.config, wanted, url))
+    identity = enrolled.identity
     facts = {
         "node_id": identity.node_id,
         "tenant": identity.tenant,
@@ -274,6 +296,7 @@ def enroll(
         "relay": config.relay_url,
         "other_relays": list(config.other_relays) if as_json else ", ".join(config.other_relays) or None,
         "broker": None if config.broker is None else str(config.broker),
+        "kinds": list(config.kinds) if as_json else ", ".join(config.kinds) or None,
         "state_dir": str(files.root),
     }
     print_facts(facts, as_json=as_json)
@@ -286,7 +309,7 @@ def enroll(
     elif is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
         say("\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`")
     if not as_json:
-        say(f"\nnext: {EnrolledPlace.here(files.root, usual_state_dir()).next_step()}")
+        say(f"\nnext: {next_step(files.root, usual_state_dir())}")
 
 
 @app.command(epilog=example("edge-kubelet announce --dry-run"))
@@ -351,10 +374,9 @@ def verify(
     """Check a manifest as a relay would. Without --root and --identity, those of this node."""
     from kubelet.identity.verification import verify_manifest  # noqa: PLC0415
 
-    # One byte over the limit is enough to be refused, and all that is read.
-    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
-        wire = source.read(MAX_MANIFEST_BYTES + 1)
-    given_leaf, given_root = (named_pem(file) if file else None for file in (identity, root))
+    # One byte over the limit is enough to be refused.
+    wire = sys.stdin.buffer.read(MAX_MANIFEST_BYTES + 1) if file == "-" else read_given(Path(file))
+    given_leaf, given_root = (named_pem(given) if given else None for given in (identity, root))
     directory = directory_of(state_dir)
     files = IdentityFiles(directory)
     leaf_pem = files.leaf_pem() if given_leaf is None else given_leaf
@@ -362,14 +384,13 @@ def verify(
     if root_pem is None:
         say("no root is given or installed: this checks the node's own signature, not who it is")
         root_pem = files.leaf_pem()
-    finding = verify_manifest(
+    manifest = verify_manifest(
         wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms(), contract_of_settings(directory)
     )
-    if finding.manifest is None:
+    if isinstance(manifest, str):
         if as_json:
-            print_facts({"valid": False, "reason": finding.reason}, as_json=True)
-        fail(f"not valid: {finding.reason}", EXIT_NO)
-    manifest = finding.manifest
+            print_facts({"valid": False, "reason": manifest}, as_json=True)
+        fail(f"not valid: {manifest}", EXIT_NO)
     facts = {
         "valid": True,
         "node_id": manifest.identity.node_id,

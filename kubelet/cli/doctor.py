@@ -4,17 +4,17 @@ Sessions are not opened: a second one would end the daemon's. What only the daem
 socket. Must not change anything, nor need a daemon that runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kubelet.announce.signer import read_last_issued_ms
-from kubelet.cli.options import AsJson, usual_state_dir
-from kubelet.config import NodeConfig
-from kubelet.daemon.composition import last_issued_file
+from kubelet.cli.kinds import LOOSENED
+from kubelet.cli.options import usual_state_dir
+from kubelet.config import NodeConfig, last_issued_file
 from kubelet.process import now_ms
 from kubelet.session.tls import NodeTls
 from kubelet.settings import KUBELET, load_settings
@@ -24,20 +24,34 @@ from schemas.identity import first_certificate_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process import common_checks
-from schemas.process.cli_config import takes_settings
+from schemas.process.cli_config import AsJson, takes_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import MEMBERS_READ
 from schemas.process.common_checks import HealthAnswer, Publication, UnreachedError, ask_health, probing
 from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, Severity, run_doctor
 from schemas.process.state_owner import act_as_owner_of, sees_as_member
 from schemas.process.status_view import AskedProcess
-from schemas.settings import Settings
-from schemas.settings_sources import Sources
+from schemas.settings import Settings, Sources
+from schemas.text import counted, printable
 
 _RENEW = "the daemon renews it while it is connected; its log says why it did not. Else enrol again"
 _SURE_AFTER = 2
 """So many acknowledgements: the first announce by the broker may arrive after the first heartbeat."""
-_LOG = "see the daemon's log"
+
+
+CHECKS: list[DoctorCheck["NodeChecks"]] = []
+"""In the order in which a call depends on them; each explains how it checks, why, and what to do."""
+_Look = TypeVar("_Look", bound="Callable[[NodeChecks], Finding]")
+
+
+def _check(name: str, explanation: str) -> Callable[[_Look], _Look]:
+    """Add a check; ``explanation`` is what ``--explain`` prints."""
+
+    def add(look: _Look) -> _Look:
+        CHECKS.append(DoctorCheck(name, look, explanation))
+        return look
+
+    return add
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,15 @@ class NodeChecks:
     @cached_property
     def answers(self) -> Mapping[str, HealthAnswer | UnreachedError]:
         """What each relay of the fleet answers to a request without any identity, by its URL."""
-        return {url: self._asked(url) for url in self.config.relays}
+        tls = NodeTls(self.files, own_root=self.config.own_root)
+
+        def answer_of(url: str) -> HealthAnswer | UnreachedError:
+            try:
+                return ask_health(self.config.relay_url, lambda: tls.to_relay(url), at=url)
+            except UnreachedError as error:
+                return error
+
+        return {url: answer_of(url) for url in self.config.relays}
 
     @property
     def answer(self) -> HealthAnswer:
@@ -101,28 +123,40 @@ class NodeChecks:
                 return answer
         raise NotCheckedError("no relay is reached")
 
-    def _asked(self, url: str) -> HealthAnswer | UnreachedError:
-        tls = NodeTls(self.files, own_root=self.config.own_root)
-        try:
-            return ask_health(self.config.relay_url, lambda: tls.to_relay(url), at=url)
-        except UnreachedError as error:
-            return error
-
+    @_check(
+        "process",
+        "Whether a daemon runs with this state directory, and with the settings that a restart would "
+        "give it: those of the file, of the environment and of this command's options. The other "
+        "checks go by the settings that it runs with. If none runs, they go by those of a start, "
+        "and what only a running daemon knows is not checked.",
+    )
     def running(self) -> Finding:
-        """Check that the daemon runs, and with the settings that a restart would give it."""
         return common_checks.process(self.process, self.expected)
 
+    @_check(
+        "keys",
+        "The node's key must be readable by its user alone (mode 0600): who reads it can be this node.",
+    )
     def keys(self) -> Finding:
-        """Check the owner and the rights of the node's key."""
         return common_checks.keys([self.files.key])
 
+    @_check(
+        "certificate",
+        "The leaf certificate must be valid now, and for more than a sixth of its life. It is "
+        "renewed over the session from two thirds of its life on; one that has ended cannot "
+        "be: enrol the node again.",
+    )
     def certificate(self) -> Finding:
         leaf_pem = self.files.leaf_pem() if self._lacks_key else self.files.read().leaf_pem
         begin_ms, end_ms = validity_of(first_certificate_in(leaf_pem))
         return common_checks.life("the leaf", begin_ms, end_ms, self.now_ms(), _RENEW)
 
+    @_check(
+        "chain",
+        "The leaf must be issued by the root that this node trusts, for this node. Otherwise "
+        "the relay refuses the session with 4001.",
+    )
     def chain(self) -> Finding:
-        """Check that the leaf is of the root."""
         if self._lacks_key:
             leaf_pem, root_pem = self.files.leaf_pem(), self.files.root_pem()
         else:
@@ -137,8 +171,34 @@ class NodeChecks:
             )
         return Finding.good(f"the leaf is the root's, for tenant {leaf.tenant}")
 
+    @_check(
+        "relay",
+        "A request of /healthz at each URL of the relay, verified as the daemon verifies it. "
+        "Failures are those of the network, of DNS, of a proxy, or of a certificate that is "
+        "not trusted.",
+    )
+    def relay(self) -> Finding:
+        findings = [
+            Finding.failure(str(answer), "see --explain relay")
+            if isinstance(answer, UnreachedError)
+            else common_checks.reach(answer, url)
+            for url, answer in self.answers.items()
+        ]
+        bad = [finding for finding in findings if finding.severity is not Severity.OK]
+        if not bad:
+            return Finding.good(", ".join(finding.found for finding in findings))
+        found = "; ".join(finding.found for finding in bad)
+        if len(bad) < len(findings):
+            return Finding.warning(f"{found}; another relay answers", bad[0].fix)
+        return Finding.failure(found, bad[0].fix)
+
+    @_check(
+        "clock",
+        "This clock against the relay's, which is in its answer. A relay refuses manifests "
+        "that are five minutes ahead of it, and agents do not see a node whose manifests have "
+        "expired.",
+    )
     def clock(self) -> Finding:
-        """Compare this clock with the relay's, and with the time of the newest manifest."""
         if self.answer.date_ms is None:
             return Finding.warning("the relay does not say its time", "compare the clocks by hand")
         file, now_ms = last_issued_file(self.files.root), self.now_ms()
@@ -152,19 +212,13 @@ class NodeChecks:
             f"manifest`, upgrade the relay, or stop the daemon and remove {file}",
         )
 
-    def relay(self) -> Finding:
-        """Check that the relays answer; calls can flow by way of one that does."""
-        findings = [_reached(answer, url) for url, answer in self.answers.items()]
-        bad = [finding for finding in findings if finding.severity is not Severity.OK]
-        if not bad:
-            return Finding.good(", ".join(finding.found for finding in findings))
-        found = "; ".join(finding.found for finding in bad)
-        if len(bad) < len(findings):
-            return Finding.warning(f"{found}; another relay answers", bad[0].fix)
-        return Finding.failure(found, bad[0].fix)
-
+    @_check(
+        "broker",
+        "Connects to the broker with the node's certificate, publishes its identity once more, "
+        "retained, and waits for the confirmation. A broker of MQTT 5 says when its access "
+        "list refuses; one of MQTT 3.1.1 confirms also then, which is what `announce` is for.",
+    )
     def broker(self) -> Finding:
-        """Publish the node's identity, as the daemon does with each connection."""
         broker = self.config.broker
         if broker is None:
             return Finding.good("there is none: the session carries everything")
@@ -177,8 +231,22 @@ class NodeChecks:
             return Finding.good(f"{broker} has taken the identity, and would have said if it refused it")
         return Finding.good(f"{broker} has confirmed the identity; see `announce` for whether it refused it")
 
+    @_check(
+        "session",
+        "The state of the daemon's WebSocket to the relay. It is ready when the relay has "
+        "accepted the node's manifest.",
+    )
+    def session(self) -> Finding:
+        relay = self.status["subsystems"]["relay"]
+        found = f"the daemon's session: {relay['state']}"
+        return Finding.good(found) if relay["ready"] else Finding.failure(found, "see the daemon's log")
+
+    @_check(
+        "announce",
+        "With each heartbeat, the relay names the announce that it received last by the "
+        "broker. It must be one of the last that were published here.",
+    )
     def announce(self) -> Finding:
-        """Compare what the daemon publishes with what the relay has received by the broker."""
         if self.config.broker is None:
             return Finding.good("the session carries the announce, because there is no broker")
         relay, broker = self.status["relay"], self.status["broker"]
@@ -204,13 +272,12 @@ class NodeChecks:
             )
         return Finding.good("the relay receives by the broker what this node publishes")
 
-    def session(self) -> Finding:
-        relay = self.status["subsystems"]["relay"]
-        found = f"the daemon's session: {relay['state']}"
-        return Finding.good(found) if relay["ready"] else Finding.failure(found, _LOG)
-
+    @_check(
+        "echo",
+        "After each welcome the relay calls this node's echo, as an agent would. Calls flow "
+        "when that was answered, and while heartbeats are acknowledged.",
+    )
     def echo(self) -> Finding:
-        """Read whether the relay's echo was answered, and heartbeats are acknowledged."""
         calls = self.status["subsystems"]["calls"]
         if not calls["ready"]:
             return Finding.failure(calls["state"], "run `relay doctor` on the hub")
@@ -220,99 +287,38 @@ class NodeChecks:
             )
         return Finding.good("the relay's echo was answered, and heartbeats are acknowledged")
 
+    @_check(
+        "kinds",
+        "Each kind that is enabled must see what it shows. The daemon looks from within its sandbox, the "
+        "unit with its drop-ins. What this machine does not have is told, and is no mistake.",
+    )
+    def kinds(self) -> Finding:
+        kinds: Mapping[str, Any] = self.status["kinds"]
+        by_reason: dict[str, list[str]] = {}
+        for name, said in kinds.items():
+            if said["lacks"] is not None:
+                by_reason.setdefault(printable(said["lacks"]), []).append(name)
+        told = [counted(len(kinds), "kind"), *(f"{', '.join(of)}: {why}" for why, of in by_reason.items())]
+        if unknown := [name for name, said in kinds.items() if not said.get("relay", True)]:
+            return Finding.warning("; ".join(told), f"name them in kinds of relay.toml: {', '.join(unknown)}")
+        for name in (name for of in by_reason.values() for name in of if name in LOOSENED):
+            return Finding.warning("; ".join(told), f"sudo kubelet kinds enable {name}")
+        return Finding.good("; ".join(told))
+
+    @_check(
+        "files",
+        "The daemon must have 64 file descriptors left: without, it can neither reconnect nor renew.",
+    )
     def file_descriptors(self) -> Finding:
         return common_checks.files(self.status)
 
-    def watchdog(self) -> Finding:
-        """Read whether the daemon is restarted when it stalls."""
-        return common_checks.watchdog(self.status)
-
-
-def _reached(answer: HealthAnswer | UnreachedError, url: str) -> Finding:
-    if isinstance(answer, UnreachedError):
-        return Finding.failure(str(answer), "see --explain relay")
-    return common_checks.reach(answer, url)
-
-
-CHECKS: Sequence[DoctorCheck[NodeChecks]] = (
-    DoctorCheck(
-        "process",
-        NodeChecks.running,
-        "Whether a daemon runs with this state directory, and with the settings that a restart would "
-        "give it: those of the file, of the environment and of this command's options. The other "
-        "checks go by the settings that it runs with. If none runs, they go by those of a start, "
-        "and what only a running daemon knows is not checked.",
-    ),
-    DoctorCheck(
-        "keys",
-        NodeChecks.keys,
-        "The node's key must be readable by its user alone (mode 0600): who reads it can be this node.",
-    ),
-    DoctorCheck(
-        "certificate",
-        NodeChecks.certificate,
-        "The leaf certificate must be valid now, and for more than a sixth of its life. It is "
-        "renewed over the session from two thirds of its life on; one that has ended cannot "
-        "be: enrol the node again.",
-    ),
-    DoctorCheck(
-        "chain",
-        NodeChecks.chain,
-        "The leaf must be issued by the root that this node trusts, for this node. Otherwise "
-        "the relay refuses the session with 4001.",
-    ),
-    DoctorCheck(
-        "relay",
-        NodeChecks.relay,
-        "A request of /healthz at each URL of the relay, verified as the daemon verifies it. "
-        "Failures are those of the network, of DNS, of a proxy, or of a certificate that is "
-        "not trusted.",
-    ),
-    DoctorCheck(
-        "clock",
-        NodeChecks.clock,
-        "This clock against the relay's, which is in its answer. A relay refuses manifests "
-        "that are five minutes ahead of it, and agents do not see a node whose manifests have "
-        "expired.",
-    ),
-    DoctorCheck(
-        "broker",
-        NodeChecks.broker,
-        "Connects to the broker with the node's certificate, publishes its identity once more, "
-        "retained, and waits for the confirmation. A broker of MQTT 5 says when its access "
-        "list refuses; one of MQTT 3.1.1 confirms also then, which is what `announce` is for.",
-    ),
-    DoctorCheck(
-        "session",
-        NodeChecks.session,
-        "The state of the daemon's WebSocket to the relay. It is ready when the relay has "
-        "accepted the node's manifest.",
-    ),
-    DoctorCheck(
-        "announce",
-        NodeChecks.announce,
-        "With each heartbeat, the relay names the announce that it received last by the "
-        "broker. It must be one of the last that were published here.",
-    ),
-    DoctorCheck(
-        "echo",
-        NodeChecks.echo,
-        "After each welcome the relay calls this node's echo, as an agent would. Calls flow "
-        "when that was answered, and while heartbeats are acknowledged.",
-    ),
-    DoctorCheck(
-        "files",
-        NodeChecks.file_descriptors,
-        "The daemon must have 64 file descriptors left: without, it can neither reconnect nor renew.",
-    ),
-    DoctorCheck(
+    @_check(
         "watchdog",
-        NodeChecks.watchdog,
         "Every loop of the daemon must make progress, and a service manager must restart it "
         "when one does not.",
-    ),
-)
-"""In the order in which a call depends on them; each explains how it checks, why, and what to do."""
+    )
+    def watchdog(self) -> Finding:
+        return common_checks.watchdog(self.status)
 
 
 app = group("What keeps calls from reaching this node.")
@@ -323,6 +329,7 @@ app = group("What keeps calls from reaching this node.")
 def doctor(
     sources: Sources,
     explain: Annotated[str | None, typer.Option(metavar="CHECK", help="Explain one check.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check what calls to this node need, one line each.
@@ -330,15 +337,15 @@ def doctor(
     The settings are those that the running daemon has. The options are those of `edge-kubelet run`: what a
     restart would give it.
 
-    Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot flow.
+    Exit code 0: calls flow, whatever the warnings; 1: a warning, with --strict; 3: they cannot.
     """
-    raise SystemExit(run_doctor(CHECKS, partial(_checks, sources), explain, as_json=as_json))
 
+    def checks() -> NodeChecks:
+        """Return the checks of the daemon that runs, or that ``sources`` would start."""
+        expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
+        files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
+        running = process.sources()
+        config = (expected if running is None else load_settings(running, expected.state_dir)).config()
+        return NodeChecks(config, process, expected.settings, files, now_ms)
 
-def _checks(sources: Sources) -> NodeChecks:
-    """Return the checks of the daemon that runs, or that ``sources`` would start."""
-    expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
-    files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
-    running = process.sources()
-    config = (expected if running is None else load_settings(running, expected.state_dir)).config()
-    return NodeChecks(config, process, expected.settings, files, now_ms)
+    raise SystemExit(run_doctor(CHECKS, checks, explain, as_json=as_json, strict=strict))

@@ -13,12 +13,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 import structlog
-from structlog.typing import FilteringBoundLogger
 
 from kubelet.config import NodeConfig
 from kubelet.daemon.composition import node_environment
@@ -34,6 +35,7 @@ from schemas.process.resources import raise_open_files_limit
 from schemas.times import duration_text
 
 _GIB = 1024**3
+_DISK = {"total_bytes": 32 * _GIB, "available_bytes": 20 * _GIB}
 _START_SPREAD_S = 0.005
 """Between two nodes that start: a relay sends those away that exceed its rate."""
 _MAX_CONNECTING = 64
@@ -55,38 +57,25 @@ class Counts(NamedTuple):
 
 
 class MadeUpMetrics(BuiltInHandler):
-    """``system.metrics`` of a machine that does not exist, and which was made when its handler was."""
+    """``system.metrics`` of a machine that does not exist, and that runs since its first sample."""
 
-    def __init__(
-        self,
-        capability: Mapping[str, Any],
-        node_id: str,
-        now_ms: Callable[[], int],
-        log: FilteringBoundLogger,
-    ) -> None:
-        super().__init__(capability, node_id, now_ms, log)
-        self._started_ms = now_ms()
+    @cached_property
+    def started_ms(self) -> int:
+        return self.now_ms()
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - both verbs
-        now = self.now_ms()
+        started_ms, now = self.started_ms, self.now_ms()
         parts: dict[str, Any] = {
             "cpu": {"cores": 4, "usage_pct": 12.5},
             "mem": {"total_bytes": 4 * _GIB, "available_bytes": 3 * _GIB, "used_bytes": _GIB},
             "load": {"one": 0.5, "five": 0.4, "fifteen": 0.3},
-            "disk": [
-                {
-                    "mount": "/",
-                    "fs_type": "ext4",
-                    "total_bytes": 32 * _GIB,
-                    "available_bytes": 20 * _GIB,
-                }
-            ],
+            "disk": [{"mount": "/", "fs_type": "ext4", **_DISK}],
         }
         wanted = arguments.get("include", parts)
         return {
             "ts_ms": now,
             "node_id": self.node_id,
-            "uptime_s": max(0, (now - self._started_ms) // 1000),
+            "uptime_s": max(0, (now - started_ms) // 1000),
             **{name: part for name, part in parts.items() if name in wanted},
         }
 
@@ -209,24 +198,15 @@ async def _run_nodes(
 
 
 def _part_command(identities: Path, config: NodeConfig, part: str) -> list[str]:
-    return [
-        *(sys.executable, "-P", "-m", "kubelet", "fleet"),
-        *(
-            "--identities",
-            str(identities),
-            "--broker",
-            str(config.broker),
-            "--relay",
-            ",".join(config.relays),
-        ),
-        *(
-            "--heartbeat",
-            duration_text(int(config.heartbeat_s * 1000)),
-            "--ttl",
-            duration_text(config.ttl_ms),
-        ),
-        *("--part", part),
-    ]
+    options = {
+        "--identities": str(identities),
+        "--broker": str(config.broker),
+        "--relay": ",".join(config.relays),
+        "--heartbeat": duration_text(int(config.heartbeat_s * 1000)),
+        "--ttl": duration_text(config.ttl_ms),
+        "--part": part,
+    }
+    return [sys.executable, "-P", "-m", "kubelet", "fleet", *chain.from_iterable(options.items())]
 
 
 def processes_for(nodes: int, descriptors: int) -> int:
@@ -251,13 +231,11 @@ class Progress:
         self._shown: Counts | None = None
 
     def begin(self, nodes: int, processes: int) -> None:
-        """Print what starts, and the headings."""
         several = "process" if processes == 1 else "processes"
         self._print(f"{nodes:,} mock nodes in {processes} {several}; Ctrl-C stops them")
         self._print("  ".join(f"{heading:>9}" for heading in _HEADINGS))
 
     def show(self, counts: Counts) -> None:
-        """Print a row, unless it repeats the last one."""
         if counts == self._shown:
             return
         self._shown = counts
@@ -325,7 +303,6 @@ class Parts:
 
 
 async def _stopped(process: asyncio.subprocess.Process) -> None:
-    """Stop ``process``, and await its end."""
     with suppress(ProcessLookupError):
         process.terminate()
     try:

@@ -16,18 +16,18 @@ from typing import Annotated
 
 import typer
 
-from kubelet.cli.options import AsJson, StateDir, directory_of
-from kubelet.cli.output import print_facts
+from kubelet.cli.options import StateDir, directory_of, print_facts
 from kubelet.cli.service import SERVICE
 from kubelet.config import SERVICE_KINDS, kinds_directory
 from kubelet.settings import KINDS, KUBELET
 from schemas.error_roots import CommandLineError
 from schemas.kinds import KindRegistry, kind_name, shipped_names
+from schemas.process.cli_config import AsJson
 from schemas.process.cli_kinds import KindCommands, KindName, WheelFile
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_service import DryRun, need_root, show_steps
 from schemas.process.service_host import UNITS, Host, Remove, Run, ServiceError, Step, Write
-from schemas.unknown_names import unknown
+from schemas.text import unknown
 
 _CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -90,6 +90,7 @@ class KindSource(StrEnum):
     """Where the kind has what it answers from."""
 
     SENSOR = "sensor"
+    I2C = "i2c"
     JOURNAL = "journal"
     COMMAND = "command"
 
@@ -157,7 +158,10 @@ def new(
         Path, typer.Option(metavar="DIRECTORY", help="Where to make the package's directory.")
     ] = Path(),
     source: Annotated[
-        KindSource, typer.Option("--from", help="What it reads: a sensor, the journal, or a command.")
+        KindSource,
+        typer.Option(
+            "--from", help="What it reads: a driver's sensor, one on I2C, the journal, or a command."
+        ),
     ] = KindSource.SENSOR,
     as_json: AsJson = False,
 ) -> None:

@@ -1,17 +1,22 @@
-"""The options of the node's commands, and the configuration that they make with that of the enrolment.
+"""What the node's commands share: options, what these say with the settings, and how a result is printed.
 
-Must not run anything.
+Standard output holds results, standard error the rest. Must not run anything.
 """
 
 import grp
+import json
 import os
+import shlex
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kubelet.caller_tools.socket_file import MAX_PATH_BYTES
+from kubelet.ceiling import Ceiling
 from kubelet.config import (
     SERVICE_SOCKET,
     SERVICE_STATE_DIR,
@@ -20,18 +25,18 @@ from kubelet.config import (
     default_socket,
     kinds_directory,
     own_state_dir,
+    read_stored,
 )
 from kubelet.process import fail
-from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedNodeSettings
+from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedNodeSettings, ceiling_in
 from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JOIN_TOKEN_VARIABLE, JoinToken, JoinTokenError
 from schemas.error_roots import OperatorError
-from schemas.files import read_named_secret
+from schemas.files import read_given, read_named_secret
 from schemas.identity import CertificateFormatError, certificates_in
 from schemas.process.command_errors import EXIT_USAGE
 from schemas.process.state_owner import NoStateDirError, act_as_owner_of, home_directory, usual_directory
-from schemas.settings import Settings
-from schemas.settings_sources import from_flags, read_sources
+from schemas.settings import Settings, from_flags, read_sources
 
 if TYPE_CHECKING:
     from schemas.registry import Contract
@@ -45,7 +50,12 @@ Plain = Annotated[
     bool, typer.Option(PLAIN_OPTION, help="Let others on the network read the traffic, and change it.")
 ]
 Socket = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Where local agents connect.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_TIME = "_at_ms"
+_UNIT = "edge-kubelet.service"
+_UNIT_DIRECTORIES = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+_SYSTEMD_RUNS = "run/systemd/system"
+"""sd_booted(3)."""
 
 
 def typed_config(flags: Mapping[str, str]) -> NodeConfig:
@@ -59,18 +69,14 @@ def join_token(text: str | None, file: Path | None) -> JoinToken:
     if text is not None and file is not None:
         fail("--token and --token-file exclude each other", EXIT_USAGE)
     if file is not None:
-        text = _token_in(file)
+        try:
+            text = read_named_secret(file)
+        except UnicodeDecodeError:
+            fail(f"{file} holds no join token", EXIT_USAGE)
     try:
         return JoinToken.parse(text or os.environ.get(JOIN_TOKEN_VARIABLE) or "")
     except JoinTokenError as error:
         fail(f"{error}; give it in {JOIN_TOKEN_VARIABLE}, with --token-file or with --token", EXIT_USAGE)
-
-
-def _token_in(file: Path) -> str:
-    try:
-        return read_named_secret(file)
-    except UnicodeDecodeError:
-        fail(f"{file} holds no join token", EXIT_USAGE)
 
 
 def named_pem(file: Path) -> str:
@@ -81,7 +87,7 @@ def named_pem(file: Path) -> str:
         OSError: it cannot be read.
     """
     try:
-        text = file.read_text("utf-8")
+        text = read_given(file).decode("utf-8")
         certificates_in(text)
     except UnicodeDecodeError:
         raise OperatorError(f"{file} is not PEM: it is not text") from None
@@ -138,15 +144,66 @@ def directory_of(state_dir: Path | None) -> Path:
 def contract_of_settings(directory: Path) -> "Contract":
     """Return the contract with the kinds that environment or file name, for the state in ``directory``.
 
+    Where they name none, those that are kept there, if this user may read it.
+
     Raises:
         ConfigError: one of them cannot be used, or the settings cannot.
     """
     from schemas.registry import read_contract  # noqa: PLC0415 - the validator, for commands that need it
 
-    names = read_sources(KUBELET, {}, None, os.environ).value(KINDS) or ()
-    return read_contract(names, kinds_directory(directory))
+    names = read_sources(KUBELET, {}, None, os.environ).value(KINDS)
+    if names is None:
+        with suppress(OSError):
+            names = stored.kinds if (stored := read_stored(directory)) is not None else None
+    return read_contract(names or (), kinds_directory(directory))
+
+
+def ceiling_of_settings() -> Ceiling:
+    """Return the ceiling of the board's owner, as the file has it.
+
+    Raises:
+        ConfigError: the settings cannot be used.
+    """
+    return Ceiling(ceiling_in(read_sources(KUBELET, {}, None, os.environ).settings()))
 
 
 def usual_state_dir() -> Path | None:
     """Return the state directory that is used unless the operator names another; None if there is none."""
     return usual_directory(SERVICE_STATE_DIR, own_state_dir(home_directory()))
+
+
+def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print the result of a command, for programs or for people."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    width = max(len(name.removesuffix(_TIME)) for name in facts)
+    for name, value in facts.items():
+        if name.endswith(_TIME):
+            text = f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%d %H:%M} UTC"
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = "none" if value is None else str(value)
+        typer.echo(f"{name.removesuffix(_TIME):<{width}}  {text}")
+
+
+def say(text: str) -> None:
+    """Print what is not part of the result."""
+    typer.echo(text, err=True)
+
+
+def next_step(state_dir: Path, usual: Path | None, root: Path = Path("/")) -> str:
+    """Return the command that lets an enrolled node run: its service where there is one, else the daemon.
+
+    ``usual`` is the state directory of this user's commands that name none; ``root`` stands for the root of
+    the file system.
+    """
+    directory = Path(os.path.abspath(state_dir))  # noqa: PTH100 - links stay as they are named
+    if directory == SERVICE_STATE_DIR and (root / _SYSTEMD_RUNS).is_dir():
+        if any((root / units / _UNIT).exists() for units in _UNIT_DIRECTORIES):
+            return "systemctl enable --now edge-kubelet"
+        return "edge-kubelet service install, and then: systemctl enable --now edge-kubelet"
+    if directory == usual:
+        return "edge-kubelet run"
+    return f"edge-kubelet run --state-dir {shlex.quote(str(directory))}"

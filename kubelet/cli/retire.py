@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TextIO
 
 from kubelet.announce.mqtt import MqttPublisher, Publisher, publish_all
-from kubelet.config import NodeConfig, forget
-from kubelet.daemon.composition import caller_ids_file, last_issued_file, node_environment
+from kubelet.config import NodeConfig, caller_ids_file, forget, last_issued_file, relay_kinds_file
+from kubelet.daemon.composition import node_environment
 from kubelet.daemon.node import NodeEnvironment
-from kubelet.process import held_alone
-from kubelet.session.channel import NOT_REACHED, Channel, opened
+from kubelet.process import hold_alone
+from kubelet.session.channel import NOT_REACHED, Channel, open_channel
 from kubelet.session.link import AudienceError, answer_to
 from kubelet.session.relay_addresses import RelayAddress
 from schemas import topics
@@ -46,7 +46,7 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     """
     files = IdentityFiles(state_dir)
     identity = files.read()
-    with held_alone(state_dir):
+    with hold_alone(state_dir):
         environment = node_environment(
             config, f"edge-retire-{identity.node_id}", make_logger("kubelet", stream), files
         )
@@ -56,6 +56,7 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
         forget(state_dir)
         last_issued_file(state_dir).unlink(missing_ok=True)
         caller_ids_file(state_dir).unlink(missing_ok=True)
+        relay_kinds_file(state_dir).unlink(missing_ok=True)
     return forgotten
 
 
@@ -89,7 +90,7 @@ async def _revoke_at_any(environment: NodeEnvironment, identity: NodeIdentity) -
 async def _revoke_leaf(environment: NodeEnvironment, identity: NodeIdentity, address: RelayAddress) -> None:
     ulids = UlidSource(environment.now_ms, os.urandom)
     relay_url, tls = environment.config.relay_url, environment.relay_tls()
-    async with opened(relay_url, address, tls, environment.reader, ulids, _TIMEOUT_S) as channel:
+    async with open_channel(relay_url, address, tls, environment.reader, ulids, _TIMEOUT_S) as channel:
         challenge = await _receive(channel)
         auth = answer_to(challenge.payload, identity, relay_url, ulids.new(), boot_id=ulids.new())
         await channel.send("auth", auth, challenge.msg_id)

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kubelet.cli.options import AsJson, StateDir, directory_of
+from kubelet.cli.options import StateDir, directory_of
+from schemas.process.cli_config import AsJson
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO
 from schemas.process.status_socket import read_status

@@ -18,11 +18,15 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.mqtt import Publisher
+from kubelet.announce.relay_kinds import RelayKinds
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.config import DaemonPlan, NodeConfig
+from kubelet.ceiling import Ceiling, KindCeiling
+from kubelet.config import DaemonPlan, NodeConfig, relay_kinds_file
+from kubelet.daemon.findings_report import FindingsReport
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import LinkParts, RelayLink, ticks_ms
+from kubelet.process import ticks_ms
+from kubelet.session.link import RelayLink
 from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal, installer
@@ -32,8 +36,8 @@ from schemas.frames import FrameReader, OneWayType
 from schemas.health import endless
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
-from schemas.log_level import LogThreshold
-from schemas.process.settings_reload import ReadAgain
+from schemas.lines import LogThreshold
+from schemas.process.service_manager import ReadAgain
 from schemas.process.spans import SpanSink, no_spans
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
@@ -74,6 +78,7 @@ class Node:
     ``files`` is where a renewed leaf goes; a node without them does not renew.
 
     Attributes:
+        relay_kinds: which kinds it announces.
         by_broker: the ETags of the newest manifests that were handed to the broker, the newest last.
     """
 
@@ -89,13 +94,17 @@ class Node:
         self.identity = identity
         self._handlers = handlers
         self._environment = environment
+        self.publisher = environment.publisher
         self._sequence = 0
         self._published_identity = ""
         self.by_broker: deque[str] = deque(maxlen=_REMEMBERED_ETAGS)
-        signer = ManifestSigner(
+        state_dir = None if last_issued is None else last_issued.parent
+        kept = None if state_dir is None else relay_kinds_file(state_dir)
+        self.relay_kinds = RelayKinds(handlers, environment.kinds, kept, environment.log)
+        self._signer = signer = ManifestSigner(
             identity=identity,
             hw_fingerprint=hw_fingerprint,
-            capabilities=[handler.capability for handler in handlers],
+            capabilities=self.relay_kinds.capabilities(),
             ttl_ms=environment.config.ttl_ms,
             now_ms=environment.now_ms,
             registry=environment.registry,
@@ -116,31 +125,31 @@ class Node:
             handlers, environment.kinds, environment.registry, self._take_sample, environment.log
         )
         self.frames.on_frame(OneWayType.TELEMETRY_LEASE, self.telemetry.lease)
+        FindingsReport(handlers, self.frames)
         renewal = None
         if files is not None:
             done = self.announcer.announce_now
             renewal = Renewal(identity, files, installer(files), done, environment.now_ms, environment.log)
         self.link = RelayLink(
-            LinkParts(
-                identity=identity,
-                public_url=environment.config.relay_url,
-                relays=RelayAddresses(environment.config.relays, identity.node_id, environment.rng, ticks_ms),
-                reader=environment.reader,
-                announcer=self.announcer,
-                dispatcher=self.dispatcher,
-                frames=self.frames,
-                ulids=UlidSource(environment.now_ms, environment.random_bytes),
-                log=environment.log,
-                tls=environment.relay_tls,
-                renewal=renewal,
-            )
+            identity=identity,
+            public_url=environment.config.relay_url,
+            relays=RelayAddresses(environment.config.relays, identity.node_id, environment.rng, ticks_ms),
+            reader=environment.reader,
+            announcer=self.announcer,
+            dispatcher=self.dispatcher,
+            frames=self.frames,
+            ulids=UlidSource(environment.now_ms, environment.random_bytes),
+            log=environment.log,
+            tls=environment.relay_tls,
+            renewal=renewal,
+            told_kinds=lambda kinds: self._announces(self.relay_kinds.told(kinds)),
+            kinds_refused=lambda: self._announces(self.relay_kinds.refused()),
         )
         self.announcer.add_sender(self._send_to_broker)
         self.announcer.add_sender(self.link.send_manifest)
-        environment.publisher.when_connected(self._publish_current)
+        self.publisher.when_connected(self._publish_current)
 
     async def run(self) -> None:
-        """Announce, connect and serve until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for handler in self._handlers:
@@ -156,17 +165,18 @@ class Node:
             await self.telemetry.close()
             await self.dispatcher.close()
 
-    async def drain(self) -> None:
-        """Accept no more commands, and answer those that run, before ``run`` is cancelled."""
-        await self.dispatcher.drain()
+    def _announces(self, others: bool) -> bool:  # noqa: FBT001 - what has just been decided
+        """Announce at once if ``others`` are the kinds that this node announces from now on."""
+        if others:
+            self._signer.capabilities = self.relay_kinds.capabilities()
+            self.announcer.announce_now()
+        return others
 
     def _take_sample(self, cap_id: str, sample: Mapping[str, Any]) -> None:
         """Send a sample to the relay, and publish it for other readers; what cannot be sent is left out."""
         self.frames.send(OneWayType.TELEMETRY, {"cap_id": cap_id, "sample": sample})
         text = json.dumps(sample, separators=(",", ":"), allow_nan=False)
-        self._environment.publisher.publish(
-            topics.telemetry(self.identity.node_id), text.encode("ascii"), retain=False
-        )
+        self.publisher.publish(topics.telemetry(self.identity.node_id), text.encode("ascii"), retain=False)
 
     def _publish_current(self) -> None:
         """Publish everything again: the connection is new, and the broker may have lost what it held."""
@@ -183,8 +193,7 @@ class Node:
         The identity only if it is new, or the connection: the broker holds it, and its readers would verify
         it with every heartbeat.
         """
-        publish = self._environment.publisher.publish
-        node_id = self.identity.node_id
+        publish, node_id = self.publisher.publish, self.identity.node_id
         # The identity first: a manifest whose leaf is not known yet is held as pending.
         identity = self.identity.chain_pem
         if identity != self._published_identity and publish(
@@ -209,16 +218,17 @@ class Node:
 
 
 class NodeSettings:
-    """The settings of ``node``, and of the log of a daemon that runs by ``plan``, which can be read again."""
+    """The settings of ``node``, of the log of a daemon and of its ``ceiling``, which can be read again.
 
-    def __init__(self, plan: DaemonPlan, node: Node, threshold: LogThreshold) -> None:
-        self._plan = plan
+    Attributes:
+        plan: with the settings that the daemon runs with.
+    """
+
+    def __init__(self, plan: DaemonPlan, node: Node, threshold: LogThreshold, ceiling: Ceiling) -> None:
+        self.plan = plan
         self._node = node
         self._threshold = threshold
-
-    def serialized(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the settings that the daemon runs with, as ``schemas.settings.Settings.serialized`` does."""
-        return self._plan.settings
+        self._ceiling = ceiling
 
     def read(self) -> ReadAgain:
         """Return the settings as they are now.
@@ -226,19 +236,19 @@ class NodeSettings:
         Raises:
             ConfigError, StateError, OSError: they cannot be used.
         """
-        from kubelet.settings import KUBELET, load_settings  # noqa: PLC0415 - most daemons never need it
-        from schemas.settings import settings_of  # noqa: PLC0415 - as above
-        from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
+        from kubelet.settings import KUBELET, ceiling_in, load_settings  # noqa: PLC0415 - most daemons never need it
+        from schemas.settings import read_sources, settings_of  # noqa: PLC0415 - as above
 
-        plan = self._plan
+        plan = self.plan
         sources = read_sources(KUBELET, plan.flags, plan.config_file, os.environ)
         loaded = load_settings(sources, plan.state_dir)
-        config = loaded.config()
+        config, tables = loaded.config(), ceiling_in(loaded.settings)
         reloaded = settings_of(KUBELET.table, plan.settings).reloaded(loaded.settings)
-        return ReadAgain(reloaded, lambda: self._apply(config, reloaded))
+        return ReadAgain(reloaded, lambda: self._apply(config, tables, reloaded))
 
-    def _apply(self, config: NodeConfig, reloaded: "Reloaded") -> None:
-        self._plan = replace(self._plan, settings=reloaded.settings.serialized())
+    def _apply(self, config: NodeConfig, tables: Mapping[str, KindCeiling], reloaded: "Reloaded") -> None:
+        self.plan = replace(self.plan, settings=reloaded.settings.serialized())
         self._threshold.level = config.log_level
+        self._ceiling.replace(tables)
         if reloaded.applied.keys() & {"heartbeat", "ttl"}:
             self._node.announcer.change(config.heartbeat_s, config.ttl_ms)

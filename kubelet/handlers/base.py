@@ -1,14 +1,19 @@
-"""What every handler is: one capability, announced and run.
+"""What every handler is: one capability, announced and run. Handlers of packages are made of this too.
 
 Must not know how a command arrived: arguments have been validated before a handler sees them, and what it
 returns is validated by the relay.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
+
+from kubelet.ceiling import Ceiling
+from schemas.payloads import OpenFinding
 
 
 class ToolFault(Exception):  # noqa: N818 - it is what the row of a kind calls a fault
@@ -40,14 +45,43 @@ class Handler(ABC):
 
         Raises:
             ToolFault: it failed for a reason that the row of the kind states.
+            OutsideCeilingError: the board's owner does not allow what was named.
         """
 
     async def run(self) -> None:  # noqa: B027 - most handlers have nothing to do between calls
         """Work in the background for as long as the daemon runs."""
 
 
+class FindingSource:
+    """A handler that samples by itself what is wrong: it calls ``on_findings`` with all that is open."""
+
+    on_findings: Callable[[Sequence[OpenFinding]], None] = staticmethod(lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """The files of the daemon that a handler is part of.
+
+    Attributes:
+        state_dir: of its identity; None where the node has none.
+        paths: all of them, which no handler shows: directories with what is in them.
+    """
+
+    state_dir: Path | None = None
+    paths: tuple[Path, ...] = ()
+
+
+NO_FILES = OwnFiles()
+
+
 class BuiltInHandler(Handler):
-    """The handler of a kind that ships, whose row has the ``capability``. ``now_ms`` is since the epoch."""
+    """The handler of a kind that ships, whose row has the ``capability``. ``now_ms`` is since the epoch.
+
+    Attributes:
+        own: the files of the daemon, once it has made the handler.
+        announced: the kinds that the node has, once all handlers are made.
+        ceiling: what the board's owner allows; that of the daemon, once it has made the handler.
+    """
 
     def __init__(
         self,
@@ -57,21 +91,27 @@ class BuiltInHandler(Handler):
         log: FilteringBoundLogger,
     ) -> None:
         self._capability = capability
+        self.own = NO_FILES
+        self.announced: frozenset[str] = frozenset()
         self.node_id = node_id
         self.now_ms = now_ms
         self.log = log
+        self.ceiling = Ceiling()
 
     @property
     def capability(self) -> Mapping[str, Any]:
-        """The capability as the manifest contains it."""
         return self._capability
 
+    @property
+    def missing(self) -> str | None:
+        """What this machine lacks, so that the kind is not announced; None if nothing."""
+        return None
 
-HandlerFactory = Callable[[Mapping[str, Any], str, Callable[[], int], FilteringBoundLogger], Handler]
+    @property
+    def lacks(self) -> str | None:
+        """What the kind does not see although it is announced, and why; None if it sees all."""
+        return None
+
+
+HandlerFactory = Callable[[Mapping[str, Any], str, Callable[[], int], FilteringBoundLogger], BuiltInHandler]
 """What the module of a kind that ships has as ``HANDLER``: takes what a ``BuiltInHandler`` does."""
-
-
-def commands_per_s(handlers: Iterable[Handler]) -> float:
-    """Return how many commands a second ``handlers`` announce together: at least one of each capability."""
-    rates: Iterable[float] = (handler.capability["constraints"]["rate_limit_rps"] for handler in handlers)
-    return sum(max(1.0, rate) for rate in rates)

@@ -15,13 +15,27 @@ from typing import NamedTuple, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.readings import Mount, Space
 from schemas.strict_json import MAX_SAFE_INTEGER
 from schemas.text import printable
 
 T = TypeVar("T")
 
 MAX_THREADS = 16
+
+
+class Mount(NamedTuple):
+    """A file system where it is mounted. All three strings are of foreign origin."""
+
+    device: str
+    path: str
+    fs_type: str
+
+
+class Space(NamedTuple):
+    """Bytes of a file system, and how many of them are free for an unprivileged user."""
+
+    total: int
+    available: int
 
 
 def start_daemon_thread(work: Callable[[], None]) -> None:
@@ -55,11 +69,11 @@ class DaemonThreadPool:
 
         def work() -> None:
             try:
-                settle = partial(_resolve, future, call())
+                settle = partial(future.set_result, call())
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the awaiting side's
-                settle = partial(_reject, future, error)
+                settle = partial(future.set_exception, error)
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 
         self._jobs.append(work)
         return future
@@ -90,16 +104,6 @@ class DaemonThreadPool:
                     return
                 job = self._jobs.popleft()
             job()
-
-
-def _resolve(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _reject(future: asyncio.Future[T], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 INTERVAL_S = 15.0
@@ -133,7 +137,7 @@ def distinct(mounts: Iterable[Mount]) -> list[Mount]:
     return list(first.values())[:MAX_DISKS]
 
 
-def described(mount: Mount, space: Space) -> Disk:
+def disk_of(mount: Mount, space: Space) -> Disk:
     """Return the disk at ``mount``. The owner of a plugged-in disk chooses its name, and its sizes too."""
     total = min(max(space.total, 0), MAX_SAFE_INTEGER)
     return Disk(
@@ -183,7 +187,6 @@ class Disks:
         return disks if disks or self.first.is_set() else None
 
     async def run(self) -> None:
-        """Refresh the list until cancelled."""
         while True:
             await self.refresh()
             await self._sleep(INTERVAL_S)
@@ -226,7 +229,7 @@ class Disks:
     def _answered(self, mount: Mount, answer: asyncio.Future[Space]) -> None:
         del self._pending[mount]
         try:
-            self._known[mount] = described(mount, answer.result())
+            self._known[mount] = disk_of(mount, answer.result())
         except OSError:
             # Unmounted in between, or broken: its old numbers would be wrong.
             self._known.pop(mount, None)

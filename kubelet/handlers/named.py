@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler, commands_per_s
+from kubelet.handlers.base import Handler
+from kubelet.handlers.verbs import commands_per_s
 from schemas.delivery import MOST_COMMANDS_PER_S
 from schemas.error_roots import ConfigError
 from schemas.errors import Failure, ToolError
@@ -47,26 +48,23 @@ def named_handlers(
     admitted = contract.registry.load(_CAPABILITY_REF)
     taken = {handler.capability["cap_id"] for handler in others}
     handlers: list[Handler] = []
-    for named in contract.named:
-        if named.load_handler is None:
+    for each in contract.named:
+        if each.load_handler is None:
             continue
-        handler, capability = _made(named.kind.name, named.load_handler, node_id, now_ms, log)
-        if problem := _problem(capability, named.kind, admitted, taken):
-            raise ConfigError([f"kinds: {named.kind.name}: the capability of its handler: {problem}"])
+        handler, capability = _made(each.kind.name, each.load_handler, node_id, now_ms, log)
+        if problem := _problem(capability, each.kind, admitted, taken):
+            raise ConfigError([f"kinds: {each.kind.name}: the capability of its handler: {problem}"])
         taken.add(capability["cap_id"])
         handlers.append(HandlerInThread(handler, capability))
     if (announced := commands_per_s([*others, *handlers])) > MOST_COMMANDS_PER_S:
-        raise ConfigError([_too_many(announced, handlers)])
+        named = (handler.capability for handler in handlers)
+        rates = ", ".join(f"{each['kind']} {each['constraints']['rate_limit_rps']:g}" for each in named)
+        text = (
+            f"kinds: what this node announces is {announced:g} commands a second in all, and it can remember"
+            f" {MOST_COMMANDS_PER_S} while a call lasts: lower rate_limit_rps, or name fewer kinds ({rates})"
+        )
+        raise ConfigError([text])
     return handlers
-
-
-def _too_many(announced: float, handlers: Sequence[Handler]) -> str:
-    named = (handler.capability for handler in handlers)
-    rates = ", ".join(f"{each['kind']} {each['constraints']['rate_limit_rps']:g}" for each in named)
-    return (
-        f"kinds: what this node announces is {announced:g} commands a second in all, and it can remember"
-        f" {MOST_COMMANDS_PER_S} while a call lasts: lower rate_limit_rps, or name fewer kinds ({rates})"
-    )
 
 
 def _made(
@@ -131,7 +129,6 @@ class HandlerInThread(Handler):
 
     @property
     def capability(self) -> Mapping[str, Any]:
-        """The capability as the manifest contains it."""
         return self._capability
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +143,6 @@ class HandlerInThread(Handler):
         return await self._in_thread(partial(self._invoke, verb, arguments))
 
     async def run(self) -> None:
-        """Do the handler's work in the background."""
         await self._in_thread(self._handler.run)
 
     async def _in_thread(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -13,7 +13,6 @@ class EchoHandler(BuiltInHandler):
     """Answers with the message, this node's id and the time of arrival."""
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - one verb
-        """Return ``{message, received_at_ms, node_id}``."""
         return {
             "message": arguments["message"],
             "received_at_ms": self.now_ms(),

@@ -1,21 +1,26 @@
 """``system.metrics``: CPU, memory, load, uptime and disks of this node (RFC-0001 section 5).
 
-Must not block: what takes time, or may never answer, is sampled in the background by ``run``, and a snapshot
-takes the last values.
+The numbers mean what the Rust crate ``sysinfo`` means by them (RFC-0001, decision 8). Must not block: what
+takes time, or may never answer, is sampled in the background by ``run``; a snapshot takes the last values.
 """
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import BuiltInHandler, HandlerFactory
-from kubelet.handlers.disks import Disks
-from kubelet.handlers.readings import CpuTimes, LinuxReadings, MemoryReading, Readings
+from kubelet.handlers.disks import Disks, Mount, Space
 from schemas.health import endless
+
+if TYPE_CHECKING:
+    from psutil._ntuples import scputimes
 
 FIRST_INTERVAL_S = 0.25
 """Short, so that a node has a sample soon after its start."""
@@ -24,6 +29,65 @@ INTERVAL_S = 5.0
 SHORTEST_INTERVAL_S = 0.5
 """Counters advance a hundred times a second: a shorter interval says little."""
 LONGEST_INTERVAL_S = 90.0
+
+
+class CpuTimes(NamedTuple):
+    """Seconds that one CPU has spent since boot: at work, and altogether."""
+
+    work: float
+    total: float
+
+
+class MemoryReading(NamedTuple):
+    """Bytes of memory and swap."""
+
+    total: int
+    available: int
+    swap_total: int
+    swap_free: int
+
+
+class LinuxReadings:
+    """The readings of the machine that this process runs on; each method may raise OSError."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def cpu_times(self) -> Sequence[CpuTimes]:
+        return [sum_times(times) for times in psutil.cpu_times(percpu=True)]
+
+    def memory(self) -> MemoryReading:
+        memory = psutil.virtual_memory()
+        swap = psutil.swap_memory()
+        return MemoryReading(memory.total, memory.available, swap.total, swap.free)
+
+    def load(self) -> tuple[float, float, float]:
+        return os.getloadavg()
+
+    def uptime_s(self) -> int:
+        # psutil only has the boot time, and wall clock minus that moves with every correction of the clock.
+        return int((self._proc / "uptime").read_text(encoding="ascii").partition(".")[0])
+
+    def mounts(self) -> Sequence[Mount]:
+        """Return what is mounted from block devices, in the order of mounting; may block."""
+        return [Mount(part.device, part.mountpoint, part.fstype) for part in psutil.disk_partitions()]
+
+    def space(self, path: str) -> Space:
+        """Return the space of the file system at ``path``; may block without end."""
+        stat = os.statvfs(path)
+        return Space(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+
+
+def sum_times(times: "scputimes") -> CpuTimes:
+    """Return ``times`` as ``sysinfo`` sums them up.
+
+    Waiting for I/O is idling. The kernel counts a guest's time in ``user`` (``nice``) as well: it is taken
+    out there, and, like time stolen by the host, belongs to the total but is not this system's own work.
+    """
+    work = times.user - times.guest + times.nice - times.guest_nice
+    work += times.system + times.irq + times.softirq
+    rest = times.guest + times.guest_nice + times.steal
+    return CpuTimes(work, work + times.idle + times.iowait + rest)
 
 
 class CpuUsage(NamedTuple):
@@ -100,7 +164,6 @@ class CpuSampler:
         self.first = asyncio.Event()
 
     async def run(self) -> None:
-        """Measure one interval after the other, until cancelled."""
         before: Sequence[CpuTimes] = ()
         while True:
             # Counters that cannot be read now leave the last usage in place.
@@ -133,7 +196,7 @@ class MetricsHandler(BuiltInHandler):
         now_ms: Callable[[], int],
         log: FilteringBoundLogger,
         *,
-        readings: Readings | None = None,
+        readings: LinuxReadings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
         timeout_s: float = TIMEOUT_S,
@@ -146,7 +209,6 @@ class MetricsHandler(BuiltInHandler):
         self._disks = Disks(self._readings.mounts, self._readings.space, log, sleep=sleep)
 
     async def run(self) -> None:
-        """Sample CPU usage and disks for as long as the daemon runs."""
         async with asyncio.TaskGroup() as group:
             group.create_task(endless("cpu", self._cpu.run()))
             group.create_task(endless("disks", self._disks.run()))
@@ -157,7 +219,12 @@ class MetricsHandler(BuiltInHandler):
         Samples of ``subscribe`` are taken at short intervals: the CPU usage of one is that since the last.
         """
         include = arguments.get("include", ALL_PARTS)
-        await self._first_samples(include)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                if "cpu" in include:
+                    await self._cpu.first.wait()
+                if "disk" in include:
+                    await self._disks.first.wait()
         sample: dict[str, Any] = {
             "ts_ms": self.now_ms(),
             "node_id": self.node_id,
@@ -166,42 +233,27 @@ class MetricsHandler(BuiltInHandler):
         if "cpu" in include:
             usage = self._followed_cpu.usage() if verb == "subscribe" else None
             if (usage := usage or self._cpu.latest) is not None:
-                sample["cpu"] = _cpu(usage)
+                sample["cpu"] = {
+                    "cores": min(len(usage.per_core), MAX_CORES),
+                    "usage_pct": usage.overall,
+                    "per_core_pct": list(usage.per_core[:MAX_CORES]),
+                }
         if "mem" in include:
-            sample["mem"] = _mem(self._readings.memory())
+            memory = self._readings.memory()
+            sample["mem"] = {
+                "total_bytes": memory.total,
+                "available_bytes": memory.available,
+                # In a container the two can come from different worlds, and the difference can be negative.
+                "used_bytes": max(memory.total - memory.available, 0),
+                "swap_total_bytes": memory.swap_total,
+                "swap_used_bytes": max(memory.swap_total - memory.swap_free, 0),
+            }
         if "load" in include:
             averages = (round(average, 2) for average in self._readings.load())
             sample["load"] = dict(zip(("one", "five", "fifteen"), averages, strict=True))
         if "disk" in include and (disks := self._disks.latest) is not None:
             sample["disk"] = [disk._asdict() for disk in disks]
         return sample
-
-    async def _first_samples(self, include: Collection[str]) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
-                if "cpu" in include:
-                    await self._cpu.first.wait()
-                if "disk" in include:
-                    await self._disks.first.wait()
-
-
-def _cpu(usage: CpuUsage) -> dict[str, Any]:
-    return {
-        "cores": min(len(usage.per_core), MAX_CORES),
-        "usage_pct": usage.overall,
-        "per_core_pct": list(usage.per_core[:MAX_CORES]),
-    }
-
-
-def _mem(memory: MemoryReading) -> dict[str, int]:
-    return {
-        "total_bytes": memory.total,
-        "available_bytes": memory.available,
-        # In a container the two can come from different worlds, and the difference can be negative.
-        "used_bytes": max(memory.total - memory.available, 0),
-        "swap_total_bytes": memory.swap_total,
-        "swap_used_bytes": max(memory.swap_total - memory.swap_free, 0),
-    }
 
 
 HANDLER: HandlerFactory = MetricsHandler

@@ -11,17 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from ssl import CERT_NONE, SSLCertVerificationError, SSLContext
-from typing import Any, NamedTuple
+from ssl import CERT_NONE, SSLCertVerificationError
+from typing import Any
 
 from kubelet.config import NodeConfig
 from kubelet.identity.http_exchange import HttpRequest, HttpResponse, exchange
 from kubelet.identity.provisioning import Enrolled, Issued, create_identity, install_enrolled, roots_in
-from kubelet.process import held_alone
+from kubelet.process import hold_alone
 from schemas.addresses import AddressError, check_one_fleet, check_private_url, normal_url, parse_broker
 from schemas.canonical import jcs
-from schemas.certificates import IdentityError, IdentityReason, make_csr, verify_leaf
-from schemas.endorsement import are_endorsed, is_server_root
+from schemas.certificates import (
+    IdentityError,
+    IdentityReason,
+    are_endorsed,
+    is_server_root,
+    make_csr,
+    verify_leaf,
+)
 from schemas.enrolment import (
     ENROL_PATH,
     MAX_RESPONSE_BYTES,
@@ -77,17 +83,6 @@ class ClockError(StateError):
     """This machine's clock is wrong."""
 
 
-class _Anchors(NamedTuple):
-    """What the relay is verified by while the node enrols.
-
-    Attributes:
-        of_servers: whether these are roots of servers; a relay of an older version has none.
-    """
-
-    pem: str
-    of_servers: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Enroller:
     """Enrols the node in ``files``. Time and randomness come in from outside.
@@ -121,11 +116,11 @@ class Enroller:
         if self.files.exists():
             self._check_not_enrolled()
         make_private_directory(self.files.root)
-        with held_alone(self.files.root):
-            anchors = await self._recognised_roots()
+        with hold_alone(self.files.root):
+            anchors, of_servers = await self._recognised_roots()
             if not self.files.exists():
                 create_identity(self.files, self.now_ms(), self.random_bytes)
-            return self._installed(await self._issued_by(anchors))
+            return self._installed(await self._issued_by(anchors, of_servers=of_servers))
 
     def _check_not_enrolled(self) -> None:
         own = self.files.read()
@@ -135,14 +130,21 @@ class Enroller:
         except IdentityError as error:
             if error.reason is not IdentityReason.VALIDITY:
                 return  # the leaf is self-signed still, whatever lies beside it
-        raise IdentityFilesError(f"{self.files.root} is enrolled already, as node {own.node_id}")
+        raise IdentityFilesError(
+            f"{self.files.root} is enrolled already, as node {own.node_id}: `kubelet retire` takes it out of "
+            "its fleet, and --again gives a revoked one a new key"
+        )
 
-    async def _recognised_roots(self) -> "_Anchors":
+    async def _recognised_roots(self) -> tuple[str, bool]:
         """Return the roots of servers that the token's root endorses, before anything else is sent.
 
-        A relay that has none is verified by the token's root.
+        A relay of an older version has none, and is verified by the token's root; returns which it is too.
         """
-        answer = await exchange(HttpRequest(self.relay_url, ENROL_PATH), _unverified_context())
+        # Unverified: this request holds nothing, and its response is checked against the token.
+        context = client_context()
+        context.check_hostname = False
+        context.verify_mode = CERT_NONE
+        answer = await exchange(HttpRequest(self.relay_url, ENROL_PATH), context)
         self._check_status(answer)
         try:
             text = answer.body.decode("ascii")
@@ -153,22 +155,27 @@ class Enroller:
             if sha256(root).digest() == self.token.fingerprint:
                 servers = [each for each in roots if is_server_root(each)]
                 endorsed = are_endorsed(servers, [root], shown_endorsements(text))
-                return _Anchors(to_pem(servers if endorsed else [root]), of_servers=endorsed)
+                return to_pem(servers if endorsed else [root]), endorsed
         raise EnrolmentError(f"{self.relay_url} is another relay than the one that made this join token")
 
-    async def _issued_by(self, anchors: "_Anchors") -> EnrolResponse:
+    async def _issued_by(self, anchors: str, *, of_servers: bool) -> EnrolResponse:
         """Request a leaf, and return the message of the relay that made the token."""
         own, registry = self.files.read(), SchemaRegistry()
         nonce = base64url(self.random_bytes(_NONCE_BYTES))
         csr = make_csr(own.key, own.node_id)
         request: dict[str, Any] = {"join_id": self.token.id, "csr": csr, "nonce": nonce}
-        if anchors.of_servers:
+        if of_servers:
             request["server_roots"] = True
         body = jcs(proven(request, self.token.key, NODE))
-        answer, by_own_root = await self._exchange_verified(anchors.pem, body)
+        answer, by_own_root = await self._exchange_verified(anchors, body)
         self._check_status(answer)
         message = self._genuine(answer, nonce, registry.load(RESPONSE_REF))
-        self._check_clock(message["server_time_ms"])
+        now, theirs = self.now_ms(), message["server_time_ms"]
+        if abs(now - theirs) > _MAX_CLOCK_SKEW_MS:
+            raise ClockError(
+                f"this machine's clock reads {_readable(now)} and the relay's {_readable(theirs)}: "
+                "set the clock, and run it again"
+            )
         if message["own_root"] and not by_own_root:
             raise EnrolmentError(
                 f"the relay shows a certificate of its own root, and {self.relay_url} another: "
@@ -241,22 +248,6 @@ class Enroller:
             )
         return message
 
-    def _check_clock(self, server_time_ms: int) -> None:
-        now = self.now_ms()
-        if abs(now - server_time_ms) > _MAX_CLOCK_SKEW_MS:
-            raise ClockError(
-                f"this machine's clock reads {_readable(now)} and the relay's {_readable(server_time_ms)}: "
-                "set the clock, and run it again"
-            )
-
-
-def _unverified_context() -> SSLContext:
-    """For the one request that holds nothing and whose response is checked against the token."""
-    context = client_context()
-    context.check_hostname = False
-    context.verify_mode = CERT_NONE
-    return context
-
 
 def _readable(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -277,7 +268,7 @@ async def enrol_again(enroller: Enroller) -> Enrolled:
     """
     files = enroller.files
     own_id = files.read_node_id()
-    with held_alone(files.root):
+    with hold_alone(files.root):
         try:
             enrolled = await _issued(enroller, own_id)
         except NotAdmittedError:

@@ -5,19 +5,27 @@ Must not be imported by the running daemon: it needs the X.509 library.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nacl.signing import SigningKey
 
-from kubelet.config import NodeConfig, store
+from kubelet.config import NodeConfig, StoredConfigError, read_stored, relay_kinds_file, store
 from kubelet.settings import BY_ENROLMENT
 from schemas.addresses import normal_url, parse_broker
-from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
-from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
+from schemas.certificates import (
+    IdentityError,
+    are_endorsed,
+    is_endorsed,
+    is_server_root,
+    make_csr,
+    self_signed_leaf,
+    verify_leaf,
+)
 from schemas.error_roots import OperatorError
 from schemas.identity import CertificateFormatError, Identity, certificates_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
-from schemas.node_ids import new_node_id
-from schemas.told_settings import forget_told
+from schemas.settings import forget_run_options
+from schemas.ulids import new_node_id
 
 _SELF_SIGNED_DAYS = 3650
 _SERIAL_BYTES = 16
@@ -58,7 +66,7 @@ class Issued:
     Attributes:
         roots: every root of nodes that is trusted now.
         server_roots: every root of servers; empty if the relay is of a version without.
-        endorsement: of a new root, by one that is trusted; see ``schemas.endorsement``.
+        endorsement: of a new root, by one that is trusted; see ``schemas.certificates``.
         server_endorsements: of ``server_roots``, by roots of nodes.
     """
 
@@ -104,7 +112,8 @@ def install_enrolled(files: IdentityFiles, issued: Issued, config: NodeConfig, n
     identity = _verified(files, issued, now_ms)
     # The leaf comes last: when it is there, all of it is.
     store(config, files.root)
-    forget_told(files.root, BY_ENROLMENT)
+    relay_kinds_file(files.root).unlink(missing_ok=True)  # another relay may know other kinds
+    forget_run_options(files.root, BY_ENROLMENT)
     _install(files, identity, issued)
     return Enrolled(identity, config)
 
@@ -114,7 +123,7 @@ def install_certificate(files: IdentityFiles, issued: Issued, now_ms: int) -> Id
 
     Raises:
         IdentityFilesError: it is not a leaf of these roots, not valid now, or not for this node and its key;
-            or a root of servers is none.
+            or a root of servers is not one.
     """
     identity = _verified(files, issued, now_ms)
     _install(files, identity, issued)
@@ -159,61 +168,52 @@ def roots_in(pem: str) -> list[bytes]:
         raise IdentityFilesError(f"the roots cannot be used: {error}") from None
 
 
-class ServerRootsMissingError(OperatorError):
-    """The relay is to be verified by roots of its own, and there are none."""
+def issued_by_hand(leaf_pem: str, roots_pem: str) -> Issued:
+    """Return what an operator has copied from the CA: a leaf, and the roots of both kinds, in any order."""
+    roots = roots_in(roots_pem)
+    servers = [root for root in roots if is_server_root(root)]
+    return Issued(leaf_pem, to_pem([root for root in roots if root not in servers]), to_pem(servers))
 
-    def __init__(self) -> None:
-        super().__init__(
+
+def _kept_kinds(state_dir: Path) -> tuple[str, ...]:
+    """Return the kinds that the operator has enabled, which a certificate that is installed again leaves."""
+    try:
+        stored = read_stored(state_dir)
+    except StoredConfigError:
+        return ()
+    return () if stored is None else stored.kinds
+
+
+def install_by_hand(  # noqa: PLR0913 - what `kubelet enroll` learns from the relay
+    files: IdentityFiles,
+    issued: Issued,
+    relays: Sequence[str],
+    broker: str,
+    *,
+    system_roots: bool,
+    plain_allowed: bool,
+    now_ms: int,
+) -> Enrolled:
+    """Install ``issued``, and how the relays, the public URL first, and the broker are reached and verified.
+
+    Raises:
+        IdentityFilesError: as ``install_certificate``.
+        OperatorError: the relay is to be verified by roots of servers, and there are none.
+        AddressError: relay or broker may not be reached like this.
+    """
+    relay_url, *others = dict.fromkeys(map(normal_url, relays))
+    own_root = relay_url.startswith("https://") and not system_roots
+    if own_root and not issued.server_roots:
+        raise OperatorError(
             "--root holds no root of servers: make it with `relay ca roots --pem`, or give --system-roots if "
             "this machine trusts the relay's certificate already"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ManualEnrolment:
-    """What an operator has copied from the CA, by hand: it leaves behind what ``kubelet enroll`` does.
-
-    The leaf, and the roots of both kinds in one text, in any order; during a rotation two of a kind.
-    """
-
-    files: IdentityFiles
-    leaf_pem: str
-    roots_pem: str
-    now_ms: int
-
-    def install(self) -> Identity:
-        """Install leaf and roots alone.
-
-        Raises:
-            IdentityFilesError: as ``install_certificate``.
-        """
-        return install_certificate(self.files, self._issued(), self.now_ms)
-
-    def install_with(
-        self, relays: Sequence[str], broker: str, *, system_roots: bool, plain_allowed: bool
-    ) -> Enrolled:
-        """Install them, and how the relays, the public URL first, and the broker are reached and verified.
-
-        Raises:
-            IdentityFilesError: as ``install_certificate``.
-            ServerRootsMissingError: the relay is to be verified by roots of servers.
-            AddressError: relay or broker may not be reached like this.
-        """
-        issued, (relay_url, *others) = self._issued(), dict.fromkeys(map(normal_url, relays))
-        own_root = relay_url.startswith("https://") and not system_roots
-        if own_root and not issued.server_roots:
-            raise ServerRootsMissingError
-        config = NodeConfig(
-            parse_broker(broker),
-            relay_url,
-            plain_allowed=plain_allowed,
-            own_root=own_root,
-            other_relays=tuple(others),
-        )
-        return install_enrolled(self.files, issued, config, self.now_ms)
-
-    def _issued(self) -> Issued:
-        roots = roots_in(self.roots_pem)
-        servers = [root for root in roots if is_server_root(root)]
-        nodes = [root for root in roots if root not in servers]
-        return Issued(self.leaf_pem, to_pem(nodes), to_pem(servers))
+    config = NodeConfig(
+        parse_broker(broker),
+        relay_url,
+        plain_allowed=plain_allowed,
+        own_root=own_root,
+        other_relays=tuple(others),
+        kinds=_kept_kinds(files.root),
+    )
+    return install_enrolled(files, issued, config, now_ms)

@@ -3,8 +3,6 @@
 Must not be imported by the running daemon: it needs the X.509 library.
 """
 
-from dataclasses import dataclass
-
 from kubelet.identity.provisioning import roots_in
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.manifest import MAX_MANIFEST_BYTES
@@ -13,20 +11,13 @@ from schemas.strict_json import StrictJsonError, loads
 from schemas.trust import Known, Outcome, TrustedManifest, TrustRules
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFinding:
-    """The manifest when it holds, or why it does not."""
-
-    manifest: TrustedManifest | None
-    reason: str | None
-
-
 def verify_manifest(
     wire: bytes, identity_pem: str, root_pem: str, now_ms: int, contract: Contract | None = None
-) -> ManifestFinding:
-    """Judge ``wire`` with the leaf in ``identity_pem`` and the root in ``root_pem``.
+) -> TrustedManifest | str:
+    """Return what ``wire`` holds, judged as a relay would; or why it is not valid.
 
-    ``contract`` has the documents and kinds, by default those that ship.
+    By the leaf in ``identity_pem``, the root in ``root_pem``, and the documents and kinds of ``contract``, by
+    default those that ship.
 
     Raises:
         IdentityFilesError: the root is too large or damaged.
@@ -35,23 +26,18 @@ def verify_manifest(
     try:
         identity = verify_leaf(identity_pem, [root_pem], now_ms)
     except IdentityError as error:
-        return ManifestFinding(None, f"identity: {error.reason}")
-    contract = contract or read_contract(())
-    rules = TrustRules(contract.registry, contract.kinds)
-    verdict = rules.accept(wire, _claimed_node(wire), now_ms, Known({identity.kid: identity}))
-    match verdict.outcome:
-        case Outcome.ACCEPTED:
-            return ManifestFinding(verdict.manifest, None)
-        case Outcome.PENDING:
-            return ManifestFinding(None, "signed by another leaf than the one given")
-        case _:
-            return ManifestFinding(None, verdict.reason.value if verdict.reason else verdict.outcome.value)
-
-
-def _claimed_node(wire: bytes) -> str:
-    """Return the id that the manifest states: read from a file, there is no topic to compare it with."""
+        return f"identity: {error.reason}"
     try:
         manifest = loads(wire, max_bytes=MAX_MANIFEST_BYTES)
     except StrictJsonError:
-        return ""
-    return str(manifest.get("node_id", "")) if isinstance(manifest, dict) else ""
+        manifest = None
+    # The id that it states itself: read from a file, there is no topic to compare it with.
+    claimed = str(manifest.get("node_id", "")) if isinstance(manifest, dict) else ""
+    contract = contract or read_contract(())
+    rules = TrustRules(contract.registry, contract.kinds)
+    verdict = rules.accept(wire, claimed, now_ms, Known({identity.kid: identity}))
+    if verdict.outcome is Outcome.ACCEPTED and verdict.manifest is not None:
+        return verdict.manifest
+    if verdict.outcome is Outcome.PENDING:
+        return "signed by another leaf than the one given"
+    return verdict.reason.value if verdict.reason else verdict.outcome.value

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
@@ -16,13 +16,12 @@ from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from kubelet.local_agent.daemon_client import ResponseError
 from kubelet.local_agent.toolbox import LentSchema, Toolbox
-from schemas.delivery import DEFAULT_HANDLER_MS
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
-from schemas.images import ImageMember, Images, NoImageError, apart
+from schemas.images import Images, NoImageError, apart
 from schemas.kinds import KindRegistry
 from schemas.payloads import CmdAck
-from schemas.projection import ToolName, parse
+from schemas.projection import parse
 from schemas.registry import SchemaRegistry, listed_schema
 from schemas.text import printable_values
 from schemas.ulids import UlidSource
@@ -84,11 +83,6 @@ class Mailbox:
         return messages
 
 
-class _OwnTool(NamedTuple):
-    deadline_ms: int
-    images: tuple[ImageMember, ...]
-
-
 class OwnTools:
     """The tools of ``handlers``, by the dashed names under which a relay lists them too.
 
@@ -110,34 +104,26 @@ class OwnTools:
         self._now_ms = now_ms
         self._dispatcher = Dispatcher(node_id, handlers, kinds, registry, log)
         self._tasks: list[asyncio.Task[None]] = []
-        self._tools: dict[str, _OwnTool] = {}
+        # What follows the first sample of a stream is sent by a relay.
+        tools = self._dispatcher.tools.items()
+        self._tools = {canonical: tool for canonical, tool in tools if not tool.verb.verb.streams}
         self.entries: dict[str, Mapping[str, Any]] = {}
-        for handler in handlers:
-            capability = handler.capability
-            kind = kinds.get(capability["kind"])
-            if kind is None:
-                raise ValueError(f"{capability['kind']} is not a registered kind")
-            for verb in map(kind.verbs.__getitem__, capability["verbs"]):
-                if verb.streams:
-                    continue  # what follows its first sample is sent by a relay
-                name = ToolName(kind.short, node_id, capability["cap_id"], verb.name)
-                deadline_ms = capability["constraints"].get("deadline_ms_default", DEFAULT_HANDLER_MS)
-                self._tools[name.canonical] = _OwnTool(deadline_ms, verb.images)
-                self.entries[name.alias] = {
-                    "name": name.alias,
-                    "title": verb.title,
-                    "description": verb.description,
-                    "inputSchema": listed_schema(registry, verb.input_ref),
-                    "outputSchema": listed_schema(registry, verb.output_ref),
-                    "annotations": {
-                        "readOnlyHint": kind.safety_class == "read_only",
-                        "idempotentHint": verb.idempotent,
-                        "openWorldHint": False,
-                    },
-                }
+        for tool in self._tools.values():
+            kind, verb = tool.verb.kind, tool.verb.verb
+            self.entries[tool.alias] = {
+                "name": tool.alias,
+                "title": verb.title,
+                "description": verb.description,
+                "inputSchema": listed_schema(registry, verb.input_ref),
+                "outputSchema": listed_schema(registry, verb.output_ref),
+                "annotations": {
+                    "readOnlyHint": kind.safety_class == "read_only",
+                    "idempotentHint": verb.idempotent,
+                    "openWorldHint": False,
+                },
+            }
 
     def start(self) -> None:
-        """Begin what the handlers do between calls."""
         self._tasks = [asyncio.create_task(handler.run()) for handler in self._handlers]
 
     async def close(self) -> None:
@@ -160,7 +146,7 @@ class OwnTools:
             if not answer.done():
                 answer.set_result(payload)
 
-        deadline_ms = self._tools[canonical].deadline_ms
+        deadline_ms = self._tools[canonical].longest_ms
         payload = {
             "tool": canonical,
             "arguments": arguments,
@@ -171,7 +157,11 @@ class OwnTools:
         frame = Frame("cmd", self._ulids.new(), payload)
         try:
             await self._dispatcher.submit(frame, deadline_ms, reply)
-            return _shown(await answer)
+            ended = await answer
+            if not ended["ok"]:
+                return ended
+            # Every text printable: the dispatcher has escaped those of third parties.
+            return {**ended, "result": printable_values(ended["result"])}
         except asyncio.CancelledError:
             self._dispatcher.cancel(frame.msg_id)
             raise
@@ -183,16 +173,9 @@ class OwnTools:
             ToolError: one is no image of its type.
         """
         try:
-            return apart(result, self._tools[canonical].images)
+            return apart(result, self._tools[canonical].verb.verb.images)
         except NoImageError as error:
             raise ToolError(Failure.RESULT_INVALID) from error
-
-
-def _shown(answer: CmdAck) -> CmdAck:
-    """Return ``answer`` with every text printable: the dispatcher has escaped those of third parties."""
-    if not answer["ok"]:
-        return answer
-    return {**answer, "result": printable_values(answer["result"])}
 
 
 class Daemon(Protocol):

@@ -7,25 +7,24 @@ is lent; what was requested of it fails. Must not know MCP.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools import json_rpc
 from kubelet.caller_tools.json_rpc import LineSplitter
 from schemas.error_roots import PeerError
 from schemas.errors import Failure, ToolError
+from schemas.pacing import Backoff
 from schemas.projection import is_node_id
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
 MAX_LINE_BYTES = 1 << 20
 """More than the daemon sends in one line."""
-PATIENCE_S = 5.0
+PROBE_AFTER_S = 5.0
 """How long a request waits before the daemon is asked whether it is there, and how long for that answer."""
 _READ_BYTES = 1 << 16
 
@@ -34,35 +33,11 @@ class DaemonMessageError(PeerError):
     """A line is no message that this version reads; the text, printable, states why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lending:
-    """All that the caller ``caller_id`` lends now, each with a ``name`` and an ``inputSchema``."""
-
-    caller_id: str
-    tools: list[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class CallerMessage:
-    """A message of the caller."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """What the request ``request_id`` ended with: a ``result``, or an ``error`` of JSON-RPC."""
-
-    request_id: object
-    result: Any
-    error: Mapping[str, Any] | None
-
-
-def read(line: bytes) -> Lending | CallerMessage | Response:
-    """Return the message in ``line``.
+def read(line: bytes) -> Mapping[str, Any]:
+    """Return the message in ``line``: a notification, whose params have the form of its type, or a response.
 
     Raises:
-        DaemonMessageError: it is none.
+        DaemonMessageError: it is malformed.
     """
     try:
         message = loads(line, max_bytes=MAX_LINE_BYTES)
@@ -73,23 +48,16 @@ def read(line: bytes) -> Lending | CallerMessage | Response:
     match message.get("type"):
         case "caller_tools_config":
             params = _member(message, "params", dict)
-            tools = _member(params, "tools", list)
-            for tool in tools:
+            _member(params, "caller_id", str)
+            for tool in _member(params, "tools", list):
                 _check_tool(tool)
-            return Lending(_member(params, "caller_id", str), tools)
         case "session_message":
-            return CallerMessage(_member(_member(message, "params", dict), "message", str))
-        case _:
-            return _response(message)
-
-
-def _response(message: Mapping[str, Any]) -> Response:
-    error = message.get("error")
-    if error is not None:
-        data = _member(message, "error", dict).get("data", {})
-        if not isinstance(data, dict) or not isinstance(data.get("caller_message"), str | None):
-            raise DaemonMessageError("its error has data of another form")
-    return Response(message.get("id"), message.get("result"), error)
+            _member(_member(message, "params", dict), "message", str)
+        case _ if message.get("error") is not None:
+            data = _member(message, "error", dict).get("data", {})
+            if not isinstance(data, dict) or not isinstance(data.get("caller_message"), str | None):
+                raise DaemonMessageError("its error has data of another form")
+    return message
 
 
 def _check_tool(tool: object) -> None:
@@ -149,9 +117,9 @@ class DaemonClient:
         path: Path,
         session_id: str | None,
         follower: Follower,
-        backoff: NodeBackoff,
+        backoff: Backoff,
         log: FilteringBoundLogger,
-        patience_s: float = PATIENCE_S,
+        probe_after_s: float = PROBE_AFTER_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._path = path
@@ -159,16 +127,15 @@ class DaemonClient:
         self._follower = follower
         self._backoff = backoff
         self._log = log
-        self._patience_s = patience_s
+        self._probe_after_s = probe_after_s
         self._sleep = sleep
         self._writer: asyncio.StreamWriter | None = None
         self._ids = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._is_attached = False
-        self._lending: Lending | None = None
+        self._lending: Mapping[str, Any] | None = None
 
     async def run(self) -> None:
-        """Hold a connection, and connect again when it is lost."""
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(self._path)
@@ -198,7 +165,7 @@ class DaemonClient:
                 writer.transport.abort()
 
     async def _is_answered(self, answer: "asyncio.Future[Any]") -> bool:
-        done, _ = await asyncio.wait([answer], timeout=self._patience_s)
+        done, _ = await asyncio.wait([answer], timeout=self._probe_after_s)
         return bool(done)
 
     @contextmanager
@@ -268,7 +235,7 @@ class DaemonClient:
         self._backoff.reset()
         self._is_attached = True
         if self._lending is not None:
-            self._follower.lend(self._lending.caller_id, self._lending.tools)
+            self._follower.lend(self._lending["caller_id"], self._lending["tools"])
 
     async def _attach(self) -> None:
         """Attach to the session; the relay may name it again only after a while."""
@@ -286,23 +253,20 @@ class DaemonClient:
             self._log.error("the daemon sends a line over the limit")
             return
         message = read(line)
-        match message:
-            case Lending():
-                self._lending = message
+        match message.get("type"):
+            case "caller_tools_config":
+                lending = self._lending = message["params"]
                 # Not before: until then this may be what another session lends.
                 if self._is_attached:
-                    self._follower.lend(message.caller_id, message.tools)
-            case CallerMessage():
-                self._follower.message(message.text)
-            case Response():
-                self._answered(message)
-
-    def _answered(self, response: Response) -> None:
-        request_id = response.request_id
-        answer = self._waiting.get(request_id) if isinstance(request_id, int) else None
-        if answer is None or answer.done():
-            return
-        if response.error is None:
-            answer.set_result(response.result)
-        else:
-            answer.set_exception(ResponseError(response.error))
+                    self._follower.lend(lending["caller_id"], lending["tools"])
+            case "session_message":
+                self._follower.message(message["params"]["message"])
+            case _:
+                request_id = message.get("id")
+                answer = self._waiting.get(request_id) if isinstance(request_id, int) else None
+                if answer is None or answer.done():
+                    return
+                if (error := message.get("error")) is None:
+                    answer.set_result(message.get("result"))
+                else:
+                    answer.set_exception(ResponseError(error))

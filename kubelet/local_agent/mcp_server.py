@@ -1,12 +1,18 @@
 """The MCP server on standard input and output, in both eras of the protocol, on the SDK's server.
 
-One client, which the process belongs to. Must not know where a tool comes from, nor log what a call holds.
+One client, which the process belongs to. ``run_local_agent`` is the one place where its parts meet the clock,
+the disk and the socket. The server must not know where a tool comes from, nor log what a call holds.
 """
 
 import asyncio
 import json
+import os
+import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
 
 import mcp_types as types
 from mcp.server.caching import CacheHint
@@ -15,12 +21,26 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 
-from kubelet.local_agent.agent_tools import ToolAnswer
+from kubelet.ceiling import Ceiling
+from kubelet.handlers.factory import make_handlers
+from kubelet.local_agent.agent_tools import AgentTools, OwnTools, ToolAnswer
+from kubelet.local_agent.daemon_client import DaemonClient
+from kubelet.local_agent.toolbox import Toolbox
+from kubelet.process import now_ms
+from schemas.files import read_state
+from schemas.identity_files import IdentityFiles
+from schemas.pacing import Backoff
+from schemas.process.logs import fatal_errors_logged, opened
+from schemas.projection import is_node_id
+from schemas.registry import Contract
 from schemas.text import printable
 from schemas.times import dated
+from schemas.ulids import UlidSource
 
 _Context = ServerRequestContext[Any, Any]
 _ERROR = "edge-kubelet/error"
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 5.0
 _MAX_CALLER_TEXT = 4096
 _INSTRUCTIONS = (
     "Tools of the machine that this agent runs on, and tools that a remote agent lends while it has a "
@@ -109,3 +129,61 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
 
 def _text(text: str) -> types.ContentBlock:
     return types.TextContent(type="text", text=text)
+
+
+async def run_local_agent(  # noqa: PLR0913, PLR0917 - what comes in from outside
+    socket: Path,
+    session_id: str | None,
+    state_dir: Path,
+    contract: Contract,
+    ceiling: Ceiling,
+    stream: TextIO,
+) -> None:
+    """Serve MCP on standard input and output until the input ends. ``contract`` has the node's own kinds.
+
+    What the board's owner does not allow, ``ceiling``, is refused to its local agents too.
+
+    Raises:
+        FailedError: it has failed.
+    """
+    with opened("kubelet", stream) as (log, _lines), fatal_errors_logged(log):
+        ulids = UlidSource(now_ms, os.urandom)
+
+        def make_own(node_id: str) -> OwnTools:
+            handlers = make_handlers(node_id, log, contract, now_ms, ceiling=ceiling)
+            return OwnTools(node_id, handlers, contract.registry, contract.kinds, ulids, now_ms, log)
+
+        toolbox = Toolbox(log)
+        tools = AgentTools(toolbox, make_own, ulids.new)
+        backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S, partial(random.uniform, 0.0))
+        daemon = DaemonClient(socket, session_id, tools, backoff, log)
+        server = McpServer(
+            toolbox.entries,
+            lambda name, arguments: tools.call(daemon, name, arguments),
+            version("edge-kubelet"),
+        )
+        toolbox.on_change(server.list_changed)
+        # Without the daemon, and without any network: the node's own tools are there at once.
+        if (node_id := _own_node_id(state_dir)) is not None:
+            tools.node_known(node_id)
+        connecting = asyncio.create_task(daemon.run())
+        serving = asyncio.create_task(server.run())
+        try:
+            await asyncio.wait([connecting, serving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (connecting, serving):
+                task.cancel()
+            await asyncio.gather(connecting, serving, return_exceptions=True)
+            await tools.close()
+        for task in (connecting, serving):
+            if not task.cancelled():
+                task.result()
+
+
+def _own_node_id(state_dir: Path) -> str | None:
+    """Return the id of the node whose state this is, if this user may read it; else the daemon knows it."""
+    try:
+        node_id = read_state(IdentityFiles(state_dir).node_id).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return node_id if is_node_id(node_id) else None

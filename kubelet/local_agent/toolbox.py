@@ -146,7 +146,6 @@ class Toolbox:
         self._config: tuple[str, list[Mapping[str, Any]]] = ("", [])
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when the list has changed."""
         self._listeners.append(listener)
 
     def entries(self) -> list[Mapping[str, Any]]:
@@ -155,7 +154,6 @@ class Toolbox:
         return own + [self._lent[name].entry for name in sorted(self._lent)]
 
     def lent(self, name: str) -> LentTool | None:
-        """Return the lent tool with a public name."""
         return self._lent.get(name)
 
     def set_own(self, entries: Mapping[str, Mapping[str, Any]]) -> None:

@@ -21,10 +21,10 @@ from websockets.uri import parse_uri
 from kubelet.session.relay_addresses import RelayAddress, names_proxies
 from schemas.addresses import connect_url, host_of, is_loopback, port_of
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOLS, Frame, FrameReader, OneWayType, Role, includes
+from schemas.pacing import TokenBucket
 from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
-from schemas.token_bucket import TokenBucket
 from schemas.ulids import UlidSource
-from schemas.websocket_frames import FrameSlicer
+from schemas.websocket_frames import FrameBudget, FrameSlicer
 
 _FRAMES_PER_S = 100.0
 """Twenty, and sixteen messages a second to local agents, of the largest size."""
@@ -42,7 +42,7 @@ SILENCE_S = 30.0
 
 _END_OF_HEAD = b"\r\n\r\n"
 NOT_REACHED = (OSError, WebSocketException)
-"""What ``opened`` raises when there is no connection, or it does not hold."""
+"""What ``open_channel`` raises when there is no connection, or it does not hold."""
 CLOSE_TIMEOUT_S = 2
 _SECONDS = re.compile("[0-9]{1,9}")
 
@@ -65,17 +65,16 @@ class MeteredConnection(ClientConnection):
     ) -> None:
         super().__init__(protocol, **options)
         commands = _FRAMES_OF_A_COMMAND * commands_per_s
-        self._bucket = TokenBucket(_FRAMES_PER_S + commands, _FRAMES_AT_ONCE + commands, self.loop.time())
+        bucket = TokenBucket(_FRAMES_PER_S + commands, _FRAMES_AT_ONCE + commands, self.loop.time())
+        self._budget = FrameBudget(bucket, bytes_like_a_frame=_BYTES_LIKE_A_FRAME, most_credit=_MOST_CREDIT)
         self._slicer = FrameSlicer()
         self._end_of_head = b""
-        self._credit = 0.0
         self._silence_s = silence_s
         self.heard_at = self.loop.time()
         self._silence_check: asyncio.TimerHandle | None = None
         self.is_flooded = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, and expect the relay's pings."""
         super().connection_made(transport)
         self._check_silence()
 
@@ -118,9 +117,7 @@ class MeteredConnection(ClientConnection):
         """Return what is there of the next frame, or of the one before; nothing when it exceeds the rate."""
         head = None if self._slicer.is_within else self._slicer.head()
         if head is not None:
-            # What is longer than the longest message is refused by the parser, at its head.
-            cost = 1.0 + min(head.payload_bytes, MAX_FRAME_BYTES) / _BYTES_LIKE_A_FRAME
-            if not self._affords(cost):
+            if self._budget.take(head, self.loop.time()) > 0:
                 self.is_flooded = True
                 self.transport.abort()
                 return b""
@@ -129,16 +126,7 @@ class MeteredConnection(ClientConnection):
 
     def expect_answer(self) -> None:
         """Accept one frame more, beyond the rate: this node has requested it."""
-        self._credit = min(_MOST_CREDIT, self._credit + _FRAMES_OF_AN_ANSWER)
-
-    def _affords(self, cost: float) -> bool:
-        """Count ``cost`` and return whether it is within the rate, or was expected."""
-        if self._bucket.take(self.loop.time(), cost) == 0:
-            return True
-        if self._credit < cost:
-            return False
-        self._credit -= cost
-        return True
+        self._budget.expect(_FRAMES_OF_AN_ANSWER)
 
 
 def retry_after_s(error: Exception) -> float:
@@ -160,7 +148,7 @@ class _Connect(connect):
 
 
 @asynccontextmanager
-async def opened(  # noqa: PLR0913, PLR0917 - what comes in from outside
+async def open_channel(  # noqa: PLR0913, PLR0917 - what comes in from outside
     public_url: str,
     address: RelayAddress,
     tls: ssl.SSLContext | None,

@@ -7,7 +7,7 @@ the dispatcher does.
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
@@ -17,19 +17,20 @@ from websockets.exceptions import ConnectionClosed
 
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import SignedManifest
-from kubelet.backoff import LONGEST_REQUESTED_S
 from kubelet.dispatch import Dispatcher
-from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened, retry_after_s
-from kubelet.session.relay_addresses import RelayAddress, RelayAddresses
+from kubelet.process import ticks_ms
+from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, open_channel, retry_after_s
+from kubelet.session.relay_addresses import LONGEST_REQUESTED_S, RelayAddress, RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal
-from schemas.backoff import Backoff
 from schemas.delivery import TransitGauge
 from schemas.error_roots import PeerError
+from schemas.errors import Failure
 from schemas.faults import connection_reason
-from schemas.frames import SUBPROTOCOL_1_1, Frame, FrameReader
+from schemas.frames import SUBPROTOCOL_1_1, SUBPROTOCOL_1_2, Frame, FrameReader
 from schemas.health import Loop
 from schemas.identity_files import NodeIdentity
+from schemas.pacing import Backoff
 from schemas.payloads import AnnounceAck, Auth, Bye, Cmd, CmdAck, Heartbeat, HeartbeatAck, RenewAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
 from schemas.text import printable
@@ -166,23 +167,25 @@ class CallFlow:
         return "calls flow" if self._is_answered else "no command answered yet"
 
 
-def ticks_ms() -> int:
-    """Return milliseconds that only go forward."""
-    return time.monotonic_ns() // 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LinkParts:
-    """What a link works with.
+@dataclass(eq=False, repr=False)
+class RelayLink:
+    """The connection of one node, kept up until cancelled.
 
     Attributes:
         public_url: of the fleet. It is the audience that this node has pinned, whichever relay it reaches.
         relays: the addresses of the fleet's relays.
         frames: the one-way frames, which survive a connection.
-        tls: how the relay is verified; None where the connection is not over TLS.
-        renewal: renews the leaf; None for a node that has no files.
         ticks_ms: milliseconds that only ever go forward. They measure how long a command was on its way: the
             clock of a board without a battery leaps when it is set, and every command would look late.
+        tls: how the relay is verified; None where the connection is not over TLS.
+        renewal: renews the leaf; None for a node that has no files.
+        told_kinds: takes the kinds that a welcome names, None of an older relay. It returns whether this node
+            announces others from now on, by a manifest that follows at once.
+        kinds_refused: is called when the relay does not know a kind of the manifest; returns the same.
+        state: for readiness.
+        flow: whether calls flow, for the same.
+        loop: the progress of ``run``.
+        connected_to: the relay with which there is a session.
     """
 
     identity: NodeIdentity
@@ -198,25 +201,16 @@ class LinkParts:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
     renewal: Renewal | None = None
+    told_kinds: Callable[[Sequence[str] | None], bool] = lambda _kinds: False
+    kinds_refused: Callable[[], bool] = lambda: False
     handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
     monotonic: Callable[[], float] = time.monotonic
 
-
-class RelayLink:
-    """The connection of one node, kept up until cancelled.
-
-    Attributes:
-        state: for readiness.
-        flow: whether calls flow, for the same.
-        loop: the progress of ``run``.
-        connected_to: the relay with which there is a session.
-    """
-
-    def __init__(self, parts: LinkParts) -> None:
-        self._parts = parts
-        self._boot_id = parts.ulids.new()
+    def __post_init__(self) -> None:
+        self._boot_id = self.ulids.new()
         self._session: tuple[RelayAddress, str] | None = None
         self._resumed = False
+        self._is_outdated = False
         self._channel: Channel | None = None
         self._gauge = TransitGauge()
         self._requested_wait_s = 0.0
@@ -225,24 +219,23 @@ class RelayLink:
         self._opened_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.state = LinkState.CONNECTING
-        self.flow = CallFlow(lambda: parts.announcer.interval_s, parts.monotonic)
-        self.loop = Loop(parts.monotonic)
+        self.flow = CallFlow(lambda: self.announcer.interval_s, self.monotonic)
+        self.loop = Loop(self.monotonic)
 
     async def run(self) -> None:
         """Hold a session, and reconnect when it is lost; ends only when the node was revoked."""
         while self.state is not LinkState.REVOKED:
             self.loop.busy(_STEP_S)
-            address, wait_s = await self._parts.relays.next()
+            address, wait_s = await self.relays.next()
             if wait_s > 0:
                 self.loop.busy(wait_s + _STEP_S)
-                await self._parts.sleep(wait_s)
+                await self.sleep(wait_s)
                 self.loop.busy(_STEP_S)
             await self._hold(address)
         self.loop.waits()
 
     async def _hold(self, address: RelayAddress) -> None:
         """Connect to the relay at ``address``, and hold the session until it ends."""
-        log = self._parts.log
         self._requested_wait_s = 0.0
         self._opened_ms = None
         try:
@@ -251,27 +244,27 @@ class RelayLink:
             self._closed(error)
         except AudienceError:
             self.state = LinkState.WRONG_AUDIENCE
-            log.warning("relay names another audience", relay=str(address), pinned=self._parts.public_url)
+            self.log.warning("relay names another audience", relay=str(address), pinned=self.public_url)
         except PeerProtocolError as error:
             self.state = LinkState.CONNECTING
-            log.warning("relay broke the protocol", reason=printable(error.reason))
+            self.log.warning("relay broke the protocol", reason=printable(error.reason))
         except ProtocolError:
             self.state = LinkState.CONNECTING
-            log.exception("a frame of this node does not fit the protocol")
+            self.log.exception("a frame of this node does not fit the protocol")
         except NOT_REACHED as error:
             self.state = LinkState.CONNECTING
             self._requested_wait_s = retry_after_s(error)
-            log.info("relay not reached", relay=str(address), reason=connection_reason(error))
+            self.log.info("relay not reached", relay=str(address), reason=connection_reason(error))
         finally:
             self._channel = None
             self.connected_to = None
             self.flow.lost()
-            self._parts.frames.detach()
+            self.frames.detach()
         was_open = self._opened_ms is not None
-        wait_s = self._parts.relays.failed(address, self._requested_wait_s, was_open=was_open)
+        wait_s = self.relays.failed(address, self._requested_wait_s, was_open=was_open)
         if self.state is LinkState.SUPERSEDED:
             # By way of another relay it would displace the other machine just as well.
-            self._parts.relays.postpone_all(wait_s)
+            self.relays.postpone_all(wait_s)
 
     async def send_manifest(self, manifest: SignedManifest) -> bool:
         """Send ``manifest`` and its heartbeat, if a session is open."""
@@ -281,27 +274,26 @@ class RelayLink:
         beat: Heartbeat = {
             "manifest_etag": manifest.etag,
             "expires_at_ms": manifest.expires_at_ms,
-            "inflight": self._parts.dispatcher.inflight,
+            "inflight": self.dispatcher.inflight,
         }
         return await channel.send_together([("announce", manifest.wire), ("heartbeat", beat)])
 
     async def _connect(self, address: RelayAddress) -> None:
-        parts = self._parts
-        timeout_s = parts.handshake_timeout_s
-        async with opened(
-            parts.public_url,
+        timeout_s = self.handshake_timeout_s
+        async with open_channel(
+            self.public_url,
             address,
-            parts.tls(),
-            parts.reader,
-            parts.ulids,
+            self.tls(),
+            self.reader,
+            self.ulids,
             timeout_s,
-            commands_per_s=parts.dispatcher.commands_per_s,
+            commands_per_s=self.dispatcher.commands_per_s,
         ) as channel:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._authenticate(channel, address)
                 self._channel = channel
-                parts.frames.attach(channel, resumed=self._resumed)
+                self.frames.attach(channel, resumed=self._resumed)
                 await self._serve(channel)
             except ProtocolError as error:
                 await channel.close(error.code)
@@ -312,10 +304,7 @@ class RelayLink:
 
     async def _authenticate(self, channel: Channel, address: RelayAddress) -> None:
         challenge = await self._receive(channel)
-        parts = self._parts
-        auth = answer_to(
-            challenge.payload, parts.identity, parts.public_url, parts.ulids.new(), self._boot_id
-        )
+        auth = answer_to(challenge.payload, self.identity, self.public_url, self.ulids.new(), self._boot_id)
         # Another relay does not have the session.
         if self._session is not None and self._session[0] == address:
             auth["resume"] = self._session[1]
@@ -326,16 +315,18 @@ class RelayLink:
         self._resumed = payload["resumed"]
         if not self._resumed:
             self._gauge = TransitGauge()
-        self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
-        self._parts.announcer.follow_interval(payload["heartbeat_interval_ms"] / 1000)
-        self._opened_ms = self._parts.ticks_ms()
+        self._gauge.delay_ms(payload["server_time_ms"], self.ticks_ms())
+        self.announcer.follow_interval(payload["heartbeat_interval_ms"] / 1000)
+        self._opened_ms = self.ticks_ms()
         self.state = LinkState.OPEN
         self.flow.connected(gets_echo=channel.speaks(SUBPROTOCOL_1_1))
-        self._parts.log.info("relay connected", relay=str(address), resumed=self._resumed)
+        self._is_outdated = self.told_kinds(payload.get("kinds"))
+        self.log.info("relay connected", relay=str(address), resumed=self._resumed)
 
     async def _serve(self, channel: Channel) -> None:
         try:
-            await self._parts.announcer.send_current(self.send_manifest)
+            if not self._is_outdated:
+                await self.announcer.send_current(self.send_manifest)
             while True:
                 self.loop.waits()
                 frame = await channel.receive()
@@ -343,7 +334,7 @@ class RelayLink:
                 if frame is not None:
                     await self._handle(channel, frame)
                 else:
-                    self._parts.frames.count_dropped(channel.take_dropped())
+                    self.frames.count_dropped(channel.take_dropped())
         except asyncio.CancelledError:
             if channel.is_open:
                 await channel.send("bye", {"reason": ByeReason.SHUTTING_DOWN})
@@ -371,17 +362,17 @@ class RelayLink:
         match frame.type:
             case "cmd":
                 command: Cmd = payload
-                delay = self._gauge.delay_ms(command["sent_at_ms"], self._parts.ticks_ms())
-                await self._parts.dispatcher.submit(frame, command["deadline_ms"] - delay, self._answer)
+                delay = self._gauge.delay_ms(command["sent_at_ms"], self.ticks_ms())
+                await self.dispatcher.submit(frame, command["deadline_ms"] - delay, self._answer)
             case "cmd_cancel":
-                self._parts.dispatcher.cancel(frame.in_reply_to or "")
+                self.dispatcher.cancel(frame.in_reply_to or "")
             case "heartbeat_ack":
                 beat: HeartbeatAck = payload
                 self._gauge.renew(beat["server_time_ms"])
-                self._gauge.delay_ms(beat["server_time_ms"], self._parts.ticks_ms())
+                self._gauge.delay_ms(beat["server_time_ms"], self.ticks_ms())
                 self.flow.acknowledged(beat.get("broker_etag"))
                 if (interval_ms := beat.get("heartbeat_interval_ms")) is not None:
-                    self._parts.announcer.follow_interval(interval_ms / 1000)
+                    self.announcer.follow_interval(interval_ms / 1000)
                 await self._renew(channel)
             case "announce_ack":
                 self._announced(frame)
@@ -391,32 +382,35 @@ class RelayLink:
             case "bye":
                 await self._until_closed(channel, frame)
             case _:
-                self._parts.frames.received(frame)
+                self.frames.received(frame)
 
     def _announced(self, frame: Frame) -> None:
         payload: AnnounceAck = frame.payload
         if payload["ok"]:
             # Not before: at a relay that accepts the session and then closes it, the waits must grow.
             if self.connected_to is not None:
-                self._parts.relays.succeeded(self.connected_to)
+                self.relays.succeeded(self.connected_to)
             self.state = LinkState.ANNOUNCED
             return
         self.state = LinkState.OPEN
-        self._parts.log.error("relay rejects the manifest", code=payload["error"]["code"])
-        self._parts.announcer.advance_past(payload.get("mark_issued_at_ms", 0))
+        code = payload["error"]["code"]
+        self.log.error("relay rejects the manifest", code=code)
+        if code == Failure.KIND_UNSUPPORTED.value.code and self.kinds_refused():
+            return
+        self.announcer.advance_past(payload.get("mark_issued_at_ms", 0))
 
     async def _renew(self, channel: Channel) -> None:
-        if self._parts.renewal is None:
+        if self.renewal is None:
             return
-        request = self._parts.renewal.request(server_roots=channel.speaks(SUBPROTOCOL_1_1))
+        request = self.renewal.request(server_roots=channel.speaks(SUBPROTOCOL_1_1))
         if request is not None:
             await channel.send("renew", request)
 
     def _renewed(self, payload: RenewAck) -> None:
-        if self._parts.renewal is None:
+        if self.renewal is None:
             return
         # In a task: installing takes a while, and commands must run meanwhile.
-        task = asyncio.create_task(self._parts.renewal.answered(payload))
+        task = asyncio.create_task(self.renewal.answered(payload))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -424,7 +418,7 @@ class RelayLink:
         channel = self._channel
         if channel is None or not channel.is_open:
             return
-        if await channel.send("cmd_ack", payload, msg_id) and payload["ok"]:
+        if await channel.send("cmd_ack", _for(channel, payload), msg_id) and payload["ok"]:
             self.flow.answered()
 
     def _closed(self, error: ConnectionClosed) -> None:
@@ -439,13 +433,18 @@ class RelayLink:
                 self.state = LinkState.SUPERSEDED
                 # Two machines with one identity displace each other, and each connects whenever it tries:
                 # only a session that held for longer than the other one waits is a reason to start over.
-                if self._held_s() > LONGEST_REQUESTED_S:
+                held_ms = 0 if self._opened_ms is None else self.ticks_ms() - self._opened_ms
+                if held_ms > LONGEST_REQUESTED_S * 1000:
                     self._rival.reset()
                 self._requested_wait_s = max(self._requested_wait_s, self._rival.next_s())
             case _:
-                self._parts.log.info("relay lost", code=code)
+                self.log.info("relay lost", code=code)
                 return
-        self._parts.log.error("relay closed the session", code=code, what=self.state.value)
+        self.log.error("relay closed the session", code=code, what=self.state.value)
 
-    def _held_s(self) -> float:
-        return 0.0 if self._opened_ms is None else (self._parts.ticks_ms() - self._opened_ms) / 1000
+
+def _for(channel: Channel, answer: CmdAck) -> CmdAck:
+    """Return ``answer`` as the relay of ``channel`` knows it: one of before 1.2 refuses the mark."""
+    if answer["ok"] or channel.speaks(SUBPROTOCOL_1_2):
+        return answer
+    return {"ok": False, "error": answer["error"]}

@@ -10,13 +10,19 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from socket import SOCK_STREAM
 
-from kubelet.backoff import FIRST_S, NodeBackoff
 from schemas.addresses import host_of, is_loopback, is_secure, port_of
+from schemas.pacing import Backoff
 
+FIRST_S = 1.0
+LONGEST_S = 30.0
+"""The relay limits the rate of reconnects by itself: no node need wait longer than that."""
+LONGEST_REQUESTED_S = 600.0
+"""What a relay may request: a dishonest one must not suspend a node for a day."""
 MOST_ADDRESSES = 16
 """Of one name: whatever answers for it must not make a node try addresses for hours."""
 RESOLVE_TIMEOUT_S = 5.0
@@ -45,7 +51,7 @@ class RelayAddress:
 class _Attempts:
     """The waits of one address. ``not_before_ms`` is in ticks."""
 
-    backoff: NodeBackoff
+    backoff: Backoff
     not_before_ms: float = 0.0
 
 
@@ -78,26 +84,35 @@ class RelayAddresses:
         """Return the address to try next, and in how many seconds."""
         found = await asyncio.gather(*map(self._addresses_of, self._urls))
         addresses = [address for of_url in found for address in of_url]
-        self._attempts = {each: self._attempts.get(each) or self._new() for each in addresses}
+        drawn = partial(self._rng.uniform, 0.0)
+        self._attempts = {
+            each: self._attempts.get(each) or _Attempts(Backoff(FIRST_S, LONGEST_S, drawn))
+            for each in addresses
+        }
         now_ms = self._ticks_ms()
 
         def urgency(address: RelayAddress) -> tuple[float, bool, bytes]:
             due_ms = max(self._attempts[address].not_before_ms, now_ms)
             # The last one first: it may hold the session, and answers to commands can still be sent there.
-            return due_ms, address != self._last, self._rank(address)
+            rank = sha256(f"{self._node_id} {address.url} {address.host}".encode()).digest()
+            return due_ms, address != self._last, rank
 
         chosen = min(addresses, key=urgency)
         self._last = chosen
         return chosen, (urgency(chosen)[0] - now_ms) / 1000
 
     def failed(self, address: RelayAddress, requested_s: float, *, was_open: bool) -> float:
-        """Return in how many seconds ``address`` is tried again: at least as many as it has requested.
+        """Return in how many seconds ``address`` is tried again: of a bound that grows, or as requested.
 
         ``was_open``: a session ended. Thousands of nodes may have lost theirs in this moment, so the other
         relays are not tried at once either. Without a request, the same relay comes first: it may resume
         the session.
         """
-        wait_s = self._attempts[address].backoff.next_s(requested_s)
+        if requested_s > 0:
+            # Thousands that got the same wait must still not reconnect in the same moment.
+            wait_s = min(requested_s, LONGEST_REQUESTED_S - FIRST_S) + self._rng.uniform(0, FIRST_S)
+        else:
+            wait_s = self._attempts[address].backoff.next_s()
         self._attempts[address].not_before_ms = self._ticks_ms() + wait_s * 1000
         if was_open:
             self.postpone_all(wait_s if requested_s == 0 else self._rng.uniform(0, FIRST_S))
@@ -110,14 +125,7 @@ class RelayAddresses:
             attempts.not_before_ms = max(attempts.not_before_ms, not_before_ms)
 
     def succeeded(self, address: RelayAddress) -> None:
-        """Start over with the waits of ``address``."""
         self._attempts[address].backoff.reset()
-
-    def _new(self) -> _Attempts:
-        return _Attempts(NodeBackoff(self._rng))
-
-    def _rank(self, address: RelayAddress) -> bytes:
-        return sha256(f"{self._node_id} {address.url} {address.host}".encode()).digest()
 
     async def _addresses_of(self, url: str) -> list[RelayAddress]:
         """Return the addresses of ``url`` as they are now, or as they were known last."""

@@ -4,8 +4,6 @@ What waits to be sent is bounded, and is lost with the connection. Must not know
 handler does.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -13,8 +11,9 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.session.channel import Channel
-from schemas.frames import MAX_FRAME_BYTES, ONE_WAY, Frame, OneWayType
-from schemas.handlers import Followers, Handlers
+from schemas.callbacks import Followers, Handlers
+from schemas.frames import MAX_FRAME_BYTES, ONE_WAY, SUBPROTOCOL_1_2, Frame, OneWayType
+from schemas.process.send_queue import SendQueue
 from schemas.session import DropReason, OverRateError, ProtocolError
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
@@ -47,21 +46,21 @@ class RelayFrames:
         self._channel: Channel | None = None
         self._handlers = Handlers[OneWayType, RelayFrameHandler]()
         self._followers = Followers[[LinkEvent]](self._not_followed)
-        self._texts: deque[str] = deque()
-        self._bytes = 0
-        self._sending: asyncio.Task[None] | None = None
+        self._queue: SendQueue[str] | None = None
         self.refused = 0
         self.dropped: dict[DropReason, int] = {}
 
     def send(self, frame_type: OneWayType, payload: Mapping[str, Any]) -> bool:
         """Queue a frame for the relay; return whether there was a connection that could take it.
 
-        False also if the relay does not read, and beyond the size and the rate of the type.
+        False also if the relay does not read, or does not know the type, and beyond its size and rate.
         """
-        channel = self._channel
-        if channel is None or not channel.is_open:
+        channel, queue = self._channel, self._queue
+        if channel is None or queue is None or not channel.is_open:
             return False
-        if self._bytes >= MAX_QUEUED_BYTES:
+        if frame_type is OneWayType.FINDINGS and not channel.speaks(SUBPROTOCOL_1_2):
+            return False
+        if queue.is_full:
             self.refused += 1
             return False
         try:
@@ -72,10 +71,7 @@ class RelayFrames:
         except ProtocolError as error:
             self._log.error("frame does not fit its type", type=frame_type.value, exc_info=error)
             return False
-        self._texts.append(text)
-        self._bytes += len(text)
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send(channel))
+        queue.put(text, len(text))
         return True
 
     def on_frame(self, frame_type: OneWayType, handler: RelayFrameHandler) -> None:
@@ -92,22 +88,18 @@ class RelayFrames:
 
     def attach(self, channel: Channel, *, resumed: bool) -> None:
         """Use ``channel``, whose session is open, from now on."""
-        self._channel = channel
+        self._channel, self._queue = channel, SendQueue(channel.send_text, MAX_QUEUED_BYTES)
         self._followers.notify(LinkEvent.RESUMED if resumed else LinkEvent.CONNECTED)
 
     def detach(self) -> None:
         """Forget the connection, which is lost, and what waits to be sent on it."""
-        if self._channel is None:
+        if self._queue is None:
             return
-        self._channel = None
-        self._clear()
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
+        self._queue.close()
+        self._channel = self._queue = None
         self._followers.notify(LinkEvent.LOST)
 
     def received(self, frame: Frame) -> None:
-        """Hand over a frame of a one-way type."""
         handler = self._handlers.get(ONE_WAY[frame.type])
         if handler is None:
             return
@@ -125,16 +117,3 @@ class RelayFrames:
 
     def _not_followed(self, error: Exception, _event: LinkEvent) -> None:
         self._log.error("connection not followed", exc_info=error)
-
-    async def _send(self, channel: Channel) -> None:
-        while self._texts and channel is self._channel:
-            if not await channel.send_text(self._texts[0]):
-                self._clear()
-                break
-            text = self._texts.popleft()
-            self._bytes -= len(text)
-        self._sending = None
-
-    def _clear(self) -> None:
-        self._texts.clear()
-        self._bytes = 0

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from structlog.typing import FilteringBoundLogger
 
@@ -26,38 +27,30 @@ Install = Callable[[Renewed], Awaitable[str | None]]
 """Verifies and installs what ``renew_ack`` holds; returns why not, or None when it is done."""
 
 
+@dataclass(eq=False, repr=False)
 class Renewal:
     """Renews the leaf of ``identity``, whose files are ``files``; ``renewed`` is called when that is done."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        identity: NodeIdentity,
-        files: IdentityFiles,
-        install: Install,
-        renewed: Callable[[], None],
-        now_ms: Callable[[], int],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._identity = identity
-        self._files = files
-        self._install = install
-        self._renewed = renewed
-        self._now_ms = now_ms
-        self._log = log
-        self._not_before_ms = 0
+    identity: NodeIdentity
+    files: IdentityFiles
+    install: Install
+    renewed: Callable[[], None]
+    now_ms: Callable[[], int]
+    _log: FilteringBoundLogger
+    _not_before_ms: int = field(default=0, init=False)
 
     def request(self, *, server_roots: bool) -> Renew | None:
         """Return the payload of ``renew`` if a renewal is due; the next is due in an hour at the earliest.
 
         ``server_roots``: whether the relay tells of them. One of an older version refuses the question.
         """
-        now = self._now_ms()
-        start, end = validity_of(first_certificate_in(self._identity.leaf_pem))
-        if self._identity.root_pem is None or now < max(start + (end - start) * 2 // 3, self._not_before_ms):
+        now = self.now_ms()
+        start, end = validity_of(first_certificate_in(self.identity.leaf_pem))
+        if self.identity.root_pem is None or now < max(start + (end - start) * 2 // 3, self._not_before_ms):
             return None
         self._not_before_ms = now + AGAIN_AFTER_MS
         try:
-            csr = read_state(self._files.csr).decode("ascii")
+            csr = read_state(self.files.csr).decode("ascii")
         except (OSError, UnicodeDecodeError) as error:
             self._log.error("the leaf cannot be renewed", reason=printable(str(error)))
             return None
@@ -68,18 +61,18 @@ class Renewal:
         if not payload["ok"]:
             self._log.error("relay does not renew the leaf", code=payload["error"]["code"])
             return
-        reason = await self._install(payload)
+        reason = await self.install(payload)
         if reason is not None:
             self._log.error("the new leaf is not accepted", reason=printable(reason))
             return
         try:
-            fresh = self._files.read()
+            fresh = self.files.read()
         except IdentityFilesError as error:
             self._log.error("the new leaf cannot be read", reason=printable(str(error)))
             return
-        self._identity.renew(fresh.leaf_pem, fresh.root_pem)
-        self._log.info("leaf renewed", kid=self._identity.kid)
-        self._renewed()
+        self.identity.renew(fresh.leaf_pem, fresh.root_pem)
+        self._log.info("leaf renewed", kid=self.identity.kid)
+        self.renewed()
 
 
 def installer(files: IdentityFiles) -> Install:

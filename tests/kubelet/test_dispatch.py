@@ -2,6 +2,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
-BOUND_S = 10
+BOUND_S = 30
 BUDGET_MS = 60_000
 LIMIT = 2
 ECHO_TOOL = f"sysecho.{NODE_ID}.echo.invoke"
@@ -43,6 +44,7 @@ class Worker(Handler):
         self.work = work
         self.begun: asyncio.Queue[tuple[str, Mapping[str, Any]]] = asyncio.Queue()
         self.stopped = asyncio.Event()
+        self.may_end = asyncio.Event()
 
     @property
     def capability(self) -> Mapping[str, Any]:
@@ -55,6 +57,11 @@ class Worker(Handler):
         except asyncio.CancelledError:
             self.stopped.set()
             raise
+
+    async def held(self) -> dict[str, Any]:
+        """Work until the test lets it end."""
+        await self.may_end.wait()
+        return {"message": "pong"}
 
     async def until_begun(self) -> tuple[str, Mapping[str, Any]]:
         return await asyncio.wait_for(self.begun.get(), BOUND_S)
@@ -134,19 +141,14 @@ async def test_a_command_reaches_its_handler_and_the_result_comes_back(
     assert await worker.until_begun() == ("invoke", {"message": "ping"})
     assert metrics.begun.empty()
     assert fits_a_frame(registry, answer)
-
-
-async def test_each_capability_has_its_own_handler(
-    dispatcher: Dispatcher, worker: Worker, metrics: Worker, answers: Answers
-) -> None:
-    await dispatcher.submit(
-        command(tool=METRICS_TOOL, arguments={"include": ["cpu"]}), BUDGET_MS, answers.reply
-    )
+    other = command(tool=METRICS_TOOL, arguments={"include": ["cpu"]})
+    await dispatcher.submit(other, BUDGET_MS, answers.reply)
     assert (await answers.next())["ok"] is True
     assert await metrics.until_begun() == ("snapshot", {"include": ["cpu"]})
     assert worker.begun.empty()
 
 
+@pytest.mark.holds("RFC-0005/6.6/own-manifest")
 @pytest.mark.parametrize(
     "tool",
     [
@@ -169,6 +171,7 @@ async def test_a_name_that_was_not_announced_is_refused_and_runs_nothing(
     assert metrics.begun.empty()
 
 
+@pytest.mark.holds("RFC-0005/6.6/own-manifest", "RFC-0005/6.2/arguments-before-dispatch")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -217,6 +220,7 @@ async def test_the_deadline_stops_the_handler(
     assert worker.stopped.is_set()
 
 
+@pytest.mark.holds("RFC-0005/7/handler")
 async def test_a_handler_has_no_more_time_than_it_announced(
     kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
 ) -> None:
@@ -229,16 +233,11 @@ async def test_a_handler_has_no_more_time_than_it_announced(
     assert dispatcher.outcomes == {("E_DEADLINE_EXCEEDED", "handler"): 1}
 
 
-async def test_a_full_capability_refuses_until_one_of_its_commands_ends(
+@pytest.mark.holds("RFC-0001/2/max-concurrency")
+async def test_a_full_capability_refuses_until_one_of_its_commands_ends_and_fills_no_other(
     dispatcher: Dispatcher, worker: Worker, answers: Answers, registry: SchemaRegistry
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def held() -> dict[str, Any]:
-        await may_end.wait()
-        return {"message": "pong"}
-
-    worker.work = held
+    worker.work = worker.held
     for number in range(LIMIT):
         await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
         await worker.until_begun()
@@ -248,24 +247,16 @@ async def test_a_full_capability_refuses_until_one_of_its_commands_ends(
     assert answer["error"]["retry_after_ms"] > 0
     assert fits_a_frame(registry, answer)
     assert worker.begun.empty()
+    await dispatcher.submit(command(9, tool=METRICS_TOOL, arguments={}), BUDGET_MS, answers.reply)
+    assert (await answers.next())["ok"] is True
 
-    may_end.set()
+    worker.may_end.set()
     assert [(await answers.next())["ok"] for _ in range(LIMIT)] == [True] * LIMIT
     await dispatcher.submit(command(LIMIT + 1), BUDGET_MS, answers.reply)
     assert (await answers.next())["ok"] is True
 
 
-async def test_a_full_capability_does_not_fill_another(
-    dispatcher: Dispatcher, worker: Worker, answers: Answers
-) -> None:
-    worker.work = forever
-    for number in range(LIMIT):
-        await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
-        await worker.until_begun()
-    await dispatcher.submit(command(9, tool=METRICS_TOOL, arguments={}), BUDGET_MS, answers.reply)
-    assert (await answers.next())["ok"] is True
-
-
+@pytest.mark.holds("RFC-0001/2/max-concurrency")
 async def test_a_capability_that_states_no_limit_runs_one_command_at_a_time(
     kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
 ) -> None:
@@ -324,29 +315,22 @@ async def test_a_handler_may_refuse_in_the_systems_own_words(
     assert (code_of(answer), answer["error"]["retry_after_ms"]) == ("E_RATE_LIMITED", 250)
 
 
-@pytest.fixture
-async def faulty(
-    worker: Worker, registry: SchemaRegistry, log: LogLines
-) -> AsyncIterator[Callable[[str], Dispatcher]]:
-    """What makes a dispatcher whose handler states a reason, of which its kind's row has one."""
+async def test_a_handler_states_a_reason_of_its_row_and_another_is_a_failure(
+    worker: Worker, answers: Answers, registry: SchemaRegistry, log: LogLines
+) -> None:
     kinds = KindRegistry([replace(SYSTEM_ECHO, faults={"stuck": Fault("The relay is stuck.", "Free it.")})])
     dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log))
 
-    def stating(code: str) -> Dispatcher:
-        async def failing() -> dict[str, Any]:
-            raise ToolFault(code, "the device said \x1b[31mno")
+    async def failing(code: str) -> dict[str, Any]:
+        raise ToolFault(code, "the device said \x1b[31mno")
 
-        worker.work = failing
-        return dispatcher
-
-    yield stating
-    await dispatcher.close()
-
-
-async def test_a_handler_states_a_reason_of_its_row(
-    faulty: Callable[[str], Dispatcher], answers: Answers, registry: SchemaRegistry, log: LogLines
-) -> None:
-    await faulty("stuck").submit(command(), BUDGET_MS, answers.reply)
+    worker.work = partial(failing, "obey_me")
+    await dispatcher.submit(command(1), BUDGET_MS, answers.reply)
+    answer = await answers.next()
+    assert (code_of(answer), answer["error"]["message"]) == ("E_INTERNAL", Failure.INTERNAL.value.message)
+    assert len(log.entries("handler failed")) == 1
+    worker.work = partial(failing, "stuck")
+    await dispatcher.submit(command(2), BUDGET_MS, answers.reply)
     answer = await answers.next()
     assert (code_of(answer), answer["error"]["message"]) == ("E_INTERNAL", "stuck: The relay is stuck.")
     assert "device" not in json.dumps(answer)
@@ -354,15 +338,6 @@ async def test_a_handler_states_a_reason_of_its_row(
     [line] = log.entries("tool fault")
     assert (line["tool"], line["fault"]) == (ECHO_TOOL, "stuck")
     assert line["detail"] == "the device said \\x1b[31mno"
-
-
-async def test_a_reason_that_its_row_does_not_have_is_a_handler_that_failed(
-    faulty: Callable[[str], Dispatcher], answers: Answers, log: LogLines
-) -> None:
-    await faulty("obey_me").submit(command(), BUDGET_MS, answers.reply)
-    answer = await answers.next()
-    assert (code_of(answer), answer["error"]["message"]) == ("E_INTERNAL", Failure.INTERNAL.value.message)
-    assert len(log.entries("handler failed")) == 1
 
 
 async def test_a_result_that_does_not_fit_is_named_in_the_log_by_its_path(
@@ -423,23 +398,18 @@ async def test_a_result_that_cannot_be_sent_becomes_an_error_that_can(
 async def test_a_command_that_comes_again_while_it_runs_runs_once_and_is_answered_once(
     dispatcher: Dispatcher, worker: Worker, answers: Answers
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def held() -> dict[str, Any]:
-        await may_end.wait()
-        return {"message": "pong"}
-
-    worker.work = held
+    worker.work = worker.held
     await dispatcher.submit(command(), BUDGET_MS, answers.reply)
     await worker.until_begun()
     await dispatcher.submit(command(), BUDGET_MS, answers.reply)
     assert dispatcher.inflight == 1
-    may_end.set()
+    worker.may_end.set()
     assert (await answers.next())["ok"] is True
     await until_idle(dispatcher)
     assert (worker.begun.qsize(), answers.queue.qsize()) == (0, 0)
 
 
+@pytest.mark.holds("RFC-0005/12/no-auto-retry")
 @pytest.mark.parametrize(
     ("payload", "runs"),
     [
@@ -460,16 +430,21 @@ async def test_a_command_that_comes_again_after_its_answer_gets_the_same_answer(
     assert worker.begun.qsize() == runs
 
 
-async def test_cancelling_stops_the_handler_and_sends_no_answer(
+async def test_cancelling_stops_the_handlers_gives_their_slots_back_and_sends_no_answer(
     dispatcher: Dispatcher, worker: Worker, answers: Answers
 ) -> None:
     worker.work = forever
-    await dispatcher.submit(command(), BUDGET_MS, answers.reply)
-    await worker.until_begun()
-    dispatcher.cancel(message_id(1))
+    for number in range(LIMIT):
+        await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
+        await worker.until_begun()
+    for number in range(LIMIT):
+        dispatcher.cancel(message_id(number))
     await asyncio.wait_for(worker.stopped.wait(), BOUND_S)
     await until_idle(dispatcher)
     assert answers.queue.empty()
+    worker.work = echo
+    await dispatcher.submit(command(9), BUDGET_MS, answers.reply)
+    assert (await answers.next())["ok"] is True
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["while it ran", "before its first step"])
@@ -510,21 +485,6 @@ async def test_cancelling_what_is_unknown_or_over_changes_nothing(
     assert await answers.next_of_all() == first
 
 
-async def test_a_cancelled_command_gives_its_slot_back(
-    dispatcher: Dispatcher, worker: Worker, answers: Answers
-) -> None:
-    worker.work = forever
-    for number in range(LIMIT):
-        await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
-        await worker.until_begun()
-    for number in range(LIMIT):
-        dispatcher.cancel(message_id(number))
-    await until_idle(dispatcher)
-    worker.work = echo
-    await dispatcher.submit(command(9), BUDGET_MS, answers.reply)
-    assert (await answers.next())["ok"] is True
-
-
 async def test_closing_stops_everything_that_runs(
     dispatcher: Dispatcher, worker: Worker, metrics: Worker, answers: Answers
 ) -> None:
@@ -537,14 +497,6 @@ async def test_closing_stops_everything_that_runs(
     await dispatcher.close()
     assert (worker.stopped.is_set(), metrics.stopped.is_set()) == (True, True)
     assert (dispatcher.inflight, answers.queue.qsize()) == (0, 0)
-
-
-async def test_a_command_is_in_flight_until_it_is_answered(dispatcher: Dispatcher, answers: Answers) -> None:
-    assert dispatcher.inflight == 0
-    await dispatcher.submit(command(), BUDGET_MS, answers.reply)
-    assert dispatcher.inflight == 1
-    await answers.next()
-    await until_idle(dispatcher)
 
 
 async def test_a_node_that_can_remember_no_more_says_so(
@@ -625,13 +577,7 @@ async def until_idle(dispatcher: Dispatcher) -> None:
 async def test_draining_answers_what_runs_and_refuses_what_is_new(
     dispatcher: Dispatcher, worker: Worker, answers: Answers
 ) -> None:
-    release = asyncio.Event()
-
-    async def held() -> dict[str, Any]:
-        await release.wait()
-        return {"message": "pong"}
-
-    worker.work = held
+    worker.work = worker.held
     await dispatcher.submit(command(1, tool=ECHO_TOOL), BUDGET_MS, answers.reply)
     await worker.until_begun()
     draining = asyncio.create_task(dispatcher.drain())
@@ -642,7 +588,7 @@ async def test_draining_answers_what_runs_and_refuses_what_is_new(
     assert refused["error"]["code"] == Failure.RATE_LIMITED.value.code
     assert refused["error"]["retry_after_ms"] > 0
     assert not draining.done()
-    release.set()
+    worker.may_end.set()
     assert (await answers.next())["ok"]
     await asyncio.wait_for(draining, BOUND_S)
 
@@ -650,11 +596,7 @@ async def test_draining_answers_what_runs_and_refuses_what_is_new(
 async def test_draining_ends_a_command_that_lasts_too_long_with_its_deadline(
     dispatcher: Dispatcher, worker: Worker, answers: Answers
 ) -> None:
-    async def endless() -> dict[str, Any]:
-        await asyncio.Event().wait()
-        return {}
-
-    worker.work = endless
+    worker.work = forever
     await dispatcher.submit(command(1, tool=ECHO_TOOL), BUDGET_MS, answers.reply)
     await worker.until_begun()
     await asyncio.wait_for(dispatcher.drain(0.01), BOUND_S)

@@ -6,16 +6,17 @@ from kubelet.caller_tools.json_rpc import RpcError
 from kubelet.caller_tools.requests import CallerFailedError
 from kubelet.caller_tools.sessions import CallerNamesError, SessionRefusedError
 from kubelet.caller_tools.socket_file import SocketFileError
+from kubelet.ceiling import OutsideCeilingError
 from kubelet.cli.fleet import FleetProcessError
 from kubelet.cli.retire import RetirementError
 from kubelet.config import StoredConfigError
 from kubelet.handlers.base import ToolFault
+from kubelet.handlers.beneath import OutsideError
 from kubelet.identity.enrolment import ClockError, EnrolmentError, NotAdmittedError
 from kubelet.identity.http_exchange import NoAnswerError
-from kubelet.identity.provisioning import ServerRootsMissingError
 from kubelet.local_agent.daemon_client import DaemonMessageError, ResponseError
 from kubelet.local_agent.toolbox import LentSchemaError
-from kubelet.loopback.server import BadRequestError
+from kubelet.loopback import BadRequestError
 from kubelet.session.link import AudienceError
 from schemas.error_roots import OperatorError, PeerError, StateError
 from schemas.errors import ToolError
@@ -38,7 +39,6 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     StoredConfigError: StateError,
     # The operator's options, and the fleet that they start.
     FleetProcessError: OperatorError,
-    ServerRootsMissingError: OperatorError,
     SocketFileError: OperatorError,
     # The daemon's, of another version.
     DaemonMessageError: PeerError,
@@ -49,6 +49,8 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     ResponseError: ToolError,
     # What a handler states, for the dispatcher alone.
     ToolFault: Exception,
+    OutsideCeilingError: Exception,
+    OutsideError: Exception,
 }
 
 

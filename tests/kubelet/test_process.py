@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.process import fail, held_alone, run_until_signal
+from kubelet.process import fail, hold_alone, run_until_signal
 from schemas.files import UntrustedFileError
 from schemas.identity_files import IdentityFilesError
 from schemas.process.command_errors import EXIT_NO
-from tests.fakes.owners import give_away
+from tests.fakes.command_lines import give_away
 
 
 def test_failing_says_one_line_and_ends_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,22 +66,22 @@ def test_of_what_went_wrong_in_task_groups_the_first_is_told() -> None:
         run_until_signal(work())
 
 
-HOLD = "import sys; from pathlib import Path; from kubelet.process import held_alone\n"
-HOLD += "with held_alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys; from pathlib import Path; from kubelet.process import hold_alone\n"
+HOLD += "with hold_alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 
 def test_a_second_holder_is_told_what_to_do(tmp_path: Path) -> None:
     with (
-        held_alone(tmp_path),
+        hold_alone(tmp_path),
         pytest.raises(IdentityFilesError, match="another kubelet runs with"),
-        held_alone(tmp_path),
+        hold_alone(tmp_path),
     ):
         pytest.fail("held twice")
 
 
 def test_what_was_let_go_of_can_be_held_again(tmp_path: Path) -> None:
     for _ in range(2):
-        with held_alone(tmp_path):
+        with hold_alone(tmp_path):
             pass
     assert [file.name for file in tmp_path.iterdir()] == ["lock"]
 
@@ -90,16 +90,16 @@ def test_a_link_in_the_place_of_the_lock_is_refused_and_its_target_is_not_emptie
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     (tmp_path / "lock").symlink_to(victim)
-    with pytest.raises(UntrustedFileError, match="lock is a symbolic link"), held_alone(tmp_path):
+    with pytest.raises(UntrustedFileError, match="lock is a symbolic link"), hold_alone(tmp_path):
         pytest.fail("held")
     assert victim.read_text() == "untouched"
 
 
 def test_the_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with held_alone(tmp_path):
+    with hold_alone(tmp_path):
         pass
     give_away(tmp_path / "lock", monkeypatch)
-    with pytest.raises(UntrustedFileError, match="belongs to user"), held_alone(tmp_path):
+    with pytest.raises(UntrustedFileError, match="belongs to user"), hold_alone(tmp_path):
         pytest.fail("held")
 
 
@@ -110,9 +110,9 @@ def test_a_daemon_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(IdentityFilesError), held_alone(tmp_path):
+    with pytest.raises(IdentityFilesError), hold_alone(tmp_path):
         pytest.fail("held twice")
     holder.kill()
     holder.communicate()
-    with held_alone(tmp_path):
+    with hold_alone(tmp_path):
         pass

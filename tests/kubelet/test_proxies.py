@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kubelet.identity.http_exchange import HttpRequest, NoAnswerError, exchange
-from kubelet.session.channel import NOT_REACHED, opened
+from kubelet.session.channel import NOT_REACHED, open_channel
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
 from schemas.ulids import UlidSource
-from tests.fakes.http_proxy import HttpProxy
+from tests.fakes.fault_proxy import HttpProxy
 
 pytestmark = pytest.mark.integration
 
-BOUND_S = 10
+BOUND_S = 30
 BASIC = b"Proxy-Authorization: Basic dXNlcjpwQHNz\r\n"
 
 
@@ -78,7 +78,7 @@ async def test_a_session_uses_the_proxy_for_a_relay_elsewhere_alone(
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
         with pytest.raises(NOT_REACHED):
-            async with opened(url, RelayAddress(url), None, FrameReader(registry), ulids, BOUND_S):
+            async with open_channel(url, RelayAddress(url), None, FrameReader(registry), ulids, BOUND_S):
                 pass
     assert len(proxy.asked) == asked
     assert all(head.startswith(b"CONNECT relay.example:80 ") for head in proxy.asked)

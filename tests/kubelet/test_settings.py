@@ -6,8 +6,7 @@ from kubelet.config import NodeConfig, store
 from kubelet.settings import BY_ENROLMENT, KUBELET, LOOPBACK_PORT, SOCKET, LoadedNodeSettings, load_settings
 from schemas.addresses import BrokerAddress
 from schemas.error_roots import ConfigError
-from schemas.settings_sources import Sources, read_sources
-from schemas.told_settings import ToldSettingsError, forget_told
+from schemas.settings import RunOptionsError, Sources, forget_run_options, read_sources
 
 ENROLLED = NodeConfig(
     BrokerAddress("mqtt.example", 1883), "http://relay.example", plain_allowed=True, own_root=True
@@ -132,7 +131,7 @@ def test_what_a_start_was_told_holds_until_another_start_or_an_enrolment_says_ot
         "otlp": "https://collector.example",
         "insecure_plain_transports": "false",
     }
-    assert flags.keys() | {"broker", "state_dir"} == {setting.name for setting in KUBELET.table}
+    assert flags.keys() | {"broker", "state_dir"} == {setting.name for setting in KUBELET.options}
     first = load(tmp_path, flags=flags)
     assert first.keep_told(sources_of(flags)) == []
     again = load(tmp_path)
@@ -144,7 +143,7 @@ def test_what_a_start_was_told_holds_until_another_start_or_an_enrolment_says_ot
         "--ttl was 20m",
     ]
     assert load(tmp_path).config().broker == BrokerAddress("mqtt.example", 8883, tls=True)
-    forget_told(tmp_path, BY_ENROLMENT)
+    forget_run_options(tmp_path, BY_ENROLMENT)
     enrolled = load(tmp_path).config()
     assert (enrolled.broker, enrolled.relay_url) == (ENROLLED.broker, ENROLLED.relay_url)
     assert enrolled.kinds == ("acme.uptime",)
@@ -163,9 +162,9 @@ def test_a_start_without_the_file_that_an_earlier_one_was_told_is_refused(tmp_pa
 def test_a_damaged_file_of_what_was_told_is_named(tmp_path: Path) -> None:
     for text in ("[", '{"ttl": 1}', '{"teapot": "1"}'):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(ToldSettingsError, match=r"run\.json is damaged: remove it"):
+        with pytest.raises(RunOptionsError, match=r"run\.json is damaged: remove it"):
             load(tmp_path)
-    forget_told(tmp_path, BY_ENROLMENT)
+    forget_run_options(tmp_path, BY_ENROLMENT)
 
 
 def sources_of(flags: dict[str, str], file: Path | None = None) -> Sources:

@@ -142,6 +142,7 @@ async def test_a_shorter_interval_applies_at_once_and_a_longer_one_after_the_nex
     assert len(stage.taken) == 3
 
 
+@pytest.mark.holds("RFC-0001/5.3/interval-required")
 @pytest.mark.parametrize(
     "members",
     [

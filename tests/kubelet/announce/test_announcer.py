@@ -15,11 +15,11 @@ from schemas.trust import Known, Outcome, TrustRules
 from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock, hurried_ticks
 from tests.fakes.lines import LogLines
-from tests.fakes.node import identity_of
+from tests.fakes.node import signer_of
 from tests.fakes.pauses import Pauses
-from tests.fakes.signer import DAY_MS, ECHO, NOW_MS, TTL_MS, SimulatedNode
+from tests.fakes.signer import DAY_MS, NOW_MS, TTL_MS, SimulatedNode
 
-BOUND_S = 10
+BOUND_S = 30
 INTERVAL_S = 60.0
 
 
@@ -62,17 +62,7 @@ def make_signer(
     log: LogLines,
     ticks: FakeClock | None = None,
 ) -> ManifestSigner:
-    return ManifestSigner(
-        identity=identity_of(node),
-        hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
-        capabilities=[ECHO],
-        ttl_ms=TTL_MS,
-        now_ms=clock,
-        registry=registry,
-        last_issued=None,
-        log=make_logger("kubelet", log),
-        ticks_ms=ticks or hurried_ticks(),
-    )
+    return signer_of(node, clock, registry, make_logger("kubelet", log), ticks_ms=ticks or hurried_ticks())
 
 
 @pytest.fixture
@@ -106,6 +96,7 @@ async def test_the_first_manifest_is_announced_at_once_to_every_sender(rig: Rig)
     assert rig.announcer.current == rig.announcer.published == manifest
 
 
+@pytest.mark.holds("RFC-0001/2/refreshed-on-heartbeat")
 async def test_a_heartbeat_signs_anew_with_a_later_expiry(
     rig: Rig, clock: FakeClock, node: SimulatedNode, registry: SchemaRegistry, kinds: KindRegistry
 ) -> None:
@@ -150,20 +141,30 @@ async def test_another_interval_and_lifetime_apply_at_once(rig: Rig) -> None:
     assert pause.seconds == pytest.approx(30)
 
 
-async def test_the_relays_shorter_interval_outlasts_a_change(rig: Rig) -> None:
-    rig.announcer.follow_interval(10.0)
-    rig.announcer.change(30.0, TTL_MS)
-    assert rig.announcer.interval_s == 10
-    rig.announcer.change(5.0, TTL_MS)
-    assert rig.announcer.interval_s == 5
+@pytest.mark.parametrize(
+    ("own_s", "asked_s", "interval_s"),
+    [
+        pytest.param(30.0, 10.0, 10.0, id="the relay's shorter one outlasts a change"),
+        pytest.param(5.0, 10.0, 5.0, id="the operator's shorter one"),
+        pytest.param(30.0, 150.0, 30.0, id="what the operator names is not made longer"),
+        pytest.param(INTERVAL_S, 3600.0, LONGEST_INTERVAL_S, id="no less often than in five minutes"),
+    ],
+)
+async def test_the_interval_is_what_relay_and_operator_ask_for(
+    rig: Rig, own_s: float, asked_s: float, interval_s: float
+) -> None:
+    rig.announcer.follow_interval(asked_s)
+    rig.announcer.change(own_s, TTL_MS)
+    assert rig.announcer.interval_s == interval_s
 
 
-async def test_overtaking_announces_at_once_and_newer(rig: Rig) -> None:
+async def test_overtaking_announces_at_once_and_newer_and_the_heart_beats_on(rig: Rig) -> None:
     async with rig.running():
         await rig.sender.next()
         await rig.pauses.next()
         rig.announcer.advance_past(NOW_MS + 5_000)
         assert (await rig.sender.next()).issued_at_ms == NOW_MS + 5_001
+        assert (await rig.pauses.next()).seconds == INTERVAL_S
 
 
 async def test_a_relay_that_always_asks_for_a_newer_one_gets_one_a_second(
@@ -215,14 +216,6 @@ async def test_after_a_clock_that_was_ahead_the_next_is_of_now_and_at_once(
         assert (await rig.sender.next()).issued_at_ms == NOW_MS
 
 
-async def test_after_overtaking_the_heart_beats_on_as_before(rig: Rig) -> None:
-    async with rig.running():
-        await rig.pauses.next()
-        rig.announcer.advance_past(NOW_MS + 5_000)
-        assert (await rig.pauses.next()).seconds == INTERVAL_S
-        assert rig.sender.sent.qsize() == 2
-
-
 async def test_a_mark_that_comes_while_a_manifest_is_sent_is_not_lost(rig: Rig) -> None:
     seen: list[int] = []
 
@@ -255,17 +248,6 @@ async def test_a_longer_interval_holds_after_the_next_heartbeat_and_lifetimes_wi
         assert (await rig.pauses.next()).seconds == pytest.approx(150)
         manifest = await rig.sender.next()
     assert manifest.expires_at_ms - manifest.issued_at_ms == TTL_MS * 150 / INTERVAL_S
-
-
-async def test_no_relay_makes_a_node_heartbeat_less_often_than_in_five_minutes(rig: Rig) -> None:
-    rig.announcer.follow_interval(3600)
-    assert rig.announcer.interval_s == LONGEST_INTERVAL_S
-
-
-async def test_an_interval_that_the_operator_names_is_not_made_longer(rig: Rig) -> None:
-    rig.announcer.change(30.0, TTL_MS)
-    rig.announcer.follow_interval(150)
-    assert rig.announcer.interval_s == 30
 
 
 async def test_once_the_fleet_is_smaller_the_interval_is_shorter_again(rig: Rig) -> None:
@@ -327,17 +309,6 @@ async def test_a_manifest_that_no_transport_takes_is_current_but_not_published(r
     assert (rig.announcer.current, rig.announcer.published) == (manifest, None)
 
 
-async def test_a_node_without_any_road_signs_all_the_same(signer: ManifestSigner, log: LogLines) -> None:
-    pauses = Pauses()
-    announcer = Announcer(
-        signer, INTERVAL_S, FixedChance(0.5), make_logger("kubelet", log), sleep=pauses.sleep
-    )
-    async with Rig(announcer, pauses, ScriptedSender()).running():
-        await pauses.next()
-    assert announcer.current is not None
-    assert announcer.published is None
-
-
 async def test_a_new_connection_is_sent_what_is_current(rig: Rig) -> None:
     late = ScriptedSender()
     await rig.announcer.send_current(late.send)
@@ -355,8 +326,8 @@ async def test_nothing_is_announced_until_the_clock_is_set(rig: Rig, clock: Fake
         assert (rig.sender.sent.empty(), rig.announcer.current) == (True, None)
         assert pause.seconds < INTERVAL_S
         assert log.entries("nothing announced")[0]["level"] == "warning"
-        assert rig.announcer.obstacle.startswith("the clock is not set")
+        assert rig.announcer.blocked_reason.startswith("the clock is not set")
         clock.now_ms = NOW_MS
         pause.end()
         assert (await rig.sender.next()).issued_at_ms == NOW_MS
-        assert rig.announcer.obstacle == ""
+        assert rig.announcer.blocked_reason == ""

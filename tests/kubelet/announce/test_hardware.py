@@ -26,6 +26,7 @@ def interface(root: Path, name: str, address: str, *, physical: bool = True, kin
         (root / f"sys/class/net/{name}/device").symlink_to("../../../devices/platform/eth")
 
 
+@pytest.mark.holds("RFC-0001/2/hw-fingerprint")
 def test_every_source_that_a_board_has_is_read(tmp_path: Path) -> None:
     put(tmp_path, "proc/cpuinfo", CPUINFO.format("10000000abcdef01"))
     put(tmp_path, "sys/devices/soc0/serial_number", "0x1234abcd\n")
@@ -57,6 +58,7 @@ def test_the_device_tree_has_the_serial_that_cpuinfo_lacks(tmp_path: Path, cpuin
     assert read_hardware_ids(tmp_path)["cpu_serial"] == "10000000abcdef01"
 
 
+@pytest.mark.holds("RFC-0001/2/hw-fingerprint")
 @pytest.mark.parametrize("path", ["proc/cpuinfo", "sys/devices/soc0/serial_number", "etc/machine-id"])
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe\0\x01", b"0" * 32 + b"\n", b"Serial\t: a b\n", b"x" * 5000]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.announce.signer import RESERVED_MS, ClockNotSetError, LastIssued, ManifestSigner
+from kubelet.announce.signer import RESERVED_MS, ClockNotSetError, ManifestSigner
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_FUTURE_MS, etag_of
 from schemas.process.logs import make_logger
@@ -15,10 +15,9 @@ from schemas.trust import Known, Outcome, TrustRules
 from schemas.violations import ViolationError
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
-from tests.fakes.node import identity_of
+from tests.fakes.node import HARDWARE, signer_of
 from tests.fakes.signer import DAY_MS, ECHO, NOW_MS, TTL_MS, SimulatedNode
 
-HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
 GREATEST = 2**53 - 1
 
 MakeSigner = Callable[..., ManifestSigner]
@@ -49,15 +48,14 @@ def make(  # noqa: PLR0913, PLR0917 - the fixtures that it bundles
         last_issued: Path | None = file,
         ttl_ms: int = TTL_MS,
     ) -> ManifestSigner:
-        return ManifestSigner(
-            identity=identity_of(node),
-            hw_fingerprint=HARDWARE,
+        return signer_of(
+            node,
+            clock,
+            registry,
+            make_logger("kubelet", log),
             capabilities=capabilities,
-            ttl_ms=ttl_ms,
-            now_ms=clock,
-            registry=registry,
             last_issued=last_issued,
-            log=make_logger("kubelet", log),
+            ttl_ms=ttl_ms,
             ticks_ms=ticks,
         )
 
@@ -134,6 +132,15 @@ def test_overtaking_signs_after_the_mark(make: MakeSigner, mark_ms: int, issued_
     assert signer.sign().issued_at_ms == issued_at_ms
 
 
+def test_a_node_that_restarts_all_the_time_does_not_move_ahead_of_its_clock(
+    make: MakeSigner, clock: FakeClock, file: Path
+) -> None:
+    for _ in range(100):
+        issued = make().sign().issued_at_ms
+        assert issued <= int(file.read_text()) <= clock() + RESERVED_MS + 1
+        clock.advance(1_000)
+
+
 def test_a_clock_that_was_once_far_ahead_does_not_silence_the_node(
     make: MakeSigner, clock: FakeClock
 ) -> None:
@@ -144,6 +151,7 @@ def test_a_clock_that_was_once_far_ahead_does_not_silence_the_node(
     assert signer.sign().issued_at_ms == NOW_MS + DAY_MS + 1
     signer.advance_past(NOW_MS - 1)
     assert signer.sign().issued_at_ms == NOW_MS
+    assert make().sign().issued_at_ms == NOW_MS + RESERVED_MS + 1
 
 
 def test_what_was_advanced_past_is_not_forgotten_by_a_restart(make: MakeSigner) -> None:
@@ -245,6 +253,8 @@ def test_the_file_holds_a_time_that_is_not_reached_and_nothing_else_is_left(
     [
         pytest.param(b"", id="empty"),
         pytest.param(b"yesterday\n", id="words"),
+        pytest.param(f"{NOW_MS + DAY_MS}"[:-1].encode(), id="a number that is torn"),
+        pytest.param(f"{NOW_MS + DAY_MS}".encode(), id="a line without its end"),
         pytest.param(b"1760000000000.5\n", id="a fraction"),
         pytest.param(b"1760000000001 1760000000002\n", id="two numbers"),
         pytest.param(b"\x00" * 14, id="a block that the card lost"),
@@ -276,100 +286,5 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_signing(
 def test_a_node_without_disk_writes_nothing(make: MakeSigner, tmp_path: Path) -> None:
     signer = make(last_issued=None)
     assert [signer.sign().issued_at_ms, signer.sign().issued_at_ms] == [NOW_MS, NOW_MS + 1]
+    assert signer.wait_s() == 1
     assert list(tmp_path.iterdir()) == []
-
-
-class Rig:
-    """One node's file, and what is made of it at each start."""
-
-    def __init__(self, file: Path, log: LogLines) -> None:
-        self.file = file
-        self.ticks = FakeClock(5_000)
-        self._log = make_logger("kubelet", log)
-
-    def start(self) -> LastIssued:
-        return LastIssued(self.file, NOW_MS * 2, self.ticks, self._log)
-
-    @property
-    def kept(self) -> int:
-        return int(self.file.read_text())
-
-
-@pytest.fixture
-def rig(tmp_path: Path, log: LogLines) -> Rig:
-    return Rig(tmp_path / "last_issued_ms", log)
-
-
-def test_the_file_is_never_behind_and_is_written_once_for_ten_seconds(rig: Rig) -> None:
-    last = rig.start()
-    for passed_ms in (0, 1, 5_000, RESERVED_MS):
-        last.advance(NOW_MS + passed_ms, NOW_MS + passed_ms)
-        assert rig.kept == NOW_MS + RESERVED_MS
-    last.advance(NOW_MS + RESERVED_MS + 1, NOW_MS + RESERVED_MS + 1)
-    assert rig.kept == NOW_MS + 2 * RESERVED_MS + 1
-
-
-def test_a_time_that_was_not_reserved_waits_for_its_write(rig: Rig) -> None:
-    last = rig.start()
-    assert last.wait_ms(NOW_MS) == 0
-    last.advance(NOW_MS, NOW_MS)
-    rig.ticks.advance(4_000)
-    assert last.wait_ms(NOW_MS + RESERVED_MS) == 0
-    assert last.wait_ms(NOW_MS + RESERVED_MS + 1) == RESERVED_MS - 4_000
-    rig.ticks.advance(6_000)
-    assert last.wait_ms(NOW_MS + RESERVED_MS + 1) == 0
-
-
-def test_a_restart_goes_on_behind_what_was_reserved(rig: Rig) -> None:
-    rig.start().advance(NOW_MS, NOW_MS)
-    assert rig.start().ms == NOW_MS + RESERVED_MS
-
-
-def test_a_node_that_restarts_all_the_time_does_not_move_ahead_of_its_clock(rig: Rig) -> None:
-    now = NOW_MS
-    for _ in range(100):
-        last = rig.start()
-        last.advance(max(now, last.ms + 1), now)
-        assert rig.kept <= now + RESERVED_MS + 1
-        now += 1_000
-
-
-@pytest.mark.parametrize("text", ["", "-1", "x", "1e3", str(NOW_MS * 2 + 1)])
-def test_what_can_be_no_time_counts_as_nothing(rig: Rig, text: str) -> None:
-    rig.file.write_text(text)
-    assert rig.start().ms == 0
-
-
-def test_a_number_that_is_torn_counts_as_nothing(rig: Rig) -> None:
-    rig.file.write_text(f"{NOW_MS}"[:-1])
-    assert rig.start().ms == 0
-
-
-def test_going_back_to_an_earlier_time_is_kept_too(rig: Rig) -> None:
-    last = rig.start()
-    last.advance(NOW_MS + 1_000_000, NOW_MS)
-    rig.ticks.advance(RESERVED_MS)
-    last.replace(NOW_MS - 1)
-    last.advance(NOW_MS, NOW_MS)
-    assert rig.kept == NOW_MS + RESERVED_MS
-
-
-def test_a_node_without_disk_never_waits(log: LogLines) -> None:
-    last = LastIssued(None, NOW_MS * 2, FakeClock(0), make_logger("kubelet", log))
-    last.advance(NOW_MS, NOW_MS)
-    assert last.wait_ms(NOW_MS + 1_000_000) == 0
-
-
-def test_what_is_beyond_the_greatest_counts_as_nothing(rig: Rig) -> None:
-    rig.file.write_text(f"{NOW_MS * 2}\n")
-    assert rig.start().ms == NOW_MS * 2
-    rig.file.write_text(f"{NOW_MS * 2 + 1}\n")
-    assert rig.start().ms == 0
-
-
-def test_a_file_that_cannot_be_written_is_not_tried_again_at_once(rig: Rig, log: LogLines) -> None:
-    rig.file = rig.file.parent / "gone" / "last_issued_ms"
-    last = rig.start()
-    for passed_ms in (0, 1, RESERVED_MS + 1):
-        last.advance(NOW_MS + passed_ms, NOW_MS + passed_ms)
-    assert len(log.entries("the time of the newest manifest is not kept")) == 2

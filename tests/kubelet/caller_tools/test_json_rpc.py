@@ -59,6 +59,7 @@ def test_messages_are_one_line_of_ascii() -> None:
     assert json.loads(sent) == {"jsonrpc": "2.0", "id": 1, "result": {"text": "ö\n\u2028"}}
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/config-notification")
 def test_a_notification_has_a_type_and_params() -> None:
     assert json.loads(json_rpc.notification("t", {"a": 1})) == {"type": "t", "params": {"a": 1}}
 

@@ -72,7 +72,8 @@ async def test_a_message_goes_to_every_client_of_its_session(relay: FakeRelay, p
         relay.give("session_message", {"session_id": ANT, "message": "hello"})
         for client in (first, second):
             await client.notification()
-            assert (await client.notification())["params"]["message"] == "hello"
+            params = {"session_id": ANT, "message": "hello"}
+            assert await client.notification() == {"type": "session_message", "params": params}
 
 
 async def test_messages_that_are_not_read_are_counted_as_dropped(relay: FakeRelay, log: LogLines) -> None:
@@ -122,6 +123,7 @@ def config(*tools: Any, caller_id: str = "ant") -> dict[str, Any]:
     return {"type": "caller_tools_config", "params": {"caller_id": caller_id, "tools": list(tools)}}
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/config-notification")
 async def test_a_client_that_is_connected_is_notified_of_lent_tools(
     relay: FakeRelay, client: SocketClient
 ) -> None:
@@ -129,12 +131,14 @@ async def test_a_client_that_is_connected_is_notified_of_lent_tools(
     assert await client.notification() == config(LENT)
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/config-notification")
 async def test_a_client_that_connects_later_is_too(relay: FakeRelay, path: Path) -> None:
     relay.open(ANT, "ant", MEMORY, SEND)
     async with connected(path) as client:
         assert await client.notification() == config(LENT, SEND)
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/config-notification")
 async def test_it_is_notified_again_at_every_change(relay: FakeRelay, client: SocketClient) -> None:
     relay.open()
     relay.open()
@@ -203,16 +207,6 @@ async def test_what_is_to_be_cancelled_is_named_by_its_id(
     assert (await client.request("cancel", params))["error"]["code"] == INVALID_PARAMS
 
 
-async def test_messages_of_the_caller_are_notified(relay: FakeRelay, client: SocketClient) -> None:
-    relay.open()
-    await client.notification()
-    relay.give("session_message", {"session_id": ANT, "message": "hello"})
-    assert await client.notification() == {
-        "type": "session_message",
-        "params": {"session_id": ANT, "message": "hello"},
-    }
-
-
 async def test_messages_without_a_client_are_kept_for_the_next_one(relay: FakeRelay, path: Path) -> None:
     relay.open()
     relay.give("session_message", {"session_id": ANT, "message": "hello"})
@@ -266,12 +260,6 @@ async def test_a_duplicate_id_gets_an_error_and_the_first_request_goes_on(
     [request] = await relay.requests()
     relay.answer(request, "first")
     assert (await client.response("same"))["result"] == "first"
-
-
-async def test_an_id_may_be_used_again_when_its_request_has_ended(client: SocketClient) -> None:
-    for _ in range(2):
-        client.send("node", {}, "same")
-        assert "result" in await client.response("same")
 
 
 async def test_a_notification_of_a_client_gets_no_response(client: SocketClient) -> None:
@@ -361,6 +349,7 @@ async def code_of(client: SocketClient, method: str, params: Any = None) -> str:
     return str((await client.request(method, params))["error"]["data"]["code"])
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/socket-protocol")
 async def test_a_lent_tool_is_requested_and_answered(relay: FakeRelay, client: SocketClient) -> None:
     relay.open(ANT, "ant", SEND)
     arguments = {"message": "Hello", "recipients": ["+1234567890"]}
@@ -371,20 +360,35 @@ async def test_a_lent_tool_is_requested_and_answered(relay: FakeRelay, client: S
     assert await client.response(id_) == {"jsonrpc": "2.0", "id": id_, "result": {"sent": True}}
 
 
-async def test_arguments_may_be_left_out(relay: FakeRelay, client: SocketClient) -> None:
-    relay.open()
-    client.send("caller_tool", {"tool": "get_memory"})
-    assert (await relay.requests())[0]["arguments"] == {}
-
-
-async def test_a_tool_that_is_not_lent_is_refused_on_the_node(relay: FakeRelay, client: SocketClient) -> None:
-    relay.open()
-    assert await code_of(client, "caller_tool", {"tool": "send_response"}) == "E_VERB_UNSUPPORTED"
+@pytest.mark.parametrize(
+    ("callers", "method", "params", "code"),
+    [
+        pytest.param([], "caller_tool", CALL, "E_VERB_UNSUPPORTED", id="no session"),
+        pytest.param(["ant"], "caller_tool", {"tool": "send_response"}, "E_VERB_UNSUPPORTED", id="not lent"),
+        # A request that names its caller is not redirected to the next.
+        pytest.param(
+            ["bee"], "caller_tool", {**CALL, "caller_id": "ant"}, "E_VERB_UNSUPPORTED", id="of another caller"
+        ),
+        pytest.param([], "session_attach", {"session_id": ANT}, "E_SAFETY_DENIED", id="no such session"),
+        pytest.param(
+            ["ant", "bee"], "session_reply", {"message": "to whom"}, "E_VERB_UNSUPPORTED", id="two callers"
+        ),
+        pytest.param(
+            ["ant"],
+            "session_reply",
+            {"message": "x" * (192 * 1024)},
+            "E_MANIFEST_INVALID",
+            id="a large one",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused_on_the_node(  # noqa: PLR0913, PLR0917 - a table
+    relay: FakeRelay, client: SocketClient, callers: list[str], method: str, params: Any, code: str
+) -> None:
+    for caller_id in callers:
+        relay.open({"ant": ANT, "bee": BEE}[caller_id], caller_id)
+    assert await code_of(client, method, params) == code
     assert relay.sent == []
-
-
-async def test_without_a_session_no_tool_is_lent(client: SocketClient) -> None:
-    assert await code_of(client, "caller_tool", CALL) == "E_VERB_UNSUPPORTED"
 
 
 async def test_unattached_use_is_refused_the_moment_there_are_two_sessions(
@@ -429,18 +433,6 @@ async def test_an_ended_session_is_not_followed_by_another(relay: FakeRelay, cli
     assert relay.of("caller_tool") == []
 
 
-async def test_a_request_that_names_its_caller_is_not_redirected_to_the_next(
-    relay: FakeRelay, client: SocketClient
-) -> None:
-    relay.open(BEE, "bee")
-    assert await code_of(client, "caller_tool", {**CALL, "caller_id": "ant"}) == "E_VERB_UNSUPPORTED"
-    assert relay.of("caller_tool") == []
-
-
-async def test_to_attach_to_no_live_session_is_refused(client: SocketClient) -> None:
-    assert await code_of(client, "session_attach", {"session_id": ANT}) == "E_SAFETY_DENIED"
-
-
 async def test_a_connection_is_attached_once(relay: FakeRelay, client: SocketClient) -> None:
     relay.open()
     relay.open(BEE, "bee")
@@ -462,19 +454,6 @@ async def test_a_reply_without_a_connection_to_the_relay_is_an_error(
     relay.is_up = False
     response = await client.request("session_reply", {"message": "done"})
     assert response["error"]["message"] == "The relay is not reached; nothing was sent."
-
-
-async def test_a_reply_has_a_size(relay: FakeRelay, client: SocketClient) -> None:
-    relay.open()
-    code = await code_of(client, "session_reply", {"message": "x" * (192 * 1024)})
-    assert code == "E_MANIFEST_INVALID"
-    assert relay.sent == []
-
-
-async def test_a_reply_needs_one_session(relay: FakeRelay, client: SocketClient) -> None:
-    relay.open()
-    relay.open(BEE, "bee")
-    assert await code_of(client, "session_reply", {"message": "to whom"}) == "E_VERB_UNSUPPORTED"
 
 
 async def test_the_node_names_itself(client: SocketClient) -> None:

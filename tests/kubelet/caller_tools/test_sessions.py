@@ -30,6 +30,7 @@ def opened(session_id: str = ANT, caller_id: str = "ant", owner: str = OWNER, *t
     return {"session_id": session_id, "caller_id": caller_id, "owner": owner, "tools": lent}
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/declaration")
 def test_a_session_lends_its_tools_and_a_missing_schema_is_any_object(sessions: Sessions) -> None:
     session = sessions.open(opened(ANT, "ant", OWNER, MEMORY, SEND))
     assert session.tools["get_memory"] == {**MEMORY, "inputSchema": {"type": "object"}}

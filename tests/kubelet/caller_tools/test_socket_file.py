@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.caller_tools.socket_file import MAX_PATH_BYTES, Peer, SocketFileError, bound, peer_of
+from kubelet.caller_tools.socket_file import MAX_PATH_BYTES, Peer, SocketFileError, bind_socket, peer_of
 
 NO_GROUP = None
 
@@ -15,20 +15,20 @@ def mode_of(path: Path) -> int:
 
 
 def test_it_listens_and_is_gone_at_the_end(path: Path) -> None:
-    with bound(path, NO_GROUP), socket.socket(socket.AF_UNIX) as client:
+    with bind_socket(path, NO_GROUP), socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
     assert not path.exists()
 
 
 def test_without_its_group_only_its_user_may_use_it(path: Path) -> None:
-    with bound(path, NO_GROUP) as made:
+    with bind_socket(path, NO_GROUP) as made:
         assert made.group is None
         assert mode_of(path) == 0o600
 
 
 def test_with_its_group_the_group_may(path: Path) -> None:
     group = os.getegid()
-    with bound(path, group) as made:
+    with bind_socket(path, group) as made:
         assert made.group == group == path.lstat().st_gid
         assert mode_of(path) == 0o660
 
@@ -36,13 +36,13 @@ def test_with_its_group_the_group_may(path: Path) -> None:
 def test_a_stale_file_is_replaced(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    with bound(path, NO_GROUP), socket.socket(socket.AF_UNIX) as client:
+    with bind_socket(path, NO_GROUP), socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
 
 
 def test_a_file_at_which_a_process_listens_is_not(path: Path) -> None:
-    with bound(path, NO_GROUP):
-        with pytest.raises(SocketFileError, match="another process listens"), bound(path, NO_GROUP):
+    with bind_socket(path, NO_GROUP):
+        with pytest.raises(SocketFileError, match="another process listens"), bind_socket(path, NO_GROUP):
             pass
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
@@ -50,44 +50,47 @@ def test_a_file_at_which_a_process_listens_is_not(path: Path) -> None:
 
 def test_what_is_no_socket_is_not_replaced(path: Path) -> None:
     path.write_text("precious")
-    with pytest.raises(SocketFileError, match="is no socket"), bound(path, NO_GROUP):
+    with pytest.raises(SocketFileError, match="is no socket"), bind_socket(path, NO_GROUP):
         pass
     assert path.read_text() == "precious"
 
 
 def test_a_path_that_is_too_long_is_named_with_the_limit(tmp_path: Path) -> None:
     path = tmp_path / ("x" * MAX_PATH_BYTES)
-    with pytest.raises(SocketFileError, match=f"longer than {MAX_PATH_BYTES} bytes"), bound(path, NO_GROUP):
+    with (
+        pytest.raises(SocketFileError, match=f"longer than {MAX_PATH_BYTES} bytes"),
+        bind_socket(path, NO_GROUP),
+    ):
         pass
 
 
 def test_the_longest_path_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / ("x" * (MAX_PATH_BYTES - len(os.fsencode(tmp_path)) - 1))
-    with bound(path, NO_GROUP):
+    with bind_socket(path, NO_GROUP):
         assert path.exists()
 
 
 def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(SocketFileError, match="is no directory"),
-        bound(tmp_path / "no" / "no" / "s", NO_GROUP),
+        bind_socket(tmp_path / "no" / "no" / "s", NO_GROUP),
     ):
         pass
 
 
 def test_its_own_directory_is_made_closed_to_others(tmp_path: Path) -> None:
-    with bound(tmp_path / "edge-kubelet" / "s", NO_GROUP):
+    with bind_socket(tmp_path / "edge-kubelet" / "s", NO_GROUP):
         assert mode_of(tmp_path / "edge-kubelet") & 0o027 == 0
 
 
 def test_a_directory_that_others_can_change_is_refused(path: Path) -> None:
     path.parent.chmod(0o777)
-    with pytest.raises(SocketFileError, match="others can change"), bound(path, NO_GROUP):
+    with pytest.raises(SocketFileError, match="others can change"), bind_socket(path, NO_GROUP):
         pass
 
 
 def test_a_file_that_another_daemon_has_put_there_is_left(path: Path) -> None:
-    with bound(path, NO_GROUP):
+    with bind_socket(path, NO_GROUP):
         path.unlink()
         path.write_text("another's")
     assert path.read_text() == "another's"

@@ -11,16 +11,16 @@ import pytest
 import kubelet.cli.announce_once
 import kubelet.daemon.composition
 import kubelet.identity.provisioning
-from kubelet.cli.announce_once import publish_once, sign_once
-from kubelet.config import NodeConfig, store
-from kubelet.daemon.composition import last_issued_file, make_handlers
+from kubelet.cli.announce_once import sign_once
+from kubelet.config import NodeConfig, last_issued_file, store
+from kubelet.handlers.factory import make_handlers
 from kubelet.identity.verification import verify_manifest
 from relay.settings.environment import now_ms
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
 from schemas.process.logs import make_logger
-from tests.fakes.lines import LogLines
+from schemas.trust import TrustedManifest
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import identity_of
 from tests.fakes.node_command import (
@@ -69,27 +69,17 @@ def test_an_enrolled_node_announces_to_the_broker_of_its_enrolment(
     store(NodeConfig(broker, "http://127.0.0.1:9"), enrolled.root)
     ran = run("announce", "--state-dir", enrolled.root)
     assert (ran.code, ran.out) == (DONE, b"")
-    assert "published" in ran.err
 
+    async def retained() -> dict[str, bytes]:
+        async with MqttListener(broker, f"$devices/{NODE_ID}/+").listening() as listener:
+            messages = [await listener.next(), await listener.next()]
+        assert all(message.retained for message in messages)
+        return {message.topic.rpartition("/")[2]: message.payload for message in messages}
 
-def test_announcing_to_what_is_no_address_is_refused(run: Run, enrolled: IdentityFiles) -> None:
-    ran = run("announce", "--state-dir", enrolled.root, "--broker", "nowhere")
-    assert (ran.code, ran.said_in_one_line("is not HOST:PORT")) == (CONFIG, True)
-
-
-def test_what_is_announced_lies_on_the_broker(
-    run: Run, enrolled: IdentityFiles, broker: BrokerAddress
-) -> None:
-    ran = run("announce", "--state-dir", enrolled.root, "--broker", str(broker))
-    assert (ran.code, ran.out) == (DONE, b"")
-
-    async def retained() -> bytes:
-        async with MqttListener(broker, f"$devices/{NODE_ID}/announce").listening() as listener:
-            return (await listener.next()).payload
-
-    wire = asyncio.run(retained())
-    assert ran.err.endswith(f"published {etag_of(wire)}\n")
-    assert run("verify", "-", "--state-dir", enrolled.root, stdin=wire).code == DONE
+    kept = asyncio.run(retained())
+    assert kept["identity"].decode() == enrolled.read().chain_pem
+    assert ran.err.endswith(f"published {etag_of(kept['announce'])}\n")
+    assert run("verify", "-", "--state-dir", enrolled.root, stdin=kept["announce"]).code == DONE
 
 
 @pytest.mark.integration
@@ -277,14 +267,13 @@ def test_what_is_signed_by_hand_is_what_the_daemon_would_announce(
     before = now_ms()
     manifest = sign_once(identity_of(node_of_today), tmp_path, TTL_MS, io.StringIO(), remember=False)
     after = now_ms()
-    finding = verify_manifest(manifest.wire, node_of_today.leaf_pem, node_of_today.root_pem, after)
-    assert finding.reason is None
-    assert finding.manifest is not None
+    verified = verify_manifest(manifest.wire, node_of_today.leaf_pem, node_of_today.root_pem, after)
+    assert isinstance(verified, TrustedManifest)
     announced = [
         handler.capability
         for handler in make_handlers(node_of_today.node_id, make_logger("kubelet", io.StringIO()))
     ]
-    assert json.loads(finding.manifest.wire)["capabilities"] == announced
+    assert json.loads(verified.wire)["capabilities"] == announced
     assert before <= manifest.issued_at_ms <= after
     assert manifest.expires_at_ms == manifest.issued_at_ms + TTL_MS
 
@@ -298,17 +287,3 @@ def test_only_what_is_published_is_remembered(
     manifest = sign_once(identity_of(node_of_today), tmp_path, TTL_MS, io.StringIO(), remember=remember)
     assert (manifest.issued_at_ms == future + 1) is remember
     assert last_issued_file(tmp_path).read_text() == f"{future + remember}\n"
-
-
-async def test_identity_and_manifest_are_put_on_the_broker_to_stay(
-    node_of_today: SimulatedNode, broker: BrokerAddress, tmp_path: Path, log: LogLines
-) -> None:
-    identity = identity_of(node_of_today)
-    manifest = sign_once(identity, tmp_path, TTL_MS, log, remember=True)
-    assert await publish_once(identity, manifest, broker, log) is True
-    async with MqttListener(broker, f"$devices/{identity.node_id}/+").listening() as listener:
-        messages = {message.topic.rpartition("/")[2]: message for message in
-                    [await listener.next(), await listener.next()]}  # fmt: skip
-    assert all(message.retained for message in messages.values())
-    assert messages["identity"].payload.decode() == identity.chain_pem
-    assert etag_of(messages["announce"].payload) == manifest.etag

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import kubelet.cli.announce_once
-import kubelet.daemon.composition
-import kubelet.identity.provisioning
-from kubelet.cli.commands import main
 from kubelet.cli.options import agent_socket
 from kubelet.config import SERVICE_SOCKET, DaemonPlan, NodeConfig
 from kubelet.daemon.composition import run_daemon
+from kubelet.handlers.factory import NodeHandlers
 from kubelet.handlers.system_echo import EchoHandler
 from kubelet.process import fail, run_until_signal
 from schemas.addresses import BrokerAddress
@@ -26,7 +23,7 @@ from schemas.caller_tools import SESSION_ID_PATTERN
 from schemas.identity_files import IdentityFiles
 from schemas.process.command_errors import errors_in_one_line
 from schemas.registry import SchemaRegistry
-from tests.fakes.homeless import without_home
+from tests.fakes.command_lines import without_home
 from tests.fakes.node import write_identity
 from tests.fakes.node_command import CANNOT_RUN, CONFIG, DONE, NOWHERE, USAGE, Run
 from tests.fakes.ports import unused_port
@@ -125,9 +122,12 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     class Misfit(EchoHandler):
         capability = {**ECHO, "cap_id": "Not An Id"}  # noqa: RUF012
 
-    monkeypatch.setattr(
-        kubelet.daemon.composition, "make_handlers", lambda node_id, *_: [echo_handler(node_id, int, Misfit)]
-    )
+    def misfits(node_id: str, *_: object, **__: object) -> NodeHandlers:
+        handlers = NodeHandlers()
+        handlers.append(echo_handler(node_id, int, Misfit))
+        return handlers
+
+    monkeypatch.setattr("kubelet.daemon.composition.make_handlers", misfits)
     config = NodeConfig(BrokerAddress("127.0.0.1", 9), "http://127.0.0.1:9")
     with pytest.raises(SystemExit) as ended, errors_in_one_line(fail):
         run_until_signal(run_daemon(DaemonPlan(config, enrolled.root, 0), sys.stderr))
@@ -275,31 +275,20 @@ def test_an_agent_finds_the_socket_beside_the_state_or_else_that_of_the_service(
     assert agent_socket(tmp_path / "named", tmp_path) == tmp_path / "named"
 
 
-def test_without_the_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_extra_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mcp", "mcp_types"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("assembly", "mcp_server"):
-        monkeypatch.delitem(sys.modules, f"kubelet.local_agent.{name}", raising=False)
-    monkeypatch.setattr(sys, "argv", ["kubelet", "mcp"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 3
-    assert "pip install 'edge-kubelet[agent]'" in capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "kubelet.local_agent.mcp_server", raising=False)
+    ran = run("mcp")
+    assert (ran.code, "the extra 'agent' (docs/install.md)" in ran.err) == (CANNOT_RUN, True)
 
 
 @pytest.mark.parametrize(
     "session", ["x y", "", "gogol_20261122_093000_1A2B3C4D", "gogol_20261122_093000_1a2b3c4d\n"]
 )
-def test_what_is_no_id_of_a_session_is_a_wrong_command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], session: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["kubelet", "mcp", "--session", session])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "is not the id of a session, for example gogol_" in capsys.readouterr().err
+def test_what_is_no_id_of_a_session_is_a_wrong_command_line(run: Run, session: str) -> None:
+    ran = run("mcp", "--session", session)
+    assert (ran.code, "is not the id of a session, for example gogol_" in ran.err) == (USAGE, True)
 
 
 def test_the_id_of_a_session_is_of_the_form_of_its_document(registry: SchemaRegistry) -> None:
@@ -307,12 +296,7 @@ def test_the_id_of_a_session_is_of_the_form_of_its_document(registry: SchemaRegi
     assert f'"{SESSION_ID_PATTERN}"' in json.dumps(opened)
 
 
-def test_its_help_says_what_is_listed_and_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["kubelet", "mcp", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    shown = " ".join(capsys.readouterr().out.split())
+def test_its_help_says_what_is_listed_and_how_to_get_it(run: Run) -> None:
+    shown = " ".join(run("mcp", "--help").out.decode().split())
     assert "while there are two, none is listed" in shown
-    assert "edge-kubelet[agent]" in shown
+    assert "the extra 'agent'" in shown

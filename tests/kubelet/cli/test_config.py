@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -42,6 +43,42 @@ def test_every_problem_is_a_line_and_the_exit_code_is_that_of_the_daemon(file: P
     assert found["problems"][0] == f"{file}, line 1: there is no setting tll; the nearest is ttl"
     assert found["problems"][1].startswith(f"{file}, line 2: heartbeat 'fast' is not a duration")
     assert kubelet("run", "--config", file).returncode == 78
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('["linux.journal"]\nunit = ["a"]', "line 4: linux.journal 'unit' is none of units"),
+        (
+            '["linux.jornal"]\nunits = ["a"]',
+            "line 4: there is no setting linux.jornal; the nearest is linux.journal",
+        ),
+        ('[linux.journal]\nunits = ["a"]', 'write ["linux.journal"], with quotes'),
+        ('["linux.journal"]\nunits = [2026-11-26]', "line 4: linux.journal units is an array of patterns"),
+        ('["linux.journal"]\nunits = 1\n["linux.journal"]', "is not TOML"),
+        ('"linux.journal" = ["a"]', "line 4: linux.journal is a table"),
+    ],
+)
+def test_a_table_of_the_ceiling_that_cannot_be_used_ends_a_start(file: Path, table: str, said: str) -> None:
+    file.write_text(f"{file.read_text()}{table}\n")
+    done = kubelet("run", "--config", file)
+    assert (done.returncode, done.stderr.count("\n")) == (78, 1)
+    assert said in done.stderr
+
+
+@pytest.mark.integration
+def test_a_table_of_the_ceiling_stands_in_the_file_alone(file: Path) -> None:
+    file.write_text(f'{file.read_text()}["linux.journal"]\nunits = ["nginx*", "!a"]\n')
+    shown = kubelet("config", "show", "--config", file).stdout
+    assert tomllib.loads(shown)["linux.journal"] == {"units": ["nginx*", "!a"]}
+    assert kubelet("run", "--config", file, "--linux.journal", "{}").returncode == 2
+    environment = {**os.environ, "KUBELET_LINUX.JOURNAL": "{}"}
+    command = [sys.executable, "-P", "-m", "kubelet", "config", "check"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
+    assert (done.returncode, "there is no variable KUBELET_LINUX.JOURNAL" in done.stderr) == (78, True)
 
 
 @pytest.mark.integration

@@ -45,6 +45,7 @@ NAMES = [
     "session",
     "announce",
     "echo",
+    "kinds",
     "files",
     "watchdog",
 ]
@@ -137,6 +138,45 @@ def with_relay(checks: NodeChecks, url: str) -> NodeChecks:
 
 def with_broker(checks: NodeChecks, broker: BrokerAddress) -> NodeChecks:
     return replace(checks, config=replace(checks.config, broker=broker))
+
+
+SEES = {"announced": True, "lacks": None}
+HIDDEN = {"announced": True, "lacks": "processes of other users are hidden"}
+NO_SYSTEMD = {"announced": False, "lacks": "systemd does not run"}
+NOT_KNOWN = {"announced": False, "lacks": "its relay does not know it", "relay": False}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "severity", "found", "fix"),
+    [
+        ({"system.echo": SEES}, OK, "1 kind", ""),
+        (
+            {"linux.units": NO_SYSTEMD, "linux.health": NO_SYSTEMD},
+            OK,
+            "2 kinds; linux.units, linux.health: systemd does not run",
+            "",
+        ),
+        (
+            {"linux.processes": HIDDEN, "system.echo": SEES},
+            WARNING,
+            "2 kinds; linux.processes: processes of other users are hidden",
+            "sudo kubelet kinds enable linux.processes",
+        ),
+        (
+            {"linux.journal": NOT_KNOWN, "linux.processes": HIDDEN},
+            WARNING,
+            f"2 kinds; linux.journal: {NOT_KNOWN['lacks']}; linux.processes: {HIDDEN['lacks']}",
+            "name them in kinds of relay.toml: linux.journal",
+        ),
+    ],
+)
+def test_what_a_kind_does_not_see_is_told_with_what_lets_it_see(
+    checks: NodeChecks, kinds: dict[str, Any], severity: Severity, found: str, fix: str
+) -> None:
+    running = AskedProcess(KUBELET, checks.files.root, {"kinds": kinds})
+    (row,) = (row for row in CHECKS if row.name == "kinds")
+    finding = made_of(row.of(replace(checks, process=running)))
+    assert (finding.severity, finding.found, finding.fix or "") == (severity, found, fix)
 
 
 async def test_a_relay_that_is_not_reached_is_found(checks: NodeChecks) -> None:
@@ -254,7 +294,7 @@ async def test_what_the_daemon_lacks_of_calls_that_flow_is_found_step_by_step(
         finding = await made(here.checks, "announce")
         assert (finding.severity, "another announce" in finding.found) == (FAILURE, True)
         assert announce.payload["node_id"] == NODE_ID
-        assert [(await made(here.checks, name)).severity for name in ("files", "watchdog")] == [OK, WARNING]
+        assert [(await made(here.checks, name)).severity for name in ("files", "watchdog")] == [OK, OK]
 
 
 async def test_a_broker_by_which_the_relay_receives_nothing_is_found(

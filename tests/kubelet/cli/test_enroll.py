@@ -12,13 +12,17 @@ import pytest
 
 from kubelet.cli import options
 from kubelet.cli.commands import main
-from kubelet.config import DaemonPlan
+from kubelet.config import DaemonPlan, read_stored
 from relay.settings.environment import now_ms
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
+from schemas.kind_packages import read_shipped
 from tests.fakes.enrolment_server import EnrolmentServer
-from tests.fakes.node_command import CANNOT_RUN, CONFIG, DONE, NO, NOWHERE, USAGE, Run
+from tests.fakes.node_command import CANNOT_RUN, CONFIG, DONE, NO, NOWHERE, USAGE, Ran, Run
 from tests.fakes.signer import SimulatedCa
+
+Enroll = Callable[..., Ran]
+USUAL = ("linux.health", "linux.network", "linux.packages", "linux.sensors", "linux.units")
 
 
 @pytest.fixture
@@ -27,12 +31,21 @@ def enrolment_server(ca_of_today: SimulatedCa) -> Iterator[EnrolmentServer]:
         yield enrolment_server
 
 
+@pytest.fixture
+def enroll(run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer) -> Enroll:
+    """Return what enrols the node in ``state`` at the server, or at another URL."""
+
+    def enroll(*options: str | Path, url: str = enrolment_server.url, state_dir: Path = state.root) -> Ran:
+        token = ("--token", enrolment_server.token.text())
+        return run("enroll", url, *options, *token, "--state-dir", state_dir)
+
+    return enroll
+
+
 def test_enrolling_takes_one_command_and_says_what_comes_next(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
+    enroll: Enroll, state: IdentityFiles, enrolment_server: EnrolmentServer
 ) -> None:
-    ran = run(
-        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root
-    )
+    ran = enroll()
     assert ran.code == DONE
     assert state.read().node_id in ran.out.decode()
     assert ran.err == f"\nnext: edge-kubelet run --state-dir {state.root}\n"
@@ -41,17 +54,9 @@ def test_enrolling_takes_one_command_and_says_what_comes_next(
 
 
 def test_enrolling_tells_programs_the_facts(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
+    enroll: Enroll, state: IdentityFiles, enrolment_server: EnrolmentServer
 ) -> None:
-    ran = run(
-        "enroll",
-        enrolment_server.url,
-        "--token",
-        enrolment_server.token.text(),
-        "--state-dir",
-        state.root,
-        "--json",
-    )
+    ran = enroll("--json")
     assert (ran.code, ran.err) == (DONE, "")
     assert ran.facts == {
         "node_id": state.read().node_id,
@@ -60,17 +65,85 @@ def test_enrolling_tells_programs_the_facts(
         "relay": enrolment_server.url,
         "other_relays": [],
         "broker": "mqtt://127.0.0.1:1883",
+        "kinds": list(USUAL),
         "state_dir": str(state.root),
     }
 
 
+def kept(state: IdentityFiles) -> tuple[str, ...]:
+    stored = read_stored(state.root)
+    assert stored is not None
+    return stored.kinds
+
+
+def test_it_enables_what_shows_how_a_board_is_and_nothing_that_is_sensitive(
+    enroll: Enroll, state: IdentityFiles
+) -> None:
+    assert enroll().code == DONE
+    assert kept(state) == USUAL
+    assert not [kind for kind in USUAL if read_shipped(kind).kind.sensitive]
+
+
+@pytest.mark.parametrize(
+    ("known", "enabled"),
+    [
+        (["linux.units", "linux.journal", "acme.oven"], ("linux.units",)),
+        (["system.echo"], ()),
+        ([], ()),
+    ],
+)
+def test_no_answer_of_a_relay_enables_a_kind_and_one_that_it_does_not_know_is_named(
+    enroll: Enroll,
+    state: IdentityFiles,
+    enrolment_server: EnrolmentServer,
+    known: list[str],
+    enabled: tuple[str, ...],
+) -> None:
+    enrolment_server.kinds = known
+    ran = enroll()
+    assert (ran.code, kept(state)) == (DONE, enabled)
+    assert "the relay does not know linux.health, linux.network" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "enabled"),
+    [("none", ()), ("linux.journal,linux.units", ("linux.journal", "linux.units")), ("system.echo", ())],
+)
+def test_what_it_enables_can_be_named(
+    enroll: Enroll,
+    state: IdentityFiles,
+    enrolment_server: EnrolmentServer,
+    typed: str,
+    enabled: tuple[str, ...],
+) -> None:
+    enrolment_server.kinds = ()
+    ran = enroll("--kinds", typed)
+    assert (ran.code, kept(state)) == (DONE, enabled)
+    assert "the relay" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "linux.jornal", "X", "none,linux.units", "linux.units,linux.units", "a" * 65, "linux.\x1b"]
+)
+def test_a_kind_that_is_not_known_is_a_wrong_command_line_before_the_token_is_spent(
+    enroll: Enroll, enrolment_server: EnrolmentServer, typed: str
+) -> None:
+    ran = enroll("--kinds", typed)
+    assert (ran.code, ran.err.count("\n")) == (USAGE, 1)
+    assert enrolment_server.methods == []
+
+
+def test_a_node_that_enrols_again_keeps_its_kinds(enroll: Enroll, state: IdentityFiles) -> None:
+    enroll("--kinds", "linux.journal")
+    assert (enroll("--again").code, kept(state)) == (DONE, ("linux.journal",))
+    assert (enroll("--again", "--kinds", "none").code, kept(state)) == (DONE, ())
+
+
 def test_a_public_url_that_is_another_than_what_was_typed_is_said(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
+    enroll: Enroll, enrolment_server: EnrolmentServer
 ) -> None:
     enrolment_server.overrides = {"relay_url": "https://relay.example"}
-    ran = run(
-        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root
-    )
+    ran = enroll()
     assert ran.code == DONE
     assert "the relay's public URL is https://relay.example: this node will use that" in ran.err
     assert "ask for `relay run --node-broker`" in ran.err
@@ -143,35 +216,27 @@ def test_without_a_join_token_there_is_no_enrolling(
     ],
 )
 def test_a_relay_that_cannot_be_spoken_to_is_not(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, url: str, text: str
+    enroll: Enroll, state: IdentityFiles, url: str, text: str
 ) -> None:
-    ran = run("enroll", url, "--token", enrolment_server.token.text(), "--state-dir", state.root)
+    ran = enroll(url=url)
     assert (ran.code, ran.said_in_one_line(text)) == (USAGE, True)
     assert not state.root.exists()
 
 
-def test_a_relay_that_refuses_is_a_no(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
-) -> None:
+def test_a_relay_that_refuses_is_a_no(enroll: Enroll, enrolment_server: EnrolmentServer) -> None:
     enrolment_server.status = 403
-    ran = run(
-        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root
-    )
+    ran = enroll()
     assert (ran.code, ran.out) == (NO, b"")
     assert ran.said_in_one_line("refuses: the join token is used up, expired or withdrawn")
 
 
 def test_a_relay_that_is_not_there_or_a_node_that_is_enrolled_cannot(
-    run: Run, state: IdentityFiles, enrolled: IdentityFiles, enrolment_server: EnrolmentServer
+    enroll: Enroll, state: IdentityFiles, enrolled: IdentityFiles
 ) -> None:
-    ran = run(
-        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", enrolled.root
-    )
-    assert (ran.code, ran.said_in_one_line("is enrolled already")) == (CANNOT_RUN, True)
+    ran = enroll(state_dir=enrolled.root)
+    assert (ran.code, ran.said_in_one_line("--again gives a revoked one")) == (CANNOT_RUN, True)
     shutil.rmtree(state.root)
-    ran = run(
-        "enroll", "http://127.0.0.1:9", "--token", enrolment_server.token.text(), "--state-dir", state.root
-    )
+    ran = enroll(url="http://127.0.0.1:9")
     assert (ran.code, ran.said_in_one_line("cannot be reached")) == (CANNOT_RUN, True)
 
 
@@ -197,21 +262,26 @@ def plan_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DaemonPlan]:
 
 
 def test_after_enrolling_the_daemon_needs_to_be_told_nothing(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, plan_of: Callable[..., DaemonPlan]
+    enroll: Enroll,
+    state: IdentityFiles,
+    enrolment_server: EnrolmentServer,
+    plan_of: Callable[..., DaemonPlan],
 ) -> None:
     enrolment_server.overrides = {"own_root": True, "broker": "mqtts://mqtt.example:8883"}
-    run("enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root)
+    enroll()
     config = plan_of("--state-dir", state.root).config
     assert (config.relay_url, str(config.broker)) == (enrolment_server.url, "mqtts://mqtt.example:8883")
     assert (config.own_root, config.plain_allowed) == (True, False)
 
 
 def test_other_relays_of_the_fleet_are_kept_for_the_daemon(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, plan_of: Callable[..., DaemonPlan]
+    enroll: Enroll,
+    state: IdentityFiles,
+    enrolment_server: EnrolmentServer,
+    plan_of: Callable[..., DaemonPlan],
 ) -> None:
     others = ["http://127.0.0.1:8701", "http://127.0.0.1:8702"]
-    typed = (enrolment_server.url, *others, enrolment_server.url)
-    run("enroll", *typed, "--token", enrolment_server.token.text(), "--state-dir", state.root)
+    enroll(*others, enrolment_server.url)
     config = plan_of("--state-dir", state.root).config
     assert config.relays == (enrolment_server.url, *others)
     repeated = ("--relay", "https://relay.example", "--relay", "https://192.0.2.2,https://192.0.2.3")
@@ -220,9 +290,12 @@ def test_other_relays_of_the_fleet_are_kept_for_the_daemon(
 
 
 def test_options_come_before_what_was_stored(
-    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, plan_of: Callable[..., DaemonPlan]
+    enroll: Enroll,
+    state: IdentityFiles,
+    enrolment_server: EnrolmentServer,
+    plan_of: Callable[..., DaemonPlan],
 ) -> None:
-    run("enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root)
+    enroll()
     config = plan_of("--state-dir", state.root, "--broker", "mqtts://mqtt.example").config
     assert (config.relay_url, str(config.broker)) == (enrolment_server.url, "mqtts://mqtt.example:8883")
     config = plan_of("--state-dir", state.root, "--relay", "wss://relay.example/").config

@@ -46,7 +46,7 @@ from tests.fakes.polling import until
 from tests.fakes.shipped_kinds import METRICS, SYSTEM_METRICS
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode
 
-BOUND_S = 20
+BOUND_S = 30
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,7 @@ async def test_made_up_metrics_look_like_those_of_a_board(
     verb = SYSTEM_METRICS.verbs["snapshot"]
     handler = made_up(clock)
     assert registry.load(verb.input_ref).is_valid(arguments)
+    await handler.invoke("snapshot", {})
     clock.advance(90_500)
     sample = await handler.invoke("snapshot", arguments)
     registry.load(verb.output_ref).check(sample)
@@ -159,12 +160,9 @@ async def test_made_up_metrics_look_like_those_of_a_board(
 
 async def test_made_up_uptime_is_never_negative(clock: FakeClock) -> None:
     handler = made_up(clock)
+    await handler.invoke("snapshot", {})
     clock.advance(-1)
     assert (await handler.invoke("snapshot", {}))["uptime_s"] == 0
-
-
-def test_a_mock_node_offers_what_a_board_offers(clock: FakeClock) -> None:
-    assert made_up(clock).capability == METRICS
 
 
 @pytest.fixture

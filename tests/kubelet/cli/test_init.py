@@ -92,17 +92,18 @@ def test_init_installs_the_certificate_of_a_ca_as_often_as_one_likes(
     assert state.read().root_pem == ca_of_today.root_pem
 
 
+OLDER_ROOT = SimulatedCa("a root of yesterday", now_ms()).root_pem
 AT = ("--relay", "https://relay.example/", "--broker", "mqtts://mqtt.example")
 
 
 def issue_with_servers(
     ca: SimulatedCa, state: IdentityFiles, directory: Path
 ) -> tuple[tuple[str | Path, ...], str]:
-    """Write the same, with two roots of servers, as during a rotation; return the latter too."""
+    """Write the same, with two roots of each kind, as during a rotation; return those of servers too."""
     options = issue(ca, state, directory)
     names = ("servers of today", "servers of yesterday")
     servers = "".join(SimulatedServerCa(name, now_ms()).root_pem for name in names)
-    (directory / "root.pem").write_text(servers + ca.root_pem)
+    (directory / "root.pem").write_text(OLDER_ROOT + servers + ca.root_pem)
     return options, servers
 
 
@@ -113,7 +114,7 @@ def test_init_by_hand_leaves_behind_what_enroll_does(
     options, servers = issue_with_servers(ca_of_today, state, tmp_path)
     ran = run("init", "--json", "--state-dir", state.root, *options, *AT)
     assert (ran.code, ran.err, ran.facts["enrolled"]) == (DONE, "", True)
-    assert state.read().root_pem == ca_of_today.root_pem
+    assert state.read().root_pem == OLDER_ROOT + ca_of_today.root_pem
     assert state.server_roots.read_text() == servers
     stored = read_stored(state.root)
     assert stored is not None
@@ -129,11 +130,19 @@ def test_init_by_hand_of_a_relay_that_this_machine_trusts_already_says_so(
     before = everything_in(state.root)
     ran = run("init", "--state-dir", state.root, *options, *AT)
     assert (ran.code, ran.said_in_one_line("relay ca roots --pem")) == (CANNOT_RUN, True)
+    clear = ("--relay", "http://relay.example", *AT[2:])
+    ran = run("init", "--state-dir", state.root, *options, *clear)
+    assert (ran.code, ran.said_in_one_line("--insecure-plain-transports")) == (USAGE, True)
     assert everything_in(state.root) == before
     assert run("init", "--state-dir", state.root, *options, *AT, "--system-roots").code == DONE
     stored = read_stored(state.root)
     assert stored is not None
     assert not stored.own_root
+    assert run("kinds", "enable", "linux.units", "--state-dir", state.root).code == DONE
+    assert run("init", "--state-dir", state.root, *options, *AT, "--system-roots").code == DONE
+    again = read_stored(state.root)
+    assert again is not None
+    assert again.kinds == ("linux.units",)
 
 
 @pytest.mark.parametrize(

@@ -2,42 +2,32 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.cli.output import EnrolledPlace
-from kubelet.config import SERVICE_STATE_DIR
+from kubelet.cli.options import next_step
+from kubelet.config import SERVICE_STATE_DIR as SERVICE
 
 HOME = Path("/home/ada/.local/state/edge-kubelet")
+ELSEWHERE = Path("/srv/my node")
+START = "systemctl enable --now edge-kubelet"
+SYSTEMD, UNIT = "run/systemd/system", "etc/systemd/system/edge-kubelet.service"
 
 
-def machine(root: Path, *, systemd: bool, unit: str | None) -> Path:
-    if systemd:
-        (root / "run/systemd/system").mkdir(parents=True)
-    if unit is not None:
-        (root / unit).mkdir(parents=True)
-        (root / unit / "edge-kubelet.service").touch()
-    return root
-
-
-@pytest.mark.parametrize("unit", ["etc/systemd/system", "usr/lib/systemd/system"])
-def test_a_service_that_is_installed_is_started(tmp_path: Path, unit: str) -> None:
-    root = machine(tmp_path, systemd=True, unit=unit)
-    place = EnrolledPlace(SERVICE_STATE_DIR, SERVICE_STATE_DIR, root)
-    assert place.next_step() == "systemctl enable --now edge-kubelet"
-
-
-def test_a_service_that_is_not_installed_is_installed_first(tmp_path: Path) -> None:
-    root = machine(tmp_path, systemd=True, unit=None)
-    place = EnrolledPlace(SERVICE_STATE_DIR, SERVICE_STATE_DIR, root)
-    assert place.next_step().startswith("edge-kubelet service install, and then: ")
-
-
-def test_without_systemd_the_daemon_is_run(tmp_path: Path) -> None:
-    root = machine(tmp_path, systemd=False, unit="etc/systemd/system")
-    assert EnrolledPlace(SERVICE_STATE_DIR, SERVICE_STATE_DIR, root).next_step() == "edge-kubelet run"
-
-
-def test_a_state_that_no_service_uses_is_run_by_hand(tmp_path: Path) -> None:
-    root = machine(tmp_path, systemd=True, unit="etc/systemd/system")
-    assert EnrolledPlace(HOME, HOME, root).next_step() == "edge-kubelet run"
-    assert EnrolledPlace(HOME, None, root).next_step() == f"edge-kubelet run --state-dir {HOME}"
-    other = EnrolledPlace(Path("/srv/my node"), HOME, root)
-    assert other.next_step() == "edge-kubelet run --state-dir '/srv/my node'"
+@pytest.mark.parametrize(
+    ("state_dir", "usual", "there", "step"),
+    [
+        pytest.param(SERVICE, SERVICE, [SYSTEMD, UNIT], START, id="a unit of the administrator's"),
+        pytest.param(SERVICE, SERVICE, [SYSTEMD, f"usr/lib/{UNIT[4:]}"], START, id="a unit of the package"),
+        pytest.param(
+            SERVICE, SERVICE, [SYSTEMD], f"edge-kubelet service install, and then: {START}", id="no unit yet"
+        ),
+        pytest.param(SERVICE, SERVICE, [UNIT], "edge-kubelet run", id="no systemd"),
+        pytest.param(HOME, HOME, [SYSTEMD, UNIT], "edge-kubelet run", id="a state that no service uses"),
+        pytest.param(HOME, None, [], f"edge-kubelet run --state-dir {HOME}", id="none is usual"),
+        pytest.param(ELSEWHERE, HOME, [], "edge-kubelet run --state-dir '/srv/my node'", id="another"),
+    ],
+)
+def test_the_next_step_after_an_enrolment(
+    tmp_path: Path, state_dir: Path, usual: Path | None, there: list[str], step: str
+) -> None:
+    for path in there:
+        (tmp_path / path).mkdir(parents=True)
+    assert next_step(state_dir, usual, tmp_path) == step

@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from kubelet.caller_tools.socket_file import SocketFileError
-from kubelet.config import DaemonPlan, NodeConfig
-from kubelet.daemon.composition import last_issued_file, run_daemon
+from kubelet.config import DaemonPlan, NodeConfig, last_issued_file
+from kubelet.daemon.composition import run_daemon
 from kubelet.handlers.system_echo import EchoHandler
 from kubelet.identity.provisioning import create_identity
-from kubelet.loopback.server import LoopbackServer
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
-from schemas.faults import FailedError
-from schemas.files import ExposedFileError
 from schemas.frames import SUBPROTOCOLS, FrameReader
-from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.identity_files import IdentityFiles
 from schemas.session import CloseCode
 from tests.fakes.caller_tools import ANT, SocketClient, connected
 from tests.fakes.daemon import BOUND_S, NO_BROKER, NO_RELAY, daemon
@@ -108,20 +105,6 @@ async def test_a_daemon_is_ready_only_when_it_has_answered_the_relays_echo(
             await running.until_relay_is("connecting")
 
 
-async def test_a_daemon_whose_relay_went_away_is_not_ready(
-    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
-) -> None:
-    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
-        end = await relay.next()
-        await end.admit()
-        await end.accept()
-        await running.until_relay_is("announced")
-        await end.send("bye", reason="superseded")
-        await end.socket.close(CloseCode.SUPERSEDED)
-        status, page = await running.until_relay_is("another machine uses this identity")
-        assert (status, page["ready"]) == (503, False)
-
-
 @pytest.mark.integration
 async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_and_says_goodbye(
     state_dir: Path, log: LogLines, reader: FrameReader, monkeypatch: pytest.MonkeyPatch
@@ -149,16 +132,6 @@ async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_an
         assert (answer.in_reply_to, answer.payload["result"]) == (running_id, {"message": "answered"})
         assert (await end.receive()).type == "bye"
         assert await end.until_closed() == CloseCode.NORMAL
-
-
-@pytest.mark.integration
-async def test_a_service_loop_that_ends_ends_the_daemon(
-    state_dir: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LoopbackServer, "_serve", lambda server, _inner: server._on_end())  # noqa: SLF001 - a fault
-    plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, None)
-    with pytest.raises(FailedError, match="'loopback' has ended"):
-        await asyncio.wait_for(run_daemon(plan, log), BOUND_S)
 
 
 async def test_a_node_that_was_revoked_stays_to_be_looked_at(
@@ -209,18 +182,6 @@ def answer_to(request: Mapping[str, Any], result: object) -> dict[str, Any]:
 
 
 @pytest.mark.integration
-async def test_a_local_agent_uses_a_tool_that_a_caller_lends_over_the_relay(
-    state_dir: Path, log: LogLines, reader: FrameReader
-) -> None:
-    async with in_session(state_dir, log, reader) as (_, end, agent):
-        id_ = agent.send("caller_tool", {"tool": "get_memory", "arguments": {"about": "bees"}})
-        request = (await end.receive("caller_tool")).payload
-        assert request["arguments"] == {"about": "bees"}
-        await end.send_payload("caller_tool_result", answer_to(request, {"memory": "none"}))
-        assert (await agent.response(id_))["result"] == {"memory": "none"}
-
-
-@pytest.mark.integration
 async def test_a_request_survives_a_dropped_connection_that_resumes(
     state_dir: Path, log: LogLines, reader: FrameReader
 ) -> None:
@@ -252,28 +213,6 @@ async def test_a_node_without_a_certificate_of_a_ca_says_so(
     async with daemon(files.root, log, broker) as running:
         _, page = await running.get("/readyz")
         assert page["subsystems"]["identity"]["state"] == "self-signed: install a certificate"
-
-
-async def test_a_key_that_others_can_read_is_refused_before_anything_starts(
-    state_dir: Path, log: LogLines
-) -> None:
-    key = IdentityFiles(state_dir).key
-    key.chmod(0o644)
-    with pytest.raises((IdentityFilesError, ExposedFileError), match=f"chmod 600 {key}"):
-        await run_daemon(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0), log)
-    assert log.getvalue() == ""
-
-
-async def test_a_node_without_identity_is_sent_to_init(tmp_path: Path, log: LogLines) -> None:
-    with pytest.raises(IdentityFilesError, match="run `edge-kubelet init`"):
-        await run_daemon(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0), log)
-
-
-@pytest.mark.integration
-async def test_a_loopback_port_that_is_taken_is_refused(state_dir: Path, log: LogLines) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        await run_daemon(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, taken.getsockname()[1]), log)
-    assert log.getvalue() == ""
 
 
 @pytest.mark.integration

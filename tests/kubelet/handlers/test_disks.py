@@ -12,14 +12,16 @@ from kubelet.handlers.disks import (
     DaemonThreadPool,
     Disk,
     Disks,
-    described,
+    Mount,
+    Space,
+    disk_of,
     distinct,
     start_daemon_thread,
 )
-from kubelet.handlers.readings import Mount, Space
 from schemas.process.logs import make_logger
 from schemas.strict_json import MAX_SAFE_INTEGER
 from tests.fakes.lines import LogLines
+from tests.fakes.polling import until
 
 BOUND_S = 10
 LOG = make_logger("kubelet", io.StringIO())
@@ -69,12 +71,6 @@ def disks_of(machine: Machine) -> Disks:
     return Disks(machine.mounts, machine.space, LOG, timeout_s=BOUND_S)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110 - there is no event for what only the list shows
-            await asyncio.sleep(0)
-
-
 def test_a_device_that_is_mounted_twice_is_one_disk_at_its_first_place() -> None:
     bind = Mount("/dev/sda1", "/var/lib/app", "ext4")
     assert distinct([ROOT, bind, STICK, ROOT]) == [ROOT, STICK]
@@ -90,7 +86,7 @@ def test_at_most_64_disks_are_asked() -> None:
 
 
 def test_a_name_from_a_stick_is_made_printable_and_cut() -> None:
-    disk = described(Mount("/dev/sdb1", "/media/\x1b[2J\n\u202e\udcff" + "x" * 300, "f" * 40), SPACE)
+    disk = disk_of(Mount("/dev/sdb1", "/media/\x1b[2J\n\u202e\udcff" + "x" * 300, "f" * 40), SPACE)
     assert disk.mount.startswith("/media/\\x1b[2J\\n\\u202e\\udcffxxx")
     assert disk.mount.isascii()
     assert disk.mount.isprintable()
@@ -99,9 +95,9 @@ def test_a_name_from_a_stick_is_made_printable_and_cut() -> None:
 
 
 def test_sizes_that_a_stick_made_up_stay_within_what_json_can_carry() -> None:
-    disk = described(STICK, Space(2**64, 2**70))
+    disk = disk_of(STICK, Space(2**64, 2**70))
     assert (disk.total_bytes, disk.available_bytes) == (MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
-    assert described(STICK, Space(10, 20)).available_bytes == 10
+    assert disk_of(STICK, Space(10, 20)).available_bytes == 10
 
 
 async def test_the_list_is_in_the_order_of_mounting(machine: Machine) -> None:
@@ -289,65 +285,3 @@ def test_an_answer_after_the_loop_has_closed_is_dropped_in_silence(machine: Mach
     for thread in machine.threads:
         thread.join(BOUND_S)
         assert not thread.is_alive()
-
-
-async def test_what_is_asked_is_answered_in_a_thread_that_ends() -> None:
-    threads = DaemonThreadPool()
-    asked = threads.submit(threading.current_thread)
-    threads.start_missing()
-    thread = await asyncio.wait_for(asked, BOUND_S)
-    assert thread is not threading.main_thread()
-    assert thread.daemon
-    thread.join(BOUND_S)
-    assert not thread.is_alive()
-
-
-async def test_what_is_raised_is_raised_to_those_who_asked() -> None:
-    threads = DaemonThreadPool()
-
-    def broken() -> None:
-        raise OSError("input/output error")
-
-    asked = threads.submit(broken)
-    threads.start_missing()
-    with pytest.raises(OSError, match="input/output"):
-        await asyncio.wait_for(asked, BOUND_S)
-
-
-async def test_there_are_never_more_threads_than_the_limit_and_what_waits_is_done_later() -> None:
-    release, begun = threading.Event(), asyncio.Queue[threading.Thread]()
-    loop = asyncio.get_running_loop()
-
-    def hang() -> threading.Thread:
-        loop.call_soon_threadsafe(begun.put_nowait, threading.current_thread())
-        assert release.wait(BOUND_S)
-        return threading.current_thread()
-
-    threads = DaemonThreadPool(limit=2)
-    asked = [threads.submit(hang) for _ in range(5)]
-    for _ in range(3):
-        threads.start_missing()
-    both = {await asyncio.wait_for(begun.get(), BOUND_S) for _ in range(2)}
-    assert begun.empty()
-    release.set()
-    assert set(await asyncio.wait_for(asyncio.gather(*asked), BOUND_S)) == both
-
-
-async def test_a_thread_that_cannot_be_started_is_tried_again() -> None:
-    refused = 0
-
-    def start(work: Callable[[], None]) -> None:
-        nonlocal refused
-        if refused < 2:
-            refused += 1
-            raise RuntimeError("can't start new thread")
-        start_daemon_thread(work)
-
-    threads = DaemonThreadPool(start, limit=1)
-    asked = threads.submit(lambda: "space")
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="can't start"):
-            threads.start_missing()
-    threads.start_missing()
-    assert await asyncio.wait_for(asked, BOUND_S) == "space"
-    threads.start_missing()  # there is nothing to start for

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.base import Handler
+from kubelet.handlers.factory import make_handlers
 from kubelet.handlers.named import MAX_BEHIND, HandlerInThread
 from schemas.error_roots import ConfigError
 from schemas.errors import Failure, ToolError

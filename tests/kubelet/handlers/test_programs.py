@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kubelet.handlers.programs import printed_by
+from kubelet.handlers.machine import printed_by
 from tests.fakes.polling import until
 
 pytestmark = pytest.mark.integration

@@ -1,11 +1,14 @@
 """``system.echo`` on the node."""
 
+import pytest
+
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.shipped_kinds import echo_handler
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 
+@pytest.mark.holds("RFC-0005/7/handler", "RFC-0005/9/capability")
 def test_echo_is_announced_exactly_as_rfc_0005_section_9_writes_it() -> None:
     assert echo_handler(NODE_ID, FakeClock(NOW_MS)).capability == {
         "cap_id": "echo",

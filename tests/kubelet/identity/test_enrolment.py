@@ -13,12 +13,11 @@ from kubelet.config import read_stored
 from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.provisioning import Enrolled, create_identity
-from kubelet.process import held_alone
+from kubelet.process import hold_alone
 from relay.pki.roots import server_key_to_pem
 from relay.settings.environment import now_ms
 from schemas.addresses import AddressError
-from schemas.certificates import verify_leaf
-from schemas.endorsement import endorse_servers
+from schemas.certificates import endorse_servers, verify_leaf
 from schemas.enrolment import JoinToken, shown_roots
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity import first_certificate_in
@@ -174,7 +173,7 @@ async def test_a_node_that_is_enrolled_is_not_enrolled_again(plain_bench: Bench)
 
 async def test_a_directory_that_another_kubelet_holds_is_left_alone(plain_bench: Bench) -> None:
     create_identity(plain_bench.files, NOW, os.urandom)
-    with held_alone(plain_bench.files.root), pytest.raises(IdentityFilesError, match="another kubelet"):
+    with hold_alone(plain_bench.files.root), pytest.raises(IdentityFilesError, match="another kubelet"):
         await plain_bench.enrol()
     assert plain_bench.server.methods == []
 

@@ -1,6 +1,7 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -8,8 +9,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from kubelet.identity.provisioning import Issued, create_identity, install_certificate, install_renewed
 from relay.pki.authority import CertificateAuthority
-from schemas.certificates import IdentityError, client_builder, pem_of, read_csr, verify_leaf
-from schemas.endorsement import endorse, endorse_servers
+from schemas.certificates import (
+    IdentityError,
+    client_builder,
+    endorse,
+    endorse_servers,
+    pem_of,
+    read_csr,
+    verify_leaf,
+)
 from schemas.identity import san_uri
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.projection import is_node_id
@@ -58,14 +66,6 @@ def test_an_identity_is_made_of_what_comes_in(files: IdentityFiles) -> None:
     assert bytes(identity.key) == bytes(32)
 
 
-def test_two_nodes_are_never_the_same(tmp_path: Path) -> None:
-    first, second = IdentityFiles(tmp_path / "1"), IdentityFiles(tmp_path / "2")
-    ids = {create_identity(files, NOW_MS, os.urandom) for files in (first, second)}
-    assert len(ids) == 2
-    assert bytes(first.read().key) != bytes(second.read().key)
-    assert first.read().kid != second.read().kid
-
-
 def test_the_request_proves_the_key_to_a_ca(made: IdentityFiles) -> None:
     own = made.read()
     assert read_csr(made.csr.read_text()) == (own.node_id, bytes(own.key.verify_key))
@@ -109,51 +109,33 @@ def test_text_around_a_leaf_is_left_behind(made: IdentityFiles, ca: SimulatedCa)
     assert made.leaf.read_text() == node.leaf_pem
 
 
-def test_a_certificate_can_be_renewed(made: IdentityFiles, ca: SimulatedCa) -> None:
-    first, second = issued(ca, made), issued(ca, made)
-    install_certificate(made, Issued(first.leaf_pem, ca.root_pem), NOW_MS)
-    install_certificate(made, Issued(second.leaf_pem, ca.root_pem), NOW_MS)
-    assert made.read().kid == second.kid != first.kid
-
-
-def test_a_certificate_for_another_node_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
-    check_refused(made, issued(ca, made, OTHER_NODE_ID).leaf_pem, ca.root_pem, "for another node")
-
-
 def test_a_leaf_is_no_root_of_itself(made: IdentityFiles, ca: SimulatedCa) -> None:
     leaf_pem = issued(ca, made).leaf_pem
     check_refused(made, leaf_pem, leaf_pem, "name the root of the CA")
     check_refused(made, leaf_pem, ca.root_pem + leaf_pem, "name the root of the CA")
 
 
-def test_a_certificate_for_another_key_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
-    stranger = ca.issue(made.read().node_id, key=key_named("a stranger"))
-    check_refused(made, stranger.leaf_pem, ca.root_pem, "for another key")
-
-
-def test_a_certificate_of_another_root_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
-    check_refused(made, issued(ca, made).leaf_pem, SimulatedCa("other").root_pem, "not accepted: chain")
-
-
-@pytest.mark.parametrize("now_ms", [NOW_MS - DAY_MS, NOW_MS + 91 * DAY_MS], ids=["not yet", "no more"])
-def test_a_certificate_that_is_not_valid_now_is_refused(
-    made: IdentityFiles, ca: SimulatedCa, now_ms: int
-) -> None:
-    check_refused(made, issued(ca, made).leaf_pem, ca.root_pem, "not accepted: validity", now_ms)
-
-
 @pytest.mark.parametrize(
-    "leaf_pem",
+    ("changed", "now_ms", "reason"),
     [
-        pytest.param("", id="nothing"),
-        pytest.param("hello", id="no certificate"),
-        pytest.param(
-            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", id="not a certificate"
-        ),
+        pytest.param({"node_id": OTHER_NODE_ID}, NOW_MS, "for another node", id="node"),
+        pytest.param({"key": key_named("a stranger")}, NOW_MS, "for another key", id="key"),
+        pytest.param({}, NOW_MS - DAY_MS, "not accepted: validity", id="not yet"),
+        pytest.param({}, NOW_MS + 91 * DAY_MS, "not accepted: validity", id="no more"),
     ],
 )
-def test_what_is_no_certificate_is_refused(made: IdentityFiles, ca: SimulatedCa, leaf_pem: str) -> None:
-    check_refused(made, leaf_pem, ca.root_pem, "not accepted: bad_certificate")
+def test_a_certificate_that_is_not_this_nodes_now_is_refused(
+    made: IdentityFiles, ca: SimulatedCa, changed: dict[str, Any], now_ms: int, reason: str
+) -> None:
+    own = made.read()
+    leaf = ca.issue(**{"node_id": own.node_id, "key": own.key, **changed}).leaf_pem
+    check_refused(made, leaf, ca.root_pem, reason, now_ms)
+
+
+def test_what_is_no_certificate_of_the_root_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
+    check_refused(made, issued(SimulatedCa("other"), made).leaf_pem, ca.root_pem, "not accepted: chain")
+    for leaf_pem in ("", "hello", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        check_refused(made, leaf_pem, ca.root_pem, "not accepted: bad_certificate")
 
 
 def check_refused(
@@ -177,6 +159,10 @@ def enrolled(made: IdentityFiles, ca: SimulatedCa) -> IdentityFiles:
 def test_a_renewed_leaf_is_installed_with_the_roots_that_came_with_it(
     enrolled: IdentityFiles, ca: SimulatedCa
 ) -> None:
+    # It is verified as what is installed by hand.
+    stranger = ca.issue(enrolled.read().node_id, key=key_named("a stranger"))
+    check_not_renewed(enrolled, stranger.leaf_pem, ca.root_pem, "for another key")
+    check_not_renewed(enrolled, issued(ca, enrolled).leaf_pem, "", "not accepted: chain")
     fresh = issued(ca, enrolled)
     identity = install_renewed(enrolled, Issued(fresh.leaf_pem, ca.root_pem), NOW_MS)
     own = enrolled.read()
@@ -253,10 +239,8 @@ def test_a_rogue_root_beside_a_good_one_is_refused_whichever_root_issued_the_lea
     "endorsement",
     [
         pytest.param("", id="none"),
-        pytest.param("A" * 86, id="no signature"),
         pytest.param("\ud800", id="no text"),
         pytest.param(endorse(key_named("ca the next root"), NEXT_ROOT), id="of its own"),
-        pytest.param(endorse(key_named("ca root"), SimulatedCa("another").root_pem), id="of another root"),
     ],
 )
 def test_a_new_root_without_a_good_endorsement_is_refused(
@@ -275,38 +259,10 @@ def test_a_root_that_an_endorsed_one_endorses_is_refused(enrolled: IdentityFiles
         check_not_renewed(enrolled, leaf, roots, "neither trusted by this node", endorsement)
 
 
-@pytest.mark.parametrize(
-    "roots", ["", "garbage", SimulatedCa("another").root_pem], ids=["none", "no", "other"]
-)
-def test_roots_of_which_the_node_trusts_none_are_refused(enrolled: IdentityFiles, roots: str) -> None:
-    fresh = issued(SimulatedCa("another"), enrolled)
-    before = everything_in(enrolled)
-    with pytest.raises(IdentityFilesError, match=r"neither trusted by this node|not accepted: chain"):
-        install_renewed(enrolled, Issued(fresh.leaf_pem, roots), NOW_MS)
-    assert everything_in(enrolled) == before
-
-
 def test_a_node_that_was_never_enrolled_is_not_enrolled_over_the_session(
     made: IdentityFiles, ca: SimulatedCa
 ) -> None:
-    before = everything_in(made)
-    with pytest.raises(IdentityFilesError, match="neither trusted by this node"):
-        install_renewed(made, Issued(issued(ca, made).leaf_pem, ca.root_pem), NOW_MS)
-    assert everything_in(made) == before
-
-
-def test_what_is_renewed_is_verified_as_what_is_installed(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
-    before = everything_in(enrolled)
-    stranger = ca.issue(enrolled.read().node_id, key=key_named("a stranger"))
-    for leaf_pem, reason in (
-        (stranger.leaf_pem, "for another key"),
-        (issued(ca, enrolled, OTHER_NODE_ID).leaf_pem, "for another node"),
-        (issued(SimulatedCa("another"), enrolled).leaf_pem, "not accepted: chain"),
-        ("", "not accepted: bad_certificate"),
-    ):
-        with pytest.raises(IdentityFilesError, match=reason):
-            install_renewed(enrolled, Issued(leaf_pem, ca.root_pem), NOW_MS)
-    assert everything_in(enrolled) == before
+    check_not_renewed(made, issued(ca, made).leaf_pem, ca.root_pem, "neither trusted by this node")
 
 
 def test_a_key_that_stands_among_the_roots_is_not_kept(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
@@ -342,17 +298,10 @@ def test_a_node_that_had_none_takes_the_roots_of_servers_that_its_root_endorses(
     ("told", "endorsements"),
     [
         pytest.param(SERVERS.root_pem, (), id="without an endorsement"),
-        pytest.param(SERVERS.root_pem, ("",), id="an empty one"),
-        pytest.param(
-            SERVERS.root_pem, (endorse_servers(key_named("ca root"), NEXT_SERVERS.root_pem),), id="of another"
-        ),
         pytest.param(
             SERVERS.root_pem + NEXT_SERVERS.root_pem,
             (endorse_servers(key_named("ca root"), SERVERS.root_pem),),
             id="of one of the two",
-        ),
-        pytest.param(
-            SERVERS.root_pem, (endorse_servers(key_named("ca rogue"), SERVERS.root_pem),), id="by a stranger"
         ),
         pytest.param(NEXT_ROOT, (endorse_servers(key_named("ca root"), NEXT_ROOT),), id="of a root of nodes"),
         pytest.param(

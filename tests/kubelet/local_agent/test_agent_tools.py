@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kubelet.daemon.composition import make_handlers
 from kubelet.handlers.base import Handler
+from kubelet.handlers.factory import make_handlers
 from kubelet.local_agent.agent_tools import MAX_UNREAD, AgentTools, Mailbox, OwnTools
 from kubelet.local_agent.daemon_client import ResponseError
 from kubelet.local_agent.toolbox import Toolbox
@@ -22,7 +22,7 @@ from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.caller_tools import SEND
 from tests.fakes.clock import FakeClock
-from tests.fakes.pictures import png
+from tests.fakes.guide import png
 from tests.fakes.shipped_kinds import METRICS, SYSTEM_ECHO, echo_handler
 from tests.fakes.signer import NODE_ID
 
@@ -68,39 +68,6 @@ async def tools(
     await tools.close()
 
 
-async def test_a_lent_tool_is_requested_of_the_daemon_with_its_caller(
-    tools: AgentTools, daemon: Daemon
-) -> None:
-    tools.lend("ant", [dict(SEND)])
-    answer = await tools.call(daemon, "ant_send_response", {"message": "hi"})
-    assert answer.value == {"done": True}
-    params = {"caller_id": "ant", "tool": "send_response", "arguments": {"message": "hi"}}
-    assert daemon.requests == [("caller_tool", params)]
-
-
-async def test_arguments_that_do_not_fit_never_leave_the_process(tools: AgentTools, daemon: Daemon) -> None:
-    tools.lend("ant", [dict(SEND)])
-    answer = await tools.call(daemon, "ant_send_response", {"message": 1})
-    assert answer.error is not None
-    assert answer.error["code"] == "E_MANIFEST_INVALID"
-    assert answer.error["correlation_id"] == CORRELATION_ID
-    assert daemon.requests == []
-
-
-async def test_the_nodes_own_tools_need_no_daemon(
-    tools: AgentTools, toolbox: Toolbox, daemon: Daemon
-) -> None:
-    tools.node_known(NODE_ID)
-    tools.node_known(NODE_ID)
-    assert ECHO in [entry["name"] for entry in toolbox.entries()]
-    answer = await tools.call(daemon, ECHO, {"message": "hello"})
-    assert answer.value["message"] == "hello"
-    wrong = await tools.call(daemon, ECHO, {})
-    assert wrong.error is not None
-    assert wrong.error["correlation_id"] == CORRELATION_ID
-    assert daemon.requests == []
-
-
 @pytest.mark.parametrize("name", ["ant_get_memory", ECHO, "nothing"])
 async def test_a_name_that_is_not_listed_is_an_error(tools: AgentTools, daemon: Daemon, name: str) -> None:
     answer = await tools.call(daemon, name, {})
@@ -142,21 +109,16 @@ async def test_messages_are_read_and_answered_by_tools(tools: AgentTools, daemon
     assert daemon.requests == [("session_reply", {"message": "hi"})]
 
 
-async def test_messages_are_read_once_and_in_order() -> None:
+async def test_messages_are_read_once_in_order_and_a_reader_may_wait_for_the_first() -> None:
     mailbox = Mailbox()
     mailbox.put("one")
     mailbox.put("two")
     assert await mailbox.take(0) == ["one", "two"]
-    assert await mailbox.take(0) == []
-
-
-async def test_a_reader_may_wait_for_the_first_one() -> None:
-    mailbox = Mailbox()
+    assert await mailbox.take(1) == []
     reading = asyncio.create_task(mailbox.take(10_000))
     await asyncio.sleep(0)
     mailbox.put("late")
     assert await reading == ["late"]
-    assert await mailbox.take(1) == []
 
 
 async def test_of_too_many_the_newest_are_kept() -> None:
@@ -192,23 +154,6 @@ async def test_either_form_of_a_name_is_found_and_no_other_nodes(own: OwnTools) 
     assert own.canonical(ECHO) == own.canonical(canonical) == canonical
     assert own.canonical("ant_get_memory") is None
     assert own.canonical(ECHO.replace(NODE_ID, "01hzx9k3m4p7q8r9s0t1v2w3xz")) is None
-
-
-async def test_a_call_is_answered_as_the_daemon_answers_it(own: OwnTools, registry: SchemaRegistry) -> None:
-    answer = await own.call(ECHO.replace("-", "."), {"message": "hello"}, CORRELATION_ID)
-    assert answer["ok"]
-    registry.load("system.echo.invoke.output@1.0.0").check(answer["result"])
-    assert answer["result"]["message"] == "hello"
-    sample = await own.call(METRIC.replace("-", "."), {"include": ["mem"]}, CORRELATION_ID)
-    assert sample["ok"]
-    registry.load("system.metrics.sample@1.0.0").check(sample["result"])
-
-
-async def test_arguments_that_do_not_fit_are_an_error_with_its_id(own: OwnTools) -> None:
-    answer = await own.call(ECHO.replace("-", "."), {}, CORRELATION_ID)
-    assert not answer["ok"]
-    assert answer["error"]["code"] == "E_MANIFEST_INVALID"
-    assert answer["error"]["correlation_id"] == CORRELATION_ID
 
 
 async def test_a_call_can_be_cancelled(own: OwnTools) -> None:

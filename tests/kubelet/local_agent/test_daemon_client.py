@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools import server as methods
 from kubelet.caller_tools.server import LocalMethods
-from kubelet.local_agent.daemon_client import MAX_LINE_BYTES, PATIENCE_S, DaemonClient, ResponseError
+from kubelet.local_agent.daemon_client import MAX_LINE_BYTES, PROBE_AFTER_S, DaemonClient, ResponseError
 from schemas.errors import Failure, ToolError
+from schemas.pacing import Backoff
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, served
-from tests.fakes.chance import FixedChance
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID
@@ -48,11 +47,11 @@ def path(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def followed(
-    path: Path, log: LogLines, session_id: str | None = None, patience_s: float = PATIENCE_S
+    path: Path, log: LogLines, session_id: str | None = None, probe_after_s: float = PROBE_AFTER_S
 ) -> AsyncIterator[tuple[DaemonClient, Follower]]:
     follower = Follower()
-    backoff = NodeBackoff(FixedChance(0.5), 0.001, 0.002)
-    client = DaemonClient(path, session_id, follower, backoff, make_logger("kubelet", log), patience_s)
+    backoff = Backoff(0.001, 0.002)
+    client = DaemonClient(path, session_id, follower, backoff, make_logger("kubelet", log), probe_after_s)
     running = asyncio.create_task(client.run())
     try:
         yield client, follower
@@ -73,15 +72,6 @@ async def test_it_learns_the_node_and_what_is_lent(
         relay.end()
         await until(lambda: len(follower.lent) == 3)
         assert follower.lent == [("ant", ["get_memory"]), ("ant", ["send_response"]), ("ant", [])]
-
-
-async def test_a_request_is_answered(path: Path, registry: SchemaRegistry, log: LogLines) -> None:
-    async with served(path, registry, log) as relay, followed(path, log) as (client, follower):
-        relay.open()
-        await until(lambda: follower.lent)
-        asked = asyncio.create_task(client.request("caller_tool", {"tool": "get_memory"}))
-        relay.answer((await relay.requests())[0], {"a": 1})
-        assert await asked == {"a": 1}
 
 
 async def test_a_request_that_is_cancelled_is_cancelled_at_the_daemon(
@@ -111,7 +101,7 @@ async def test_a_daemon_that_waits_for_a_caller_is_probed_and_not_lost(
     monkeypatch.setitem(vars(methods)["_METHODS"], "node", counted)
     async with (
         served(path, registry, log) as relay,
-        followed(path, log, patience_s=0.02) as (client, follower),
+        followed(path, log, probe_after_s=0.02) as (client, follower),
     ):
         relay.open()
         await until(lambda: follower.lent)
@@ -129,7 +119,7 @@ async def test_a_daemon_that_answers_nothing_is_lost(path: Path, log: LogLines) 
         writer.close()
 
     server = await asyncio.start_unix_server(silent, path)
-    async with server, followed(path, log, patience_s=0.02) as (client, _):
+    async with server, followed(path, log, probe_after_s=0.02) as (client, _):
         await log.until("daemon connected")
         with pytest.raises(ToolError) as raised:
             await client.request("caller_tool", {"tool": "get_memory"})

@@ -43,6 +43,7 @@ def test_own_tools_come_first_and_each_part_is_sorted(toolbox: Toolbox) -> None:
     assert names(toolbox) == ["y", "z", "ant_get_memory", "ant_send_response"]
 
 
+@pytest.mark.holds("CALLER-TOOLS/sdk/schema-pass-through")
 def test_a_lent_schema_is_shown_untouched(toolbox: Toolbox) -> None:
     toolbox.lend("ant", [dict(SEND)])
     assert toolbox.entries()[0]["inputSchema"] == SEND["inputSchema"]
@@ -112,6 +113,7 @@ def test_own_tools_that_come_later_take_their_names_back(toolbox: Toolbox) -> No
 ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+@pytest.mark.holds("CALLER-TOOLS/sdk/dynamic-tools")
 def test_a_lent_tool_is_named_after_its_caller() -> None:
     assert public_name("ant", "send_response") == "ant_send_response"
     assert public_name("ant", "get_memory") == "ant_get_memory"
@@ -128,16 +130,8 @@ def test_long_names_that_differ_at_the_end_stay_different() -> None:
     assert public_name("c" * 64, "t") != public_name("c" * 63, "ct")
 
 
-def test_tools_are_found_by_their_public_names() -> None:
-    assert unambiguous("ant", ["a", "b"], ()) == {"ant_a": "a", "ant_b": "b"}
-
-
 def test_two_tools_with_one_name_have_none() -> None:
     assert unambiguous("ant", ["a.b", "a_b", "c"], ()) == {"ant_c": "c"}
-
-
-def test_a_name_of_the_nodes_own_is_not_lent() -> None:
-    assert unambiguous("caller", ["messages", "c"], {"caller_messages"}) == {"caller_c": "c"}
 
 
 MESSAGE: dict[str, Any] = {
@@ -145,19 +139,6 @@ MESSAGE: dict[str, Any] = {
     "properties": {"message": {"type": "string", "maxLength": 5}},
     "required": ["message"],
 }
-
-
-def chain(length: int) -> dict[str, Any]:
-    """Return a schema that is applied twice at each of ``length`` references."""
-    definitions: dict[str, Any] = {
-        f"a{number}": {"allOf": [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(length)
-    }
-    definitions[f"a{length}"] = {"type": "object"}
-    return {"type": "object", "$ref": "#/$defs/a0", "$defs": definitions}
-
-
-def test_arguments_that_fit_pass() -> None:
-    LentSchema(MESSAGE).check({"message": "hello"})
 
 
 @pytest.mark.parametrize(
@@ -168,9 +149,10 @@ def test_arguments_that_fit_pass() -> None:
         ({"message": 1}, "/message violates type"),
     ],
 )
-def test_arguments_that_do_not_are_an_error_that_names_member_and_rule(
+def test_arguments_that_do_not_fit_are_an_error_that_names_member_and_rule(
     arguments: dict[str, Any], finding: str
 ) -> None:
+    LentSchema(MESSAGE).check({"message": "hello"})
     with pytest.raises(ToolError, match=finding) as raised:
         LentSchema(MESSAGE).check(arguments)
     assert raised.value.failure is Failure.ARGUMENTS_INVALID
@@ -188,18 +170,42 @@ def test_a_lone_surrogate_is_an_error() -> None:
         LentSchema({"type": "object", "properties": {"a": {"pattern": "a"}}}).check({"a": "\ud800"})
 
 
+DOUBLED: dict[str, Any] = {
+    f"a{number}": {"allOf": [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(9)
+}
+DOUBLED["a9"] = {}
+
+
+# More of references in tests/schemas/test_schema_references.py.
 @pytest.mark.parametrize(
-    "schema",
+    ("schema", "why"),
     [
-        {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}},
-        {"type": "object", "allOf": [{"$ref": "other.json"}]},
-        {"type": "object", "properties": {"a": {"$dynamicRef": "https://a.example/#meta"}}},
-        {"type": "object", "$defs": {"unused": {"$ref": "file:///etc/passwd"}}},
+        ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}}, "leads out"),
+        ({"type": "object", "allOf": [{"$ref": "other.json"}]}, "leads out of the document"),
+        ({"type": "object", "$defs": {"unused": {"$ref": "file:///etc/passwd"}}}, "leads out"),
+        ({"type": "object", "$ref": "#/$defs/a0", "$defs": DOUBLED}, "too many"),
+        ({"type": "object", "properties": {"a": {"type": "strin"}}}, "can be compiled"),
+        ({"type": "object", "properties": {"a": {"pattern": "("}}}, "can be compiled"),
+        ({"type": "object", "properties": {"a": {"pattern": "(?=a)b"}}}, "can be compiled"),
+        # A schema of 32 KiB holds two thousand of them, each of megabytes.
+        ({"type": "object", "properties": {"a": {"pattern": r"\w{100000}"}}}, "can be compiled"),
+        ({"type": "object", "description": "x" * (32 * 1024)}, "larger than"),
     ],
 )
-def test_a_reference_out_of_the_document_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(LentSchemaError, match="leads out of the document"):
+def test_a_schema_that_cannot_be_judged_safely_is_refused(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(LentSchemaError, match=why):
         LentSchema(schema)
+
+
+@pytest.mark.holds("CALLER-TOOLS/sdk/schema-pass-through")
+@pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": ["object", "null"]}])
+def test_a_schema_of_no_object_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(LentSchemaError, match="type is not object"):
+        LentSchema(schema)
+
+
+def test_references_within_the_document_are_accepted() -> None:
+    LentSchema({"type": "object", "properties": {"next": {"$ref": "#"}}}).check({"next": {}})
 
 
 @pytest.mark.integration
@@ -217,75 +223,6 @@ def test_nothing_is_fetched_not_even_the_dialect(monkeypatch: pytest.MonkeyPatch
             LentSchema({"$id": url, "type": "object", "properties": {"a": {"$ref": "#nowhere"}}})
         with pytest.raises(BlockingIOError):
             server.accept()
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object", "properties": {"next": {"$ref": "#"}}},
-        {
-            "type": "object",
-            "$ref": "#/$defs/node",
-            "$defs": {"node": {"properties": {"children": {"items": {"$ref": "#/$defs/node"}}}}},
-        },
-        {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"},
-        {"type": "object", "properties": {"a": {"$anchor": "here"}, "b": {"$ref": "#here"}}},
-        chain(7),
-    ],
-)
-def test_references_within_the_document_are_accepted(schema: dict[str, Any]) -> None:
-    LentSchema(schema).check({})
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object", "properties": {"a": {"type": "strin"}}},
-        {"type": "object", "properties": 1},
-        {"type": "object", "properties": {"a": {"pattern": "("}}},
-        {"type": "object", "properties": {"a": {"pattern": "(?=a)b"}}},
-    ],
-)
-def test_what_is_no_schema_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(LentSchemaError, match="can be compiled"):
-        LentSchema(schema)
-
-
-@pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": ["object", "null"]}])
-def test_a_schema_of_no_object_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(LentSchemaError, match="type is not object"):
-        LentSchema(schema)
-
-
-def test_a_large_schema_is_refused() -> None:
-    with pytest.raises(LentSchemaError, match="larger than"):
-        LentSchema({"type": "object", "description": "x" * (32 * 1024)})
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        chain(9),
-        chain(300),
-        {
-            "type": "object",
-            "$ref": "#/$defs/a0",
-            "$defs": {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(200)},
-        },
-        {
-            "type": "object",
-            "$ref": "#/$defs/a0",
-            "$defs": {
-                f"a{one}": {"properties": {"x": {"allOf": [{"$ref": f"#/$defs/a{two}"} for two in range(9)]}}}
-                for one in range(9)
-            },
-        },
-    ],
-    ids=["doubled nine times", "doubled three hundred times", "a long chain", "each refers to all"],
-)
-def test_references_that_multiply_are_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(LentSchemaError, match="too many"):
-        LentSchema(schema)
 
 
 def test_a_pattern_cannot_take_exponential_time() -> None:
@@ -313,24 +250,11 @@ def test_a_circle_that_is_applied_twice_at_each_level_takes_no_time_that_doubles
     assert raised.value.failure is Failure.ARGUMENTS_INVALID
 
 
-def test_the_fault_of_arguments_with_many_parts_is_not_searched_for() -> None:
-    lent = LentSchema({"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
-    lent.check({"a": ["x"] * 100_000})
-    with pytest.raises(ToolError, match=r"do not fit the schema of the caller\."):
-        lent.check({"a": [0] * 100_000})
-
-
 def test_arguments_with_too_many_parts_for_a_large_schema_are_refused() -> None:
     lent = LentSchema({"type": "object", "properties": {"a": {"items": {"anyOf": [{}] * 3000}}}})
     lent.check({"a": [0] * 1000})
     with pytest.raises(ToolError, match="too many parts"):
         lent.check({"a": [0] * 20_000})
-
-
-def test_a_pattern_that_takes_megabytes_is_refused() -> None:
-    # A schema of 32 KiB holds two thousand of them.
-    with pytest.raises(LentSchemaError, match="can be compiled"):
-        LentSchema({"type": "object", "properties": {"a": {"pattern": r"\w{100000}"}}})
 
 
 def test_arguments_that_are_too_large_for_so_many_patterns_are_refused() -> None:

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubelet.loopback.pages import LoopbackResponse
-from kubelet.loopback.server import BadRequestError, encode_response, read_request
+from kubelet.loopback import BadRequestError, read_request
 
 LINE = b"GET /readyz HTTP/1.1\r\n"
-RESPONSE = LoopbackResponse(HTTPStatus.OK, b"{}\n", {"ETag": '"e"'})
 
 
 def test_a_request_is_its_method_its_target_and_its_headers() -> None:
@@ -75,21 +73,3 @@ def test_any_bytes_are_a_request_or_refused(rest: bytes, beginning: bytes) -> No
     except BadRequestError:
         return
     assert request is None or data.startswith(request.method.encode())
-
-
-def test_a_response_ends_the_connection_and_names_no_version() -> None:
-    head, _, body = encode_response(RESPONSE, with_body=True).partition(b"\r\n\r\n")
-    lines = head.decode().split("\r\n")
-    assert lines[0] == "HTTP/1.0 200 OK"
-    assert {"Server: edge-kubelet", 'ETag: "e"', "Content-Length: 3", "Cache-Control: no-store"} <= set(lines)
-    assert body == RESPONSE.body
-
-
-def test_without_its_body_a_response_has_the_same_headers() -> None:
-    with_body = encode_response(RESPONSE, with_body=True)
-    without = encode_response(RESPONSE, with_body=False)
-    assert _undated(with_body) == _undated(without + RESPONSE.body)
-
-
-def _undated(response: bytes) -> list[bytes]:
-    return [line for line in response.split(b"\r\n") if not line.startswith(b"Date: ")]

@@ -4,26 +4,41 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from email.message import Message
 
 import pytest
 
-from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, READINESS_PATH
-from kubelet.loopback.server import MAX_CONNECTIONS, LoopbackServer
+from kubelet.loopback import (
+    HEALTH_PATH,
+    MANIFEST_PATH,
+    MAX_CONNECTIONS,
+    READINESS_PATH,
+    THREAD_NAME,
+    TIMEOUT_S,
+    LoopbackServer,
+)
 from tests.fakes.loopback_state import ETAG, QUOTED, WIRE, LoopbackState
 
 pytestmark = pytest.mark.integration
 
-BOUND_S = 10
+BOUND_S = 30
+
+
+@contextmanager
+def serving(state: LoopbackState, port: int = 0, timeout_s: float = TIMEOUT_S) -> Iterator[LoopbackServer]:
+    server = LoopbackServer(state.manifest, state.readiness, port, timeout_s=timeout_s)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 @pytest.fixture
 def server(state: LoopbackState) -> Iterator[LoopbackServer]:
-    server = LoopbackServer(state.manifest, state.readiness)
-    server.start()
-    yield server
-    server.close()
+    with serving(state) as server:
+        yield server
 
 
 def ask(
@@ -46,14 +61,12 @@ def send_raw(server: LoopbackServer, request: bytes) -> bytes:
             return answer.read()
 
 
-def test_a_port_that_is_taken_is_named(server: LoopbackServer, state: LoopbackState) -> None:
-    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already in use"):
-        LoopbackServer(state.manifest, state.readiness, port=server.port).start()
-
-
-def test_the_manifest_comes_over_the_wire_as_published(server: LoopbackServer) -> None:
+def test_the_manifest_comes_over_the_wire_as_published_and_nothing_is_logged(
+    server: LoopbackServer, capfd: pytest.CaptureFixture[str]
+) -> None:
     status, headers, body = ask(server, "GET", MANIFEST_PATH)
     assert (status, body) == (200, WIRE)
+    assert capfd.readouterr() == ("", "")
     assert headers["ETag"] == QUOTED
     assert headers["Content-Type"] == "application/json"
     assert headers["Content-Length"] == str(len(WIRE))
@@ -74,22 +87,6 @@ def test_an_unchanged_manifest_costs_no_body_on_the_wire(server: LoopbackServer)
     assert (status, body) == (304, b"")
     assert headers["ETag"] == QUOTED
     assert headers["Content-Type"] is None
-
-
-def test_an_unknown_method_is_not_allowed_over_the_wire_either(server: LoopbackServer) -> None:
-    status, headers, body = ask(server, "BREW", HEALTH_PATH)
-    assert (status, headers["Allow"]) == (405, "GET, HEAD")
-    assert json.loads(body) == {"error": "Method Not Allowed"}
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403), ({}, 200)],
-)
-def test_strangers_are_refused_over_the_wire(
-    server: LoopbackServer, headers: dict[str, str], status: int
-) -> None:
-    assert ask(server, "GET", HEALTH_PATH, headers)[0] == status
 
 
 @pytest.mark.parametrize(
@@ -118,13 +115,6 @@ def test_what_came_in_is_neither_answered_nor_logged(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_request_that_is_served_is_not_logged(
-    server: LoopbackServer, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ask(server, "GET", HEALTH_PATH)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_bug_is_answered_with_500_and_reported(
     server: LoopbackServer, state: LoopbackState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,27 +134,21 @@ def test_a_silent_connection_does_not_delay_another(server: LoopbackServer) -> N
 def test_a_silent_connection_is_closed_after_the_timeout(
     state: LoopbackState, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server = LoopbackServer(state.manifest, state.readiness, timeout_s=0.01)
-    server.start()
-    try:
+    with serving(state, timeout_s=0.01) as server:
         assert send_raw(server, b"") == b""
-    finally:
-        server.close()
     assert capfd.readouterr().err == ""
 
 
 def test_a_connection_that_sends_a_byte_now_and_then_is_closed_after_the_timeout_too(
     state: LoopbackState,
 ) -> None:
-    server = LoopbackServer(state.manifest, state.readiness, timeout_s=0.1)
-    server.start()
-    try:
-        with socket.create_connection(("127.0.0.1", server.port)) as slow:
-            slow.sendall(b"GET /readyz HTTP/1.1\r\nx: ")
-            slow.settimeout(0.01)
-            assert any(_is_closed_after_a_byte(slow) for _ in range(500))
-    finally:
-        server.close()
+    with (
+        serving(state, timeout_s=0.1) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as slow,
+    ):
+        slow.sendall(b"GET /readyz HTTP/1.1\r\nx: ")
+        slow.settimeout(0.01)
+        assert any(_is_closed_after_a_byte(slow) for _ in range(500))
 
 
 def _is_closed_after_a_byte(slow: socket.socket) -> bool:
@@ -179,16 +163,14 @@ def _is_closed_after_a_byte(slow: socket.socket) -> bool:
 
 def test_an_answer_that_is_not_read_does_not_hold_its_thread(state: LoopbackState) -> None:
     state.published = b"x" * (1 << 26), ETAG
-    server = LoopbackServer(state.manifest, state.readiness, timeout_s=0.1)
-    server.start()
-    try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=BOUND_S) as deaf:
-            deaf.sendall(b"GET " + MANIFEST_PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            end = time.monotonic() + BOUND_S
-            while _serving_threads():
-                assert time.monotonic() < end
-    finally:
-        server.close()
+    with (
+        serving(state, timeout_s=0.1) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=BOUND_S) as deaf,
+    ):
+        deaf.sendall(b"GET " + MANIFEST_PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        end = time.monotonic() + BOUND_S
+        while _serving_threads():
+            assert time.monotonic() < end
 
 
 def test_connections_that_are_held_shut_out_no_request(server: LoopbackServer) -> None:
@@ -214,7 +196,7 @@ def test_without_a_thread_left_what_is_asked_is_still_answered(
 
 
 def _serving_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+    return [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
 
 
 def test_only_the_loopback_address_is_bound(server: LoopbackServer) -> None:
@@ -226,7 +208,7 @@ def test_a_port_that_is_taken_is_the_callers_to_decide_on(
     server: LoopbackServer, state: LoopbackState
 ) -> None:
     second = LoopbackServer(state.manifest, state.readiness, server.port)
-    with pytest.raises(OSError, match="in use"):
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already in use"):
         second.start()
     second.close()
 
@@ -241,13 +223,9 @@ def test_close_frees_the_port_for_the_next_start(state: LoopbackState) -> None:
     first.close()
     with pytest.raises(ConnectionRefusedError):
         ask(first, "GET", HEALTH_PATH)
-    second = LoopbackServer(state.manifest, state.readiness, port)
-    second.start()
-    try:
+    with serving(state, port) as second:
         assert second.port == port
         assert ask(second, "GET", HEALTH_PATH)[0] == 200
-    finally:
-        second.close()
 
 
 def test_starting_looks_up_no_name(state: LoopbackState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +233,5 @@ def test_starting_looks_up_no_name(state: LoopbackState, monkeypatch: pytest.Mon
         raise AssertionError("a look-up can take a minute on a node without DNS")
 
     monkeypatch.setattr(socket, "getfqdn", look_up)
-    server = LoopbackServer(state.manifest, state.readiness)
-    server.start()
-    server.close()
+    with serving(state):
+        pass

@@ -10,20 +10,19 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.utils import accept_key
 
-from kubelet.session.channel import SILENCE_S, Channel, MeteredConnection
-from kubelet.session.channel import opened as connection
+from kubelet.session.channel import SILENCE_S, Channel, MeteredConnection, open_channel
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.addresses import connect_url
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameReader, Role
 from schemas.session import CloseCode, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
-from tests.fakes.frames import PAYLOADS, frame_text
+from tests.fakes.frames import PAYLOADS
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
 
 pytestmark = pytest.mark.integration
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 @pytest.fixture
@@ -90,13 +89,6 @@ async def test_a_channel_is_open_from_the_welcome_on(fresh: tuple[Channel, Relay
     assert welcome is not None
     assert welcome.payload == PAYLOADS["welcome"]
     assert channel.is_open
-
-
-async def test_every_frame_has_an_id_of_its_own(opened: tuple[Channel, RelayEnd]) -> None:
-    channel, end = opened
-    for _ in range(3):
-        assert await channel.send("heartbeat", PAYLOADS["heartbeat"]) is True
-    assert len({(await end.receive()).msg_id for _ in range(3)}) == 3
 
 
 async def test_frames_that_are_sent_together_are_one_write(
@@ -173,60 +165,12 @@ async def test_nothing_is_sent_after_the_relay_has_said_goodbye(opened: tuple[Ch
         await end.socket.recv()
 
 
-async def test_nothing_is_sent_after_our_own_goodbye(opened: tuple[Channel, RelayEnd]) -> None:
-    channel, end = opened
-    assert await channel.send("bye", PAYLOADS["bye"]) is True
-    assert not channel.is_open
-    assert await channel.send("heartbeat", PAYLOADS["heartbeat"]) is False
-    assert (await end.receive()).type == "bye"
-
-
-async def test_an_answer_to_nothing_is_dropped(opened: tuple[Channel, RelayEnd]) -> None:
-    channel, end = opened
-    await end.socket.send(frame_text("heartbeat_ack", 1, answers=99))
-    await end.send("cmd")
-    assert await channel.receive() is None
-    frame = await channel.receive()
-    assert frame is not None
-    assert frame.type == "cmd"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param("", id="nothing"),
-        pytest.param("{", id="not JSON"),
-        pytest.param(b"\xff", id="not text"),
-        pytest.param('{"type":"shell"}', id="an unknown type"),
-        pytest.param('{"type":"bye","type":"bye"}', id="a key twice"),
-        pytest.param(frame_text("challenge"), id="a frame of another state"),
-        pytest.param(frame_text("heartbeat"), id="a frame of the node's own"),
-    ],
-)
-async def test_a_relay_that_breaks_the_protocol_is_found_out(
-    opened: tuple[Channel, RelayEnd], data: str | bytes
-) -> None:
-    channel, end = opened
-    await end.socket.send(data)
-    with pytest.raises(ProtocolError):
-        await channel.receive()
-
-
-async def test_the_end_of_the_connection_comes_with_its_code(opened: tuple[Channel, RelayEnd]) -> None:
-    channel, end = opened
-    await end.socket.close(CloseCode.REVOKED)
-    with pytest.raises(ConnectionClosed) as closed:
-        await channel.receive()
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == CloseCode.REVOKED
-
-
 async def test_answers_that_local_agents_requested_exceed_no_rate(
     relay: PlayedRelay, reader: FrameReader, clock: FakeClock
 ) -> None:
     requests, answers = 20, 500
     ulids, address = UlidSource(clock, os.urandom), RelayAddress(relay.url)
-    async with connection(relay.url, address, None, reader, ulids, BOUND_S) as channel:
+    async with open_channel(relay.url, address, None, reader, ulids, BOUND_S) as channel:
         end = await relay.next()
         await end.challenge()
         challenge = await channel.receive()
@@ -325,30 +269,6 @@ async def test_what_exceeds_the_rate_ends_the_connection(
         assert at_once - 1 <= count <= at_once + frames_per_s * (now() - began)
         assert isinstance(socket, MeteredConnection)
         assert socket.is_flooded
-
-
-async def test_answers_that_were_requested_exceed_no_rate() -> None:
-    requested = asyncio.Event()
-
-    async def answer_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        writer.write(accepted(b"")(head.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0])[0])
-        await requested.wait()
-        writer.write(TEXT * 1000)
-        await reader.read()
-        writer.close()
-
-    async with (
-        await asyncio.start_server(answer_later, "127.0.0.1", 0) as server,
-        metered(server.sockets[0].getsockname()[1]) as socket,
-        asyncio.timeout(BOUND_S),
-    ):
-        assert isinstance(socket, MeteredConnection)
-        for _ in range(200):
-            socket.expect_answer()
-        requested.set()
-        assert [await socket.recv() for _ in range(1000)] == ["hi"] * 1000
-        assert not socket.is_flooded
 
 
 async def test_a_refusal_is_read_to_its_end() -> None:

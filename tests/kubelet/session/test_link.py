@@ -1,7 +1,7 @@
 """A node's session with its relay: announcing, commands, one-way frames and the end."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tests.fakes.frames import PAYLOADS, frame_text
 from tests.fakes.node import announce_again
 from tests.fakes.node_link import BOUND_S, HOUR_MS, REJECTION, Rig
 from tests.fakes.signer import NOW_MS, TTL_MS
-from tests.fakes.work_counts import WorkCounts
+from tests.fakes.view_stage import WorkCounts
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +26,7 @@ async def test_after_the_welcome_come_the_manifest_and_a_heartbeat(rig: Rig) -> 
         end = await rig.relay.next()
         await end.admit()
         announce, heartbeat = await end.receive(), await end.receive()
-        manifest = rig.parts.announcer.current
+        manifest = rig.link.announcer.current
         assert manifest is not None
         assert (announce.type, jcs(announce.payload)) == ("announce", manifest.wire)
         assert heartbeat.type == "heartbeat"
@@ -38,7 +38,7 @@ async def test_after_the_welcome_come_the_manifest_and_a_heartbeat(rig: Rig) -> 
         assert rig.link.state is LinkState.OPEN
         await end.send("announce_ack", answers=announce.msg_id)
         await rig.until_state(LinkState.ANNOUNCED)
-        assert rig.parts.announcer.published == manifest
+        assert rig.link.announcer.published == manifest
 
 
 async def test_a_manifest_is_parsed_encoded_and_validated_once(
@@ -51,8 +51,8 @@ async def test_a_manifest_is_parsed_encoded_and_validated_once(
         # Before it is sent: the relay that is played here parses as well.
         assert work.counts == {"parsed": 1, "encoded": 1, "validated": 1}
         announce = await end.receive("announce")
-        assert rig.parts.announcer.current is not None
-        assert announce.wire == rig.parts.announcer.current.wire
+        assert rig.link.announcer.current is not None
+        assert announce.wire == rig.link.announcer.current.wire
     assert work.counts == {"parsed": 2, "encoded": 1, "validated": 1}
 
 
@@ -63,7 +63,7 @@ async def test_every_heartbeat_brings_a_newer_manifest(rig: Rig, clock: FakeCloc
         await end.send("cmd")
         await asyncio.wait_for(rig.worker.begun.get(), BOUND_S)
         clock.advance(60_000)
-        rig.parts.announcer.follow_interval(30)
+        rig.link.announcer.follow_interval(30)
         assert (await end.receive("announce")).payload["issued_at_ms"] == NOW_MS + 60_000
         beat = await end.receive("heartbeat")
         assert (beat.payload["expires_at_ms"], beat.payload["inflight"]) == (NOW_MS + 60_000 + TTL_MS, 1)
@@ -78,7 +78,7 @@ async def test_the_heart_beats_as_often_as_the_relay_asks(rig: Rig) -> None:
 async def test_the_heart_beats_as_often_as_the_relay_asks_for_later(rig: Rig) -> None:
     async with rig.running():
         end = await rig.opened()
-        announce_again(rig.parts.announcer)
+        announce_again(rig.link.announcer)
         beat = await end.receive("heartbeat")
         await end.send("heartbeat_ack", answers=beat.msg_id, heartbeat_interval_ms=5_000)
         while (await rig.heartbeats.next()).seconds != 5.0:
@@ -87,14 +87,51 @@ async def test_the_heart_beats_as_often_as_the_relay_asks_for_later(rig: Rig) ->
 
 async def test_without_a_session_nothing_is_sent(rig: Rig) -> None:
     async with rig.running():
-        manifest = rig.parts.announcer.current
+        manifest = rig.link.announcer.current
         assert manifest is not None
         assert await rig.link.send_manifest(manifest) is False
         end = await rig.relay.next()
         await end.challenge()
         await end.receive("auth")
         assert await rig.link.send_manifest(manifest) is False
-    assert rig.parts.announcer.published is None
+    assert rig.link.announcer.published is None
+
+
+async def test_other_kinds_than_the_relay_knows_are_not_announced_to_it(rig: Rig) -> None:
+    told: list[Sequence[str] | None] = []
+
+    def outdated(kinds: Sequence[str] | None) -> bool:
+        told.append(kinds)
+        rig.link.announcer.announce_now()
+        return True
+
+    rig.link.told_kinds = outdated
+    async with rig.running():
+        before = rig.link.announcer.current
+        assert before is not None
+        end = await rig.relay.next()
+        await end.admit(kinds=["system.echo"])
+        announce = await end.accept()
+        assert told == [["system.echo"]]
+        assert announce.payload["issued_at_ms"] > before.issued_at_ms
+
+
+async def test_a_relay_that_refuses_a_kind_is_announced_others_at_once(rig: Rig) -> None:
+    refused: list[str] = []
+
+    def others() -> bool:
+        refused.append("kinds")
+        return True
+
+    rig.link.kinds_refused = others
+    async with rig.running():
+        end = await rig.relay.next()
+        await end.admit()
+        announce = await end.receive("announce")
+        error = {**REJECTION, "code": "E_KIND_UNSUPPORTED"}
+        await end.send_payload("announce_ack", {"ok": False, "error": error}, answers=announce.msg_id)
+        await end.command()  # the refusal before it is handled
+        assert refused == ["kinds"]
 
 
 async def test_a_manifest_that_a_mark_has_passed_is_followed_by_a_newer_one_at_once(rig: Rig) -> None:
@@ -126,7 +163,7 @@ async def test_a_manifest_that_is_refused_for_another_reason_is_not_sent_again(
     async with rig.running():
         end = await rig.opened()
         await rig.until_state(LinkState.ANNOUNCED)
-        manifest = rig.parts.announcer.current
+        manifest = rig.link.announcer.current
         assert manifest is not None
         await rig.link.send_manifest(manifest)
         announce = await end.receive("announce")
@@ -134,7 +171,7 @@ async def test_a_manifest_that_is_refused_for_another_reason_is_not_sent_again(
         await end.send_payload("announce_ack", refusal, answers=announce.msg_id)
         await rig.until_state(LinkState.OPEN)
         await end.command()
-        assert rig.parts.announcer.current == manifest
+        assert rig.link.announcer.current == manifest
 
 
 async def test_a_command_is_answered_with_the_result(rig: Rig) -> None:
@@ -205,7 +242,7 @@ async def test_a_clock_of_the_relay_that_was_set_back_is_believed_after_two_hear
     async with rig.running():
         end = await rig.opened()
         for now_ms in (NOW_MS - HOUR_MS, NOW_MS - HOUR_MS + 60_000):
-            announce_again(rig.parts.announcer)
+            announce_again(rig.link.announcer)
             beat = await end.receive("heartbeat")
             await end.send("heartbeat_ack", answers=beat.msg_id, server_time_ms=now_ms)
         assert (await end.command(sent_at_ms=NOW_MS - HOUR_MS + 60_000)).payload["ok"] is True
@@ -264,7 +301,7 @@ async def test_a_node_that_shuts_down_while_it_waits_is_gone_at_once(rig: Rig) -
 async def test_one_way_frames_of_the_relay_reach_their_handler_and_bad_ones_are_counted(rig: Rig) -> None:
     received: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
     events: list[LinkEvent] = []
-    frames = rig.parts.frames
+    frames = rig.link.frames
     frames.on_frame(OneWayType.TELEMETRY_LEASE, received.put_nowait)
     frames.on_link(events.append)
     async with rig.running():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kubelet.ceiling import OutsideCeilingError
 from kubelet.session.link import LinkState
 from schemas.frames import SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOL_1_2, SUBPROTOCOLS, FrameReader
 from schemas.session import CloseCode
@@ -42,6 +43,25 @@ async def test_the_node_speaks_the_newest_subprotocol_of_its_relay(
             assert rig.link.flow.gets_echo is gets_echo
 
 
+@pytest.mark.parametrize(("spoken", "mark"), [(SUBPROTOCOL_1_2, "owner"), (SUBPROTOCOL_1_1, None)])
+async def test_what_the_owner_denies_is_marked_for_a_relay_that_knows_the_mark(
+    world: World, reader: FrameReader, spoken: str, mark: str | None
+) -> None:
+    spoken_by_relay = SUBPROTOCOLS[SUBPROTOCOLS.index(spoken) :]
+    async with PlayedRelay(reader, subprotocols=spoken_by_relay).running() as relay:
+        rig = world.rig(relay)
+        rig.worker.failure = OutsideCeilingError("linux.units", "units !ssh*")
+        async with rig.running():
+            end = await rig.opened()
+            await end.send("cmd")
+            answer = (await end.receive("cmd_ack")).payload
+    assert (answer["error"]["code"], answer.get("denied_by")) == ("E_SAFETY_DENIED", mark)
+    [line] = rig.log.entries("outside the ceiling")
+    assert (line["kind"], line["rule"]) == ("linux.units", "units !ssh*")
+    assert line["correlation_id"] == answer["error"]["correlation_id"]
+
+
+@pytest.mark.holds("RFC-0005/5/device-scope")
 async def test_the_node_proves_who_it_is(rig: Rig) -> None:
     async with rig.running():
         end = await rig.relay.next()
@@ -96,6 +116,7 @@ async def test_every_challenge_is_answered_with_a_token_of_its_own(rig: Rig) -> 
         pytest.param("{url}0", id="another port"),
         pytest.param("{url}.evil.example", id="ours as a prefix"),
         pytest.param("HTTP://127.0.0.1", id="another spelling"),
+        pytest.param("https://127.0.0.1", id="another scheme"),
     ],
 )
 async def test_a_challenge_under_another_name_is_never_answered(rig: Rig, name: str) -> None:

@@ -80,14 +80,20 @@ CLOSES = [
 ]
 
 
+@pytest.mark.parametrize("welcome", [False, True], ids=["in the handshake", "later"])
 @pytest.mark.parametrize("bye", [False, True], ids=["without a word", "after a bye"])
 @pytest.mark.parametrize(("code", "state", "at_least_s"), CLOSES)
-async def test_a_session_that_the_relay_ends_leaves_a_state_and_a_wait(
-    rig: Rig, code: CloseCode, state: LinkState, at_least_s: float, *, bye: bool
+async def test_what_the_relay_ends_leaves_a_state_and_a_wait(  # noqa: PLR0913 - a table
+    rig: Rig, code: CloseCode, state: LinkState, at_least_s: float, *, bye: bool, welcome: bool
 ) -> None:
     async with rig.running():
-        end = await rig.opened()
-        await rig.until_state(LinkState.ANNOUNCED)
+        if welcome:
+            end = await rig.opened()
+            await rig.until_state(LinkState.ANNOUNCED)
+        else:
+            end = await rig.relay.next()
+            await end.challenge()
+            await end.receive("auth")
         if bye:
             await end.send("bye")
         await end.socket.close(code)
@@ -97,22 +103,6 @@ async def test_a_session_that_the_relay_ends_leaves_a_state_and_a_wait(
         wait.end()
         await rig.opened()
         await rig.until_state(LinkState.ANNOUNCED)
-
-
-@pytest.mark.parametrize("bye", [False, True], ids=["without a word", "after a bye"])
-@pytest.mark.parametrize(("code", "state", "at_least_s"), CLOSES)
-async def test_a_handshake_that_the_relay_ends_leaves_a_state_and_a_wait(
-    rig: Rig, code: CloseCode, state: LinkState, at_least_s: float, *, bye: bool
-) -> None:
-    async with rig.running():
-        end = await rig.relay.next()
-        await end.challenge()
-        await end.receive("auth")
-        if bye:
-            await end.send("bye")
-        await end.socket.close(code)
-        wait = await rig.waits.next()
-        assert (rig.link.state, wait.seconds) == (state, at_least_s + FIRST_WAIT_S)
 
 
 @pytest.mark.parametrize("bye", [False, True], ids=["without a word", "after a bye"])
@@ -164,14 +154,6 @@ async def test_of_two_machines_with_one_identity_each_comes_back_more_slowly_eve
             wait = await rig.waits.next()
             assert wait.seconds == at_least_s + FIRST_WAIT_S
             wait.end()
-
-
-async def test_no_relay_sends_a_node_away_for_more_than_ten_minutes(rig: Rig) -> None:
-    async with rig.running():
-        end = await rig.opened()
-        await end.send("bye", reason="over_capacity", retry_after_ms=86_400_000)
-        await end.socket.close(CloseCode.OVER_CAPACITY)
-        assert (await rig.waits.next()).seconds <= 600
 
 
 async def test_a_relay_that_says_goodbye_and_stays_is_left(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,14 +272,3 @@ async def test_a_rejected_upgrade_is_retried(rig: Rig, status: int) -> None:
         wait.end()
         await rig.opened()
     assert str(status) in rig.log.entries("relay not reached")[0]["reason"]
-
-
-async def test_a_relay_that_is_not_there_is_tried_again(world: World, reader: FrameReader) -> None:
-    async with PlayedRelay(reader).running() as relay:
-        rig = world.rig(relay)
-    async with rig.running():
-        for ceiling in (1, 2, 4):
-            wait = await rig.waits.next()
-            assert (wait.seconds, rig.link.state) == (ceiling * FIRST_WAIT_S, LinkState.CONNECTING)
-            wait.end()
-    assert rig.log.entries("relay not reached")[0]["relay"] == relay.url

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.session.link import LinkState, RelayLink
+from kubelet.session.link import LinkState
 from kubelet.session.renewal import Renewal
 from schemas.canonical import jcs
 from schemas.certificates import make_csr
@@ -18,7 +18,7 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import DEVICE_REF, TokenVerifier
 from tests.fakes.frames import message_id
 from tests.fakes.node import announce_again, write_identity
-from tests.fakes.node_link import BOUND_S, REJECTION, Rig
+from tests.fakes.node_link import BOUND_S, Rig
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa
 
 pytestmark = pytest.mark.integration
@@ -39,12 +39,12 @@ class Renewing:
         self.renewed = asyncio.Event()
         self._files = files
         renewal = Renewal(
-            rig.parts.identity, files, self._install, self.renewed.set, self._now_ms, rig.parts.log
+            rig.link.identity, files, self._install, self.renewed.set, self._now_ms, rig.link.log
         )
-        rig.link = RelayLink(replace(rig.parts, renewal=renewal))
+        rig.link = replace(rig.link, renewal=renewal)
 
     def _now_ms(self) -> int:
-        return NOW_MS + (80 * DAY_MS if self.due else 0)
+        return int(NOW_MS) + (80 * DAY_MS if self.due else 0)
 
     async def _install(self, payload: Mapping[str, Any]) -> str | None:
         await self.installed.put(payload)
@@ -82,7 +82,7 @@ async def test_a_leaf_that_is_due_is_asked_for_once_the_manifest_is_accepted(
         await end.send_payload("renew_ack", answer, answers=asked.msg_id)
         await asyncio.wait_for(renewing.renewed.wait(), BOUND_S)
         assert renewing.installed.get_nowait() == answer
-        assert rig.parts.identity.leaf_pem == answer["certificate"]
+        assert rig.link.identity.leaf_pem == answer["certificate"]
         assert rig.link.state is LinkState.OPEN
 
 
@@ -93,19 +93,6 @@ async def test_a_node_asks_when_its_manifest_is_acknowledged_too(rig: Rig, renew
         await end.receive("renew")
 
 
-async def test_a_node_asks_once_and_not_with_every_heartbeat(rig: Rig, renewing: Renewing) -> None:
-    assert renewing.due
-    async with rig.running():
-        end = await rig.opened()
-        await end.receive("renew")
-        for _ in range(3):
-            announce_again(rig.parts.announcer)
-            await end.accept()
-            await end.send("heartbeat_ack", answers=(await end.receive()).msg_id)
-        msg_id = await end.send("cmd")
-        assert (await end.receive()).in_reply_to == msg_id  # and no second `renew` before it
-
-
 async def test_a_leaf_that_is_not_due_is_not_asked_for(rig: Rig, renewing: Renewing) -> None:
     renewing.due = False
     async with rig.running():
@@ -113,7 +100,7 @@ async def test_a_leaf_that_is_not_due_is_not_asked_for(rig: Rig, renewing: Renew
         msg_id = await end.send("cmd")
         assert (await end.receive()).in_reply_to == msg_id
         renewing.due = True
-        announce_again(rig.parts.announcer)
+        announce_again(rig.link.announcer)
         await end.accept()
         await end.receive("renew")
 
@@ -133,23 +120,13 @@ async def test_commands_go_on_while_a_leaf_is_put_in_place(
         await asyncio.wait_for(renewing.renewed.wait(), BOUND_S)
 
 
-async def test_a_relay_that_does_not_renew_keeps_its_node(rig: Rig, renewing: Renewing) -> None:
-    async with rig.running():
-        end = await rig.opened()
-        asked = await end.receive("renew")
-        await end.send_payload("renew_ack", {"ok": False, "error": REJECTION}, answers=asked.msg_id)
-        await rig.log.until("relay does not renew the leaf")
-        assert (await end.command()).payload["ok"] is True
-        assert renewing.installed.empty()
-
-
 async def test_a_leaf_that_was_not_asked_for_is_dropped(rig: Rig, ca: SimulatedCa) -> None:
     async with rig.running():
         end = await rig.opened()
         frame = {"type": "renew_ack", "msg_id": message_id(1), "in_reply_to": message_id(2)}
         await end.socket.send(jcs({**frame, "payload": new_leaf(rig, ca)}).decode())
         assert (await end.command()).payload["ok"] is True
-        assert rig.parts.identity.leaf_pem == rig.node.leaf_pem
+        assert rig.link.identity.leaf_pem == rig.node.leaf_pem
 
 
 async def test_after_a_renewal_the_next_session_is_opened_with_the_new_leaf(

@@ -1,11 +1,12 @@
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from kubelet.session import relay_addresses
-from kubelet.session.relay_addresses import MOST_ADDRESSES, RelayAddress, RelayAddresses
+from kubelet.session.relay_addresses import LONGEST_S, MOST_ADDRESSES, RelayAddress, RelayAddresses
 from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock
 
@@ -72,6 +73,54 @@ async def test_waits_grow_for_each_address_by_itself() -> None:
         waits.setdefault(address, []).append(clock())
         addresses.failed(address, 0, was_open=False)
     assert list(waits.values()) == [[0, 500, 1500]] * 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+async def test_waits_are_drawn_below_a_ceiling_that_doubles_from_a_second_to_thirty_seconds(
+    share: float,
+) -> None:
+    addresses = RelayAddresses(URLS[1:2], "node", FixedChance(share), FakeClock(0))
+    address, _ = await addresses.next()
+
+    def waits(count: int) -> list[float]:
+        return [addresses.failed(address, 0, was_open=False) for _ in range(count)]
+
+    assert waits(7) == [share * ceiling for ceiling in (1, 2, 4, 8, 16, 30, 30)]
+    addresses.succeeded(address)
+    assert waits(3) == [share * ceiling for ceiling in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "share", "expected"),
+    [(60, 0.0, 60), (60, 1.0, 61), (599, 1.0, 600), (600, 1.0, 600), (86_400, 0.0, 599), (86_400, 1.0, 600)],
+)
+async def test_a_requested_wait_is_kept_with_jitter_on_top_and_is_ten_minutes_at_most(
+    asked_s: float, share: float, expected: float
+) -> None:
+    addresses = RelayAddresses(URLS[1:2], "node", FixedChance(share), FakeClock(0))
+    address, _ = await addresses.next()
+    waits = [addresses.failed(address, asked_s, was_open=False) for _ in range(3)]
+    assert waits == [expected] * 3
+
+
+@pytest.mark.parametrize("attempt_s", [0.0, 10.0], ids=["refused at once", "no answer at all"])
+@pytest.mark.parametrize("away_s", [90, 120, 3600])
+async def test_fifty_nodes_are_back_within_45_seconds_of_the_relays_return(
+    away_s: float, attempt_s: float
+) -> None:
+    async def back_at(number: int) -> float:
+        """Return when node ``number`` first reaches a relay that goes away at 0 and returns at ``away_s``."""
+        addresses = RelayAddresses(URLS[1:2], "node", random.Random(number), FakeClock(0))  # noqa: S311 - jitter
+        address, _ = await addresses.next()
+        now = addresses.failed(address, 0, was_open=True)
+        while now < away_s:
+            now += attempt_s + addresses.failed(address, 0, was_open=False)
+        return now
+
+    returns = [await back_at(number) for number in range(50)]
+    assert max(returns) - away_s <= 45
+    # Spread over that time, and not in one moment.
+    assert max(returns) - min(returns) > LONGEST_S / 2
 
 
 async def test_a_relay_that_asks_for_time_gets_it_and_the_next_one_is_tried_at_once() -> None:
@@ -178,7 +227,7 @@ async def test_a_resolver_that_does_not_answer_holds_nothing_up(monkeypatch: pyt
 
     monkeypatch.setattr(relay_addresses, "RESOLVE_TIMEOUT_S", 0.01)
     addresses = RelayAddresses([FLEET], "node", FixedChance(0.5), FakeClock(0), silent)
-    assert await asyncio.wait_for(addresses.next(), 10) == (RelayAddress(FLEET), 0)
+    assert await asyncio.wait_for(addresses.next(), 30) == (RelayAddress(FLEET), 0)
 
 
 async def test_a_name_with_thousands_of_addresses_is_cut() -> None:

@@ -63,7 +63,7 @@ async def held(frames: RelayFrames) -> AsyncIterator[Held]:
 
 async def drained(held: Held, count: int) -> None:
     held.takes.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         for _ in range(count):
             await held.taken.get()
 

@@ -7,8 +7,7 @@ import pytest
 import kubelet.session.renewal
 from kubelet.session.renewal import AGAIN_AFTER_MS, Renewal, installer
 from relay.settings.environment import now_ms
-from schemas.certificates import make_csr, read_csr, self_signed_leaf
-from schemas.endorsement import endorse
+from schemas.certificates import endorse, make_csr, read_csr, self_signed_leaf
 from schemas.identity_files import IdentityFiles
 from schemas.payloads import ErrorEnvelope, RenewDone, Renewed
 from schemas.process.logs import make_logger

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from websockets.asyncio.server import serve
 
 from kubelet.announce.mqtt import MqttPublisher, publish_all
-from kubelet.session.channel import opened
+from kubelet.session.channel import open_channel
 from kubelet.session.relay_addresses import RelayAddress
 from kubelet.session.tls import NodeTls
 from relay.pki.broker_access import BrokerAccess
@@ -213,7 +213,7 @@ async def test_whichever_relay_is_reached_its_certificate_is_for_the_fleets_name
             tls = NodeTls(files, own_root=True).to_relay(URL)
             ulids = UlidSource(lambda: NOW_MS, os.urandom)
             try:
-                async with opened(URL, RelayAddress(at), tls, FrameReader(registry), ulids, BOUND_S):
+                async with open_channel(URL, RelayAddress(at), tls, FrameReader(registry), ulids, BOUND_S):
                     outcomes[host] = "connected"
             except ssl.SSLCertVerificationError as error:
                 outcomes[host] = f"error {error.verify_code}"

@@ -4,7 +4,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kubelet.handlers.readings import CpuTimes, LinuxReadings, MemoryReading, summed
+from kubelet.handlers.system_metrics import CpuTimes, LinuxReadings, MemoryReading, sum_times
 
 STAT = """\
 cpu  3000 0 1000 6000 0 0 0 0 0 0
@@ -46,9 +46,9 @@ def test_every_logical_cpu_is_read_and_not_their_sum() -> None:
 
 def test_waiting_for_io_is_idling_and_a_guests_time_counts_once() -> None:
     times = psutil.cpu_times()
-    waiting = summed(_times(times, iowait=10.0))
+    waiting = sum_times(_times(times, iowait=10.0))
     assert waiting == CpuTimes(0.0, 10.0)
-    guest = summed(_times(times, user=10.0, guest=10.0, nice=4.0, guest_nice=4.0, idle=6.0))
+    guest = sum_times(_times(times, user=10.0, guest=10.0, nice=4.0, guest_nice=4.0, idle=6.0))
     assert guest == CpuTimes(0.0, 20.0)
 
 

@@ -1,0 +1,99 @@
+"""Which kinds this node announces: those that its relay knows, as the last welcome named them.
+
+The list is kept: the manifest reaches relays by the broker before the next welcome. Without one, the relay is
+of a version before 0.3, which refuses a manifest with a kind that it does not know, and so loses the node.
+Then RFC-0001's kinds are announced, and those of packages, which both operators have named. After a refusal
+of that reason it is RFC-0001's alone, until a relay names what it knows. Must not sign or send anything.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.handlers.base import Handler
+from schemas.files import read_state, write_atomic
+from schemas.kinds import RFC_0001, KindRegistry
+from schemas.text import printable
+
+
+def read_relay_kinds(file: Path) -> frozenset[str] | None:
+    """Return the kinds in ``file``; None if it is missing, or holds no such list."""
+    try:
+        kinds = json.loads(read_state(file))
+    except (FileNotFoundError, ValueError):
+        return None
+    is_list = isinstance(kinds, list) and all(isinstance(each, str) for each in kinds)
+    return frozenset(kinds) if is_list else None
+
+
+class RelayKinds:
+    """What of ``handlers``, of ``kinds``, is announced. ``file`` keeps the list; None: nothing does.
+
+    Attributes:
+        left_out: the kinds that are not.
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[Handler],
+        kinds: KindRegistry,
+        file: Path | None,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._handlers = handlers
+        self._of_packages = {kind.name for kind in kinds if kind.capability is None}
+        self._file = file
+        self._log = log
+        self._known = None if file is None else read_relay_kinds(file)
+        self._is_refused = False
+        self.left_out: set[str] = set()
+
+    def capabilities(self) -> Sequence[Mapping[str, Any]]:
+        """Return the capabilities that are announced; what is left out is logged once."""
+        offered = [handler.capability for handler in self._handlers]
+        left_out = {each["kind"] for each in offered if not self._admits(each["kind"])}
+        if left_out - self.left_out:
+            self._log.warning("kinds not announced: the relay does not know them", kinds=sorted(left_out))
+        self.left_out = left_out
+        return [each for each in offered if each["kind"] not in left_out]
+
+    def told(self, kinds: Sequence[str] | None) -> bool:
+        """Take what a welcome names, None of an older relay; return whether other kinds are announced now."""
+        before = self._announced()
+        if kinds is not None:
+            self._is_refused = False
+        known = None if kinds is None else frozenset(kinds)
+        if known != self._known:
+            self._known = known
+            self._keep()
+        return self._announced() != before
+
+    def refused(self) -> bool:
+        """Announce RFC-0001's kinds alone; return whether that changes anything."""
+        before = self._announced()
+        self._is_refused = True
+        return self._announced() != before
+
+    def _announced(self) -> set[str]:
+        return {name for handler in self._handlers if self._admits(name := handler.capability["kind"])}
+
+    def _admits(self, kind: str) -> bool:
+        if kind in RFC_0001:
+            return True
+        if self._is_refused:
+            return False
+        return kind in (self._of_packages if self._known is None else self._known)
+
+    def _keep(self) -> None:
+        if self._file is None:
+            return
+        try:
+            if self._known is None:
+                self._file.unlink(missing_ok=True)
+            else:
+                write_atomic(self._file, json.dumps(sorted(self._known)) + "\n")
+        except OSError as error:
+            self._log.warning("what the relay knows is not kept", reason=printable(str(error)))

@@ -1,0 +1,184 @@
+"""``linux.journal``: lines of the journal, the newest first.
+
+Must not let a text leave the node that has not been redacted.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from kubelet.handlers.base import HandlerFactory, ToolFault
+from kubelet.handlers.machine import LONGEST_OUTPUT, LinuxHandler, LinuxMachine, fitting, lacks_systemd
+from kubelet.handlers.redaction import redacted
+from kubelet.handlers.systemd import is_unit_name, journal_is_readable, unit
+from schemas.text import free_text
+
+USUAL_LINES = 50
+LONGEST_TEXT = 4096
+SEARCH_S = 4.0
+LAST_LINES, LAST_S = 10, 1.0
+"""Of the log of a unit, beside what systemd says of it, which may take its time too."""
+_FIELDS = "MESSAGE,PRIORITY,_SYSTEMD_UNIT,UNIT,SYSLOG_IDENTIFIER"
+_JOURNALCTL = (
+    "journalctl", "--quiet", "--no-pager", "--reverse", "--output=json", f"--output-fields={_FIELDS}"
+)  # fmt: skip
+_UNIT_FIELDS = ("_SYSTEMD_UNIT", "UNIT")
+_MOST_UNITS = 4096
+_NO_UNIT = ""
+"""What a line of the kernel is of: a pattern of the owner allows it only if it allows everything."""
+_CURSOR = re.compile(r"[A-Za-z0-9=;_-]{1,512}")
+
+
+class JournalHandler(LinuxHandler):
+    """Answers with what ``journalctl`` prints."""
+
+    @property
+    def missing(self) -> str | None:
+        """That systemd does not run."""
+        return lacks_systemd(self.machine)
+
+    @property
+    def lacks(self) -> str | None:
+        """That this process may not read the journal."""
+        if journal_is_readable(self.machine):
+            return None
+        return "no journal can be read: that takes the group systemd-journal"
+
+    async def get(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the newest lines that match, at most as many as are asked for and fit into one answer.
+
+        Raises:
+            ToolFault: ``no_such_unit``, ``journal_unreadable``, or ``program_missing``.
+            OutsideCeilingError: the board's owner does not allow the unit, whether there is one or not.
+        """
+        number = arguments.get("lines", USUAL_LINES)
+        command = [*_JOURNALCTL, f"--lines={number + 1}"]
+        is_limited, withheld = self.ceiling.of("linux.journal").restricts("units"), 0
+        if "unit" in arguments:
+            named = await unit(self.machine, arguments["unit"], partial(self.check_allowed, "units"))
+            matches = _of_units([named.name]) if is_limited else [f"--unit={named.name}"]
+        else:
+            matches, withheld = await self._allowed() if is_limited else ([], 0)
+        if is_limited and not matches:
+            return {"lines": [], "withheld": withheld, "complete": True, "next": None}
+        if "priority" in arguments:
+            command.append(f"--priority={arguments['priority']}")
+        if "boot" in arguments:
+            command.append(f"--boot={arguments['boot']}")
+        for name, option in (("since_ms", "--since"), ("until_ms", "--until")):
+            if name in arguments:
+                command.append(f"{option}=@{arguments[name] / 1000:.3f}")
+        if "search" in arguments:
+            command += [f"--grep={re.escape(arguments['search'])}", "--case-sensitive=true"]
+        if "cursor" in arguments:
+            command.append(f"--after-cursor={arguments['cursor']}")
+        entries, complete = await _read(self.machine, [*command, *matches], SEARCH_S)
+        # On a thread: megabytes are parsed, and all that is shown is searched for secrets.
+        answer = await asyncio.to_thread(_answer, entries, number, complete=complete)
+        return {"withheld": withheld, **answer}
+
+    async def _allowed(self) -> tuple[list[str], int]:
+        """Return what limits journalctl to the lines of allowed units, and how many units there are besides.
+
+        journalctl itself leaves out the others' lines: whether a search finds something in them must not be
+        seen, neither in a number nor in a page.
+        """
+        printed = await asyncio.gather(
+            *(self.machine.printed("journalctl", f"--field={each}", "--quiet") for each in _UNIT_FIELDS)
+        )
+        names = sorted(filter(is_unit_name, {name for text in printed for name in text.splitlines()}))
+        allowed = [name for name in names if self.allows("units", name)][:_MOST_UNITS]
+        matches = _of_units(allowed)
+        if self.allows("units", _NO_UNIT):
+            matches += ["+"] if matches else []
+            matches.append("_TRANSPORT=kernel")
+        return matches, len(names) - len(allowed)
+
+
+def _of_units(names: Sequence[str]) -> list[str]:
+    """Return the matches of journalctl for lines of ``names`` alone: ``--unit`` adds those within a slice.
+
+    Of what a line says of itself only journald's own fields count, and UNIT where the manager wrote it.
+    """
+    own = [f"_SYSTEMD_UNIT={name}" for name in names]
+    return [*own, "+", "_PID=1", *(f"UNIT={name}" for name in names)] if names else []
+
+
+async def last_lines(machine: LinuxMachine, unit_name: str, *, is_limited: bool) -> list[dict[str, Any]]:
+    """Return the last lines of a unit's log, the newest first, for an answer about the unit.
+
+    ``is_limited``: without those of other units, which its owner may not allow.
+
+    Raises:
+        ToolFault: the journal cannot be read.
+    """
+    matches = _of_units([unit_name]) if is_limited else [f"--unit={unit_name}"]
+    command = [*_JOURNALCTL, f"--lines={LAST_LINES}", *matches]
+    entries, _ = await _read(machine, command, LAST_S)
+    lines = map(_line, entries[:LAST_LINES])
+    return [{member: line[member] for member in ("at_ms", "priority", "text")} for line in lines]
+
+
+async def _read(
+    machine: LinuxMachine, command: Sequence[str], within_s: float
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the entries that journalctl prints in time, and whether these are all.
+
+    Raises:
+        ToolFault: ``program_missing`` or ``journal_unreadable``.
+    """
+    try:
+        printed = await machine.run(command, LONGEST_OUTPUT, within_s)
+    except OSError as error:
+        raise ToolFault("program_missing", str(error)) from error
+    # With nothing found a search ends with 1, as grep does.
+    if printed.code not in (0, 1, None):
+        raise ToolFault("journal_unreadable", f"journalctl ends with {printed.code}")
+    entries = await asyncio.to_thread(lambda: list(_entries(printed.text)))
+    return entries, printed.code is not None
+
+
+def _answer(entries: list[dict[str, Any]], number: int, *, complete: bool) -> dict[str, Any]:
+    lines = fitting(map(_line, entries[:number]))
+    cursor = entries[len(lines) - 1].get("__CURSOR") if lines else None
+    more = len(entries) > len(lines) or not complete
+    continued = cursor if more and isinstance(cursor, str) and _CURSOR.fullmatch(cursor) else None
+    return {"lines": lines, "complete": complete, "next": continued}
+
+
+def _entries(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the entries of ``text``; a line that was cut by the limit is left out."""
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict) and "__REALTIME_TIMESTAMP" in entry:
+            yield entry
+
+
+def _line(entry: Mapping[str, Any]) -> dict[str, Any]:
+    priority = _text(entry.get("PRIORITY"))
+    return {
+        "at_ms": int(_text(entry["__REALTIME_TIMESTAMP"])) // 1000,
+        # Of a line about a unit UNIT is that unit, and the other is systemd's own.
+        "unit": _text(entry.get("UNIT") or entry.get("_SYSTEMD_UNIT")) or None,
+        "program": _text(entry.get("SYSLOG_IDENTIFIER")) or None,
+        "priority": int(priority) if priority.isdecimal() and len(priority) == 1 else None,
+        "text": free_text(redacted(_text(entry.get("MESSAGE"))), LONGEST_TEXT),
+    }
+
+
+def _text(value: object) -> str:
+    """Return a field as text: journalctl prints bytes that are no UTF-8, and several values, as a list."""
+    if isinstance(value, list):
+        if value and all(isinstance(each, int) and 0 <= each <= 255 for each in value):  # noqa: PLR2004 - bytes
+            return bytes(value).decode("utf-8", "replace")
+        return _text(value[0]) if value else ""
+    return value if isinstance(value, str) else ""
+
+
+HANDLER: HandlerFactory = JournalHandler

@@ -1,1 +1,0 @@
-"""Health, readiness and the manifest over HTTP, on the loopback address."""
