@@ -2,7 +2,6 @@
 
 Use::
 
-    part = assemble(environment, audit, auth, served)
     with bind(config.listen) as listener:
-        await serve(part.application, listener, part.connections, tls, begin=part.application.begin)
+        await serve(guard, listener, connections, tls)
 """

@@ -1,11 +1,11 @@
 """Parses each body on ``/mcp`` strictly, before the SDK.
 
 The SDK accepts duplicate keys, NaN and lone surrogates, and drops unknown members. Must not interpret the
-message, beyond that it is one of JSON-RPC.
+message: what it is made with judges the required members.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -22,6 +22,8 @@ MAX_BODY_BYTES = 256 * 1024
 MESSAGE_IN_SCOPE = "edge.message"
 """The key of the parsed body in the scope of the request."""
 
+RefusalOf = Callable[[Caller, Mapping[str, Any]], Mapping[str, Any] | None]
+
 _LENGTH_DIGITS = 20  # of the greatest length that the server reads
 _PARSE_ERROR = -32700
 _INVALID_REQUEST = -32600
@@ -33,12 +35,14 @@ class BodyParser:
     """An ASGI application that passes requests to ``app`` once their body is complete and parsed.
 
     The ``Caller`` in the scope gets the body's size. ``charge`` is called with it before the body is parsed,
-    which is slow for a large one; the ``ToolError`` that it raises is the answer.
+    which is slow for a large one, and ``refusal_of`` with the message, unless that is a response: it returns
+    the answer to one that goes no further. A ``ToolError`` that either raises is the answer.
     """
 
-    def __init__(self, app: ASGIApp, charge: Callable[[Caller], None]) -> None:
+    def __init__(self, app: ASGIApp, charge: Callable[[Caller], None], refusal_of: RefusalOf) -> None:
         self._app = app
         self._charge = charge
+        self._refusal_of = refusal_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request: -32700 for what is not strict JSON, -32600 for what is not JSON-RPC."""
@@ -57,16 +61,13 @@ class BodyParser:
         caller = scope[CALLER_IN_SCOPE] = scope[CALLER_IN_SCOPE].with_size(len(body))
         try:
             self._charge(caller)
-        except ToolError as error:
-            wait_s = -(-(error.retry_after_ms or 0) // 1000)
-            refusal = _refusal(429, _TIMEOUT, str(error))
-            refusal.headers["retry-after"] = str(wait_s)
-            await refusal(scope, receive, send)
+            message = scope[MESSAGE_IN_SCOPE] = _message_of(body)
+            malformed = None if _is_response(message) else self._refusal_of(caller, message)
+        except (ToolError, _BodyError) as error:
+            await _refusal_for(error)(scope, receive, send)
             return
-        try:
-            scope[MESSAGE_IN_SCOPE] = _message_of(body)
-        except _BodyError as error:
-            await _refusal(400, error.code, str(error))(scope, receive, send)
+        if malformed is not None:
+            await _answer(400, malformed)(scope, receive, send)
             return
         await self._app(scope, _receive_again(body, receive), send)
 
@@ -80,10 +81,12 @@ class _BodyError(EdgeError):
 
 
 def _message_of(body: bytes) -> dict[str, Any]:
-    """Return the JSON-RPC 2.0 message in ``body``. The SDK answers another body with a dump of it.
+    """Return the JSON object in ``body``; of responses, only one of JSON-RPC 2.0.
+
+    The SDK answers another body with a dump of it.
 
     Raises:
-        _BodyError: it is none; without any of its content.
+        _BodyError: it is not valid; the text has none of its content.
     """
     try:
         value = loads(body, max_bytes=MAX_BODY_BYTES)
@@ -91,11 +94,13 @@ def _message_of(body: bytes) -> dict[str, Any]:
         raise _BodyError(_PARSE_ERROR, f"Parse error: {error.reason}.") from None
     if not isinstance(value, dict):
         raise _BodyError(_INVALID_REQUEST, "Invalid Request: the body must be one JSON object.")
-    if value.get("jsonrpc") != "2.0":
+    if _is_response(value) and value.get("jsonrpc") != "2.0":
         raise _BodyError(_INVALID_REQUEST, 'Invalid Request: jsonrpc must be "2.0".')
-    if not isinstance(value.get("method"), str) and not value.keys() & {"result", "error"}:
-        raise _BodyError(_INVALID_REQUEST, "Invalid Request: method must be a string.")
     return value
+
+
+def _is_response(message: Mapping[str, Any]) -> bool:
+    return "method" not in message and ("result" in message or "error" in message)
 
 
 def _declares_too_large(scope: Scope) -> bool:
@@ -117,9 +122,20 @@ async def _received(receive: Receive) -> bytes | None:
             return bytes(body)
 
 
+def _refusal_for(error: "ToolError | _BodyError") -> Response:
+    if isinstance(error, _BodyError):
+        return _refusal(400, error.code, str(error))
+    refusal = _refusal(429, _TIMEOUT, str(error))
+    refusal.headers["retry-after"] = str(-(-(error.retry_after_ms or 0) // 1000))
+    return refusal
+
+
 def _refusal(status: int, code: int, message: str) -> Response:
-    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
-    return Response(json.dumps(error), status, media_type="application/json")
+    return _answer(status, {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}})
+
+
+def _answer(status: int, document: Mapping[str, Any]) -> Response:
+    return Response(json.dumps(document), status, media_type="application/json")
 
 
 def _receive_again(body: bytes, receive: Receive) -> Receive:

@@ -1,23 +1,25 @@
 """Limits connections: their number, by holder or by address, and the time until the holder is known.
 
 Until a node or an agent is authenticated, a connection counts towards its address. From then on it counts
-towards that node or agent: many of them may share one address. Must not read data.
+towards that node or agent: many of them may share one address. What is sent is metered by the same
+(docs/decisions/0097). Must not read data.
 """
 
 import asyncio
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from attrs import define, field
 from prometheus_client import Counter
 from starlette.types import Scope
 from structlog.typing import FilteringBoundLogger
 
-from relay.limits.address_groups import address_group
+from relay.http.proxies import TrustedProxies
+from relay.http.request_meter import RequestMeter, RequestSource, Share, SourceKind
+from relay.limits.rate_limits import address_group
 from schemas.faults import OncePerPlace
 
 CONNECTION_IN_STATE = "edge.connection"
@@ -70,19 +72,23 @@ class ConnectionRefusal(StrEnum):
     STRANGERS = "strangers"
     HOLDER = "holder"
     DESCRIPTORS = "descriptors"
+    PROXY = "proxy"
 
 
 @define(eq=False, repr=False)
 class Connections:
     """The open connections, within ``bounds``. Rejected ones are counted in ``refused``.
 
-    ``on_refused`` is called with the reason of each.
+    ``on_refused`` is called with the reason of each. A connection of one of ``proxies`` has no address of its
+    own: each request on it has one.
     """
 
     _bounds: Bounds
     _refused: Counter
     request_timeout_s: float = REQUEST_TIMEOUT_S
     _on_refused: Callable[[ConnectionRefusal], None] = lambda _: None
+    meter: RequestMeter = field(factory=RequestMeter)
+    proxies: TrustedProxies = field(factory=TrustedProxies)
     _open: "set[AcceptedConnection]" = field(init=False, factory=set)
     _unauthenticated: int = field(init=False, default=0)
     _waiting: "OrderedDict[AcceptedConnection, None]" = field(init=False, factory=OrderedDict)
@@ -95,20 +101,31 @@ class Connections:
 
     def begin(self, address: str) -> "AcceptedConnection | None":
         """Return a connection from ``address``, whose timer runs; None if a limit is reached."""
-        group = address_group(address)
-        if group is not None and self._by_address.get(group, 0) >= self._bounds.per_address:
+        is_proxy = self.proxies.trusts(address)
+        group = None if is_proxy else address_group(address)
+        if not self._has_room_for(group):
             self.refuse(ConnectionRefusal.ADDRESS)
         elif len(self._open) >= self._bounds.total:
             self.refuse(ConnectionRefusal.TOTAL)
         elif self._unauthenticated >= self._bounds.unauthenticated and not self._evict_longest_waiting():
             self.refuse(ConnectionRefusal.STRANGERS)
         else:
-            connection = AcceptedConnection(self, group)
+            connection = AcceptedConnection(self, address, group, is_proxy=is_proxy)
             self._open.add(connection)
             self._count_unauthenticated(group, 1)
             connection.expect()
             return connection
         return None
+
+    def regroup(self, connection: "AcceptedConnection", group: str | None) -> bool:
+        """Count an unauthenticated ``connection`` towards ``group`` instead; return False if that is full."""
+        if not self._has_room_for(group):
+            self.refuse(ConnectionRefusal.ADDRESS)
+            return False
+        if connection in self._open and connection.holder is None:
+            self._uncount(connection)
+            self._count_unauthenticated(group, 1)
+        return True
 
     def wait(self, connection: "AcceptedConnection") -> None:
         """Add ``connection`` to those that wait, in their order, if it is unauthenticated."""
@@ -125,6 +142,9 @@ class Connections:
     def abort(self) -> None:
         for connection in list(self._open):
             connection.abort()
+
+    def _has_room_for(self, group: str | None) -> bool:
+        return group is None or self._by_address.get(group, 0) < self._bounds.per_address
 
     def has_room(self, holder: Hashable) -> bool:
         return self._by_holder.get(holder, 0) < self._bounds.per_holder
@@ -174,15 +194,28 @@ class AcceptedConnection:
     authenticated, also through the upgrade, and again while another request is being received.
 
     Attributes:
+        address: where it comes from.
         group: the addresses that it counts towards while it is unauthenticated.
         holder: the node or agent that it counts towards; None while it is unauthenticated.
+        source: what is sent is metered by; None where a proxy forwards what many send.
     """
 
-    __slots__ = ("_abort", "_connections", "_is_upgraded", "_timer", "group", "holder")
+    __slots__ = (
+        "_abort",
+        "_connections",
+        "_is_upgraded",
+        "_timer",
+        "address",
+        "group",
+        "holder",
+        "source",
+    )
 
-    def __init__(self, connections: Connections, group: str | None) -> None:
+    def __init__(self, connections: Connections, address: str, group: str | None, *, is_proxy: bool) -> None:
+        self.address = address
         self.group = group
         self.holder: Hashable | None = None
+        self.source = None if is_proxy else RequestSource.of_group(group)
         self._connections = connections
         self._is_upgraded = False
         self._timer: asyncio.TimerHandle | None = None
@@ -191,6 +224,33 @@ class AcceptedConnection:
     def begin(self, abort: Callable[[], object]) -> None:
         """Set how it is aborted: at first its handshake, then its transport."""
         self._abort = abort
+
+    @property
+    def meter(self) -> RequestMeter:
+        return self._connections.meter
+
+    @property
+    def proxies(self) -> TrustedProxies:
+        return self._connections.proxies
+
+    def come_from(self, address: str) -> bool:
+        """Count towards ``address``, whose connection a proxy has passed on; return False if that is full."""
+        is_proxy = self._connections.proxies.trusts(address)
+        group = None if is_proxy else address_group(address)
+        if not self._connections.regroup(self, group):
+            return False
+        self.address, self.group = address, group
+        self.source = None if is_proxy else RequestSource.of_group(group)
+        return True
+
+    def become_of(self, address: str) -> bool:
+        """Count towards ``address``, whose upgrade a proxy forwards; return False if a limit is reached."""
+        return self.come_from(address) and (
+            self.source is None or self.meter.take(self.source, Share.REQUESTS, 1)
+        )
+
+    def refuse(self, reason: ConnectionRefusal) -> None:
+        self._connections.refuse(reason)
 
     def upgrade(self) -> None:
         """Expect no further requests, but the node's authentication."""
@@ -219,6 +279,8 @@ class AcceptedConnection:
         if not self._connections.take(self, holder):
             return False
         self.holder = holder
+        if self.source is not None:
+            self.source = RequestSource(SourceKind.AGENT, holder)
         self._connections.wait_no_more(self)
         if self._is_upgraded:
             self.rest()  # an agent's request goes on: its body is still to be received
@@ -233,12 +295,6 @@ class AcceptedConnection:
         """Stop counting: it is closed."""
         self.rest()
         self._connections.end(self)
-
-
-def connection_in(state: Mapping[str, Any]) -> AcceptedConnection:
-    """Return the connection in an ASGI ``state``."""
-    connection: AcceptedConnection = state[CONNECTION_IN_STATE]
-    return connection
 
 
 def admit(scope: Scope, holder: Hashable) -> bool:

@@ -53,21 +53,30 @@ _PAGE = """<!doctype html>
 <main>
 <h1>Edge relay</h1>
 <p>This is an MCP server: AI agents call the tools of Linux boards here. To connect an agent:</p>
-<ol>
-<li>Get a bearer token {token}, and keep it in a file that only you can read, <code>agent-token</code>.</li>
-<li>Install the client where the agent runs:
-<pre>pip install 'edge-kubelet[client]'</pre></li>
-<li>Put this relay into the agent's configuration, here that of Claude Code:
-<pre>relay connect claude-code --url {url} --token-file agent-token</pre>
-<small>If its certificate is of a root of the operator's own, add <code>--root FILE</code>.</small></li>
-</ol>
-<p>Any other MCP client: <code>{kinds}</code> with the header <code>Authorization: Bearer TOKEN</code>.</p>
+{how}
 <p><small><code>{tools}</code> lists each board's tools by themselves, <code>{mcp}</code> by canonical names.
 State: <a href="/readyz">/readyz</a>. Contract: <a href="/schemas/">/schemas/</a>.</small></p>
 </main>
 </body>
 </html>
 """
+
+_FOR_TOKENS = """<ol>
+<li>Get a bearer token {token}, and keep it in a file that only you can read, <code>agent-token</code>.</li>
+<li>Install the client where the agent runs, with the path of this project's wheel as <code>EDGE</code>:
+<pre>pip install "${{EDGE}}[client]"</pre></li>
+<li>Put this relay into the agent's configuration, here that of Claude Code:
+<pre>relay connect claude-code --url {url} --token-file agent-token</pre>
+<small>If its certificate is of a root of the operator's own, add <code>--root FILE</code>.</small></li>
+</ol>
+<p>Any other MCP client: <code>{kinds}</code> with the header <code>Authorization: Bearer TOKEN</code>.</p>"""
+_FOR_PEOPLE = """<ol>
+<li>Paste this URL where your MCP client asks for a server: <pre>{kinds}</pre></li>
+<li>Sign in on the page that opens, and choose what the client may do.</li>
+</ol>
+<p>To sign in you need a link from the operator, once: <code>relay people invite NAME</code>.
+What you have allowed: <a href="/sign-in">/sign-in</a>. An agent without a person sends the header
+<code>Authorization: Bearer TOKEN</code>, {token}.</p>"""
 
 
 class Page(NamedTuple):
@@ -78,9 +87,12 @@ class Page(NamedTuple):
 
 
 class FrontPage:
-    """The page and the reasons of one relay; ``issuers`` are the authorization servers of its tokens."""
+    """The page and the reasons of one relay; ``issuers`` are the authorization servers of its tokens.
 
-    def __init__(self, public_url: str, issuers: Sequence[str] = ()) -> None:
+    ``signs_in``: it is one itself.
+    """
+
+    def __init__(self, public_url: str, issuers: Sequence[str] = (), *, signs_in: bool = False) -> None:
         self._mcp_url = mcp_url(public_url, KINDS_PATH)
         self._reason = (
             f"This relay has no sign-in of its own: get a bearer token for it from {' or '.join(issuers)}."
@@ -93,14 +105,10 @@ class FrontPage:
             if issuers
             else "from the operator, who issues it with <code>relay token issue --sub NAME</code>"
         )
-        text = _PAGE.format(
-            style=_STYLE,
-            token=token,
-            url=escape(public_url),
-            kinds=escape(self._mcp_url),
-            tools=TOOLS_PATH,
-            mcp=MCP_PATH,
+        how = (_FOR_PEOPLE if signs_in else _FOR_TOKENS).format(
+            token=token, url=escape(public_url), kinds=escape(self._mcp_url)
         )
+        text = _PAGE.format(style=_STYLE, how=how, tools=TOOLS_PATH, mcp=MCP_PATH)
         self.page = Page(text.encode(), _HEADERS)
 
     async def show(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Serves on the relay's one socket: accepts connections within their limits, and runs the server on them.
+"""Serves on one socket: accepts connections within their limits, and runs the server on them.
 
 Must not know what is served.
 """
@@ -7,28 +7,27 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-import uvicorn
 from attrs import define, field
-from starlette.types import ASGIApp
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.server import Server
 
 from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection, ConnectionRefusal, Connections
-from relay.http.http_protocol import Begin, BoundedHttp
-from relay.http.turns import (
-    DEFERRED_S,
-    TURNS_IN_STATE,
-    Deferral,
-    Keepalive,
-    TurnEnd,
-    Turns,
-)
+from relay.http.http_protocol import BoundedHttp, PendingAnswer, WholeRequest
+from relay.http.proxies import ProxyHeaderError, read_proxy_header
+from relay.http.request_meter import TLS_COST
+from relay.http.turns import DEFERRED_S, Deferral, Keepalive, TurnEnd, Turns
 from relay.http.websocket_protocol import BoundedWebSocket
 from schemas.addresses import HostPort
-from schemas.frames import MAX_FRAME_BYTES
+from schemas.files import is_shown_to_group
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """How long a TLS handshake may take."""
@@ -111,7 +110,7 @@ class Acceptor:
                 self._connections.refuse(ConnectionRefusal.DESCRIPTORS)
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S)
             return  # else the peer disconnected before it was accepted
-        connection = self._connections.begin(address[0])
+        connection = self._connections.begin(address[0] if address else "")
         if connection is None:
             accepted.close()
             return
@@ -121,12 +120,16 @@ class Acceptor:
         connection.begin(task.cancel)
 
     async def _open(self, accepted: socket.socket, connection: AcceptedConnection) -> None:
-        is_open = False
+        is_open = is_passed_on = False
         try:
             # The kernel knows what the peer reads, also while the transport is closing.
             write_ms = int(self._timeouts.write_s * 1000)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
             with contextlib.suppress(OSError):  # no handshake, or disconnected meanwhile
+                if not await self._begins(accepted, connection):
+                    return
+                is_passed_on = True
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: self._make_protocol(connection),
                     accepted,
@@ -137,59 +140,68 @@ class Acceptor:
                 )
                 is_open = True
         finally:
+            if not is_passed_on:
+                accepted.close()
             if not is_open:
                 connection.end()
+
+    async def _begins(self, accepted: socket.socket, connection: AcceptedConnection) -> bool:
+        """Return whether it is served, once its source may begin another one."""
+        if connection.source is None:
+            try:
+                client = await read_proxy_header(accepted)
+            except ProxyHeaderError:
+                connection.refuse(ConnectionRefusal.PROXY)
+                return False
+            if client is None:
+                return True  # each request says whom it is from
+            if not connection.come_from(client):
+                return False
+        if connection.source is not None:
+            await connection.meter.entered(connection.source, TLS_COST if self._tls is not None else 1.0)
+        return True
+
+
+class Application(Protocol):
+    """What is served: an ASGI application that passes by ASGI where it costs too much."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def begin(self, request: WholeRequest) -> PendingAnswer | None:
+        """As ``Begin``."""
+
+    def serve_socket(self, socket: BoundedWebSocket) -> Awaitable[None]:
+        """As ``ServeSocket``."""
 
 
 async def _nothing_to_drain() -> None:
     return
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What follows the server's life.
-
-    Attributes:
-        started: called when connections are accepted.
-        drain: awaited when no more are; returns when the nodes' connections may be closed.
-    """
-
-    started: Callable[[], None] = lambda: None
-    drain: Callable[[], Awaitable[None]] = _nothing_to_drain
-
-
-class _Server(uvicorn.Server):
+class _Server(Server):
     """uvicorn behind our own acceptor, and without its signal handlers: the caller of ``serve`` ends it."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+    def __init__(
         self,
-        config: uvicorn.Config,
-        listener: socket.socket,
+        config: Config,
         connections: Connections,
-        tls: ssl.SSLContext | None,
-        timeouts: SocketTimeouts,
-        begin: Begin | None,
-        hooks: "Hooks",
-        deferred_s: float,
+        started: Callable[[], None],
+        drain: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(config)
-        self._begin = begin
-        self._hooks = hooks
-        self._ended = asyncio.Event()
+        self.acceptor: Acceptor
         self._connections = connections
-        loop = asyncio.get_running_loop()
-        self._turns = Turns(
-            TurnEnd(loop), Deferral(loop, deferred_s), Keepalive(loop, _PING_INTERVAL_S, _PING_TIMEOUT_S)
-        )
-        self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
+        self._started = started
+        self._drain = drain
+        self._ended = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the acceptor has its own
         """Begin to serve. uvicorn itself accepts without limits, and waits a minute for a handshake."""
         await super().startup(sockets=[])
-        self._acceptor.listen(self.config.backlog)
-        self._accepting = asyncio.create_task(self._acceptor.run())
+        self.acceptor.listen(self.config.backlog)
+        self._accepting = asyncio.create_task(self.acceptor.run())
         self._accepting.add_done_callback(self.end)
-        self._hooks.started()
+        self._started()
 
     async def main_loop(self) -> None:
         """Refresh the date of answers until ``end``: uvicorn would wake ten times a second to see of that."""
@@ -213,51 +225,41 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if isinstance(connection, BoundedHttp):
                 connection.shutdown()
-        await self._hooks.drain()
+        await self._drain()
         await super().shutdown(sockets)
         self._connections.abort()
         if not self._accepting.cancelled():
             self._accepting.result()
-
-    def _make_protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
-        state = {
-            **self.lifespan.state,
-            CONNECTION_IN_STATE: connection,
-            TURNS_IN_STATE: self._turns,
-        }
-        return BoundedHttp(
-            config=self.config, server_state=self.server_state, app_state=state, begin=self._begin
-        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
-    application: ASGIApp,
+async def serve(  # noqa: PLR0913 - what comes in from outside
+    application: Application,
     listener: socket.socket,
     connections: Connections,
     tls: ssl.SSLContext | None = None,
+    *,
     timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
-    begin: Begin | None = None,
-    hooks: Hooks | None = None,
+    started: Callable[[], None] = lambda: None,
+    drain: Callable[[], Awaitable[None]] = _nothing_to_drain,
     deferred_s: float = DEFERRED_S,
 ) -> None:
     """Serve ``application`` on ``listener``, which is bound, within ``connections``' bounds, until cancelled.
 
-    ``begin`` answers what it can without it; texts that are not urgent wait for ``deferred_s`` at most.
+    ``started`` is called when connections are accepted. ``drain`` is awaited when no more are, and returns
+    when the nodes' may be closed. Texts that are not urgent wait for ``deferred_s`` at most.
 
     Raises:
         OSError: the listener cannot be used.
     """
-    config = uvicorn.Config(
+    config = Config(
         application,
         http=BoundedHttp,
-        ws=BoundedWebSocket,
+        ws=BoundedWebSocket,  # which BoundedHttp makes; without one, uvicorn serves an upgrade as a request
         backlog=_BACKLOG,
-        ws_max_size=MAX_FRAME_BYTES,
-        ws_per_message_deflate=False,
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
@@ -265,7 +267,24 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-    server = _Server(config, listener, connections, tls, timeouts, begin, hooks or Hooks(), deferred_s)
+    server = _Server(config, connections, started, drain)
+    loop = asyncio.get_running_loop()
+    turns = Turns(
+        TurnEnd(loop), Deferral(loop, deferred_s), Keepalive(loop, _PING_INTERVAL_S, _PING_TIMEOUT_S)
+    )
+
+    def make_protocol(connection: AcceptedConnection) -> BoundedHttp:
+        return BoundedHttp(
+            config=config,
+            server_state=server.server_state,
+            app_state={**server.lifespan.state, CONNECTION_IN_STATE: connection},
+            connection=connection,
+            turns=turns,
+            begin=application.begin,
+            serve_socket=application.serve_socket,
+        )
+
+    server.acceptor = Acceptor(listener, connections, make_protocol, tls, timeouts)
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.shield(serving)
@@ -293,3 +312,32 @@ def bind(listen: HostPort) -> socket.socket:
         # Of a name that is not resolved, the number is none of the system's.
         raise OSError(error.errno, f"cannot listen on {listen}: {error.strerror}") from None
     return listener
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """Return a listening Unix socket for its user; also for its group in a directory that is open to that.
+
+    A socket that a relay has left behind is replaced.
+
+    Raises:
+        OSError: another process serves it, or the file cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Before it is bound: Linux gives the file this mode, so that it is never another's to use.
+        os.fchmod(listener.fileno(), 0o600)
+        if path.is_socket() and not _is_served(path):
+            path.unlink()
+        listener.bind(str(path))
+        if is_shown_to_group(path.parent):
+            path.chmod(0o660)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {path}: {error.strerror}") from None
+    return listener
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)  # noqa: FBT003 - as the standard library has it
+        return client.connect_ex(str(path)) != errno.ECONNREFUSED

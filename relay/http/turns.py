@@ -1,18 +1,16 @@
 """What serves many connections in one callback: pings, texts that may wait, and the sends of a turn.
 
 asyncio ends a connection whose protocol raises, and logs and counts the error. It cannot where one callback
-serves many: ``end_faulty`` ends the one that raised, and the others have their turn. Must not read or write:
+serves many: ``_in_turn`` ends the one that raised, and the others have their turn. Must not read or write:
 the connections do.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from typing import NamedTuple, Protocol, TypeVar
 
 from attrs import define, field
-
-TURNS_IN_STATE = "edge.turns"
-"""The key of the server's ``Turns`` in the ASGI ``state`` of each connection."""
 
 LARGE_BYTES = 16 * 1024
 """What is longer is sent at once: so much takes longer to write than to wake its reader."""
@@ -26,17 +24,27 @@ _TURNS_PER_INTERVAL = 64
 
 
 class Abortable(Protocol):
-    """A connection that can be aborted."""
+    """A connection that can be aborted: by ``transport``, which it sends by."""
 
     @property
-    def transport(self) -> asyncio.Transport:
-        """What it sends by."""
+    def transport(self) -> asyncio.Transport: ...
 
 
-def end_faulty(loop: asyncio.AbstractEventLoop, connection: Abortable, error: Exception) -> None:
-    """Abort ``connection``, and report ``error`` as a fault. Raises nothing."""
-    loop.call_exception_handler({"message": "a connection failed in its turn", "exception": error})
-    connection.transport.abort()
+_ConnectionT = TypeVar("_ConnectionT", bound=Abortable)
+
+
+def _in_turn(
+    loop: asyncio.AbstractEventLoop,
+    connections: Iterable[_ConnectionT],
+    act: Callable[[_ConnectionT], object],
+) -> None:
+    """Call ``act`` with each of ``connections``. One that it raises for is aborted, and the error a fault."""
+    for connection in connections:
+        try:
+            act(connection)
+        except Exception as error:  # noqa: BLE001 - a bug of one must not hold up the others
+            loop.call_exception_handler({"message": "a connection failed in its turn", "exception": error})
+            connection.transport.abort()
 
 
 class Holding(Abortable, Protocol):
@@ -61,18 +69,13 @@ class TurnEnd:
 
     def _send(self) -> None:
         holding, self._holding = self._holding, []
-        for connection in holding:
-            try:
-                connection.send_held()
-            except Exception as error:  # noqa: BLE001 - a bug of one must not hold back what the others send
-                end_faulty(self._loop, connection, error)
+        _in_turn(self._loop, holding, lambda connection: connection.send_held())
 
 
 class Deferred(Abortable, Protocol):
-    """A connection that waits."""
+    """A connection that waits; ``resume`` handles what has arrived."""
 
-    def resume(self) -> None:
-        """Handle what has arrived."""
+    def resume(self) -> None: ...
 
 
 @define(eq=False, repr=False)
@@ -99,14 +102,14 @@ class Deferral:
 
     def _turn(self) -> None:
         self._timer = None
-        for connection in list(self.waiting)[:_AT_ONCE]:
-            del self.waiting[connection]
-            try:
-                connection.resume()
-            except Exception as error:  # noqa: BLE001 - a bug of one must not leave the others waiting
-                end_faulty(self._loop, connection, error)
+        _in_turn(self._loop, list(self.waiting)[:_AT_ONCE], self._resume)
         if self.waiting and self._timer is None:
             self._timer = self._loop.call_later(0, self._turn)
+
+    def _resume(self, connection: Deferred) -> None:
+        if connection in self.waiting:
+            del self.waiting[connection]
+            connection.resume()
 
 
 class Pinged(Abortable, Protocol):
@@ -132,7 +135,6 @@ class Keepalive:
     _timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     def watch(self, connection: Pinged) -> None:
-        """Ping ``connection`` from now on."""
         self._resting[connection] = self._loop.time() + self._interval_s
         self._schedule()
 
@@ -159,31 +161,22 @@ class Keepalive:
     def _turn(self) -> None:
         self._timer = None
         now = self._loop.time()
-        for connection in _due(self._unanswered, now):
-            del self._unanswered[connection]
-            try:
-                connection.keepalive_timeout()
-            except Exception as error:  # noqa: BLE001 - a bug of one must not stop the pings of the others
-                end_faulty(self._loop, connection, error)
-        for connection in _due(self._resting, now):
-            del self._resting[connection]
-            try:
-                is_pinged = connection.ping()
-            except Exception as error:  # noqa: BLE001 - as above
-                end_faulty(self._loop, connection, error)
-            else:
-                if is_pinged:
-                    self._unanswered[connection] = now + self._timeout_s
+        _in_turn(self._loop, _due(self._unanswered, now), self._time_out)
+        _in_turn(self._loop, _due(self._resting, now), self._ping)
         self._schedule()
+
+    def _time_out(self, connection: Pinged) -> None:
+        del self._unanswered[connection]
+        connection.keepalive_timeout()
+
+    def _ping(self, connection: Pinged) -> None:
+        del self._resting[connection]
+        if connection.ping():
+            self._unanswered[connection] = self._loop.time() + self._timeout_s
 
 
 def _due(queue: dict[Pinged, float], now: float) -> list[Pinged]:
-    due = []
-    for connection, due_s in queue.items():
-        if due_s > now:
-            break
-        due.append(connection)
-    return due
+    return list(takewhile(lambda connection: queue[connection] <= now, queue))
 
 
 class Turns(NamedTuple):
@@ -192,9 +185,3 @@ class Turns(NamedTuple):
     turn_end: TurnEnd
     deferral: Deferral
     keepalive: Keepalive
-
-
-def turns_in(state: Mapping[str, Any]) -> Turns:
-    """Return the server's in an ASGI ``state``."""
-    turns: Turns = state[TURNS_IN_STATE]
-    return turns

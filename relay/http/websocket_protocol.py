@@ -1,42 +1,36 @@
-"""A node's WebSocket: uvicorn's, with limits on what a peer, authenticated or not, can make this process do.
+"""A node's WebSocket: the library's protocol without I/O, with limits on what a peer makes this process do.
 
-uvicorn parses data when it arrives. Here bytes wait until the application receives a message, and are parsed
-frame by frame, each after its ``FrameMeter`` has allowed it: nothing is parsed before the application has
-accepted the connection. While it waits, its handler is offered each text as it arrives, or soon after if it
-lets a text wait. Must not read payloads.
+Bytes wait until ``receive`` is called, and are parsed frame by frame, each after its ``FrameMeter`` has
+allowed it: nothing is parsed before the connection is accepted. While ``receive`` waits, a handler is offered
+each text as it arrives, or soon after if it lets a text wait. Must not read payloads.
 """
 
 import asyncio
+import logging
 import math
-from collections.abc import Callable, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from http import HTTPStatus
+from urllib.parse import unquote
 
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import apply_mask  # type: ignore[attr-defined]  # imported there from one of two places
+from uvicorn.server import ServerState
+from websockets.frames import Frame, Opcode, apply_mask  # type: ignore[attr-defined]  # from one of two places
+from websockets.http11 import Request, Response
 from websockets.protocol import State
+from websockets.server import ServerProtocol
 
-from relay.http.connections import connection_in
-from relay.http.turns import LARGE_BYTES, MOST_HELD, turns_in
+from relay.http.connections import AcceptedConnection
+from relay.http.turns import LARGE_BYTES, MOST_HELD, Turns
+from schemas.error_roots import PeerError
 from schemas.frames import MAX_FRAME_BYTES
-from schemas.token_bucket import TokenBucket
-from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
-
-TEXTS_IN_SCOPE = "edge.texts"
-"""The key of a connection's ``Texts`` in the scope of its WebSocket."""
-HANDLED_IN_MESSAGE = "edge.handled"
-"""The key of what a ``TextHandler`` returned, in the message that the application receives."""
+from schemas.pacing import TokenBucket
+from schemas.websocket_frames import FrameBudget, FrameHead, FrameSlicer, cost_of, text_frame_head
 
 TextHandler = Callable[[str], object]
-"""Called with each text while the application waits for a message. Returns None if the application need not
-receive it, and else what it is to receive with it."""
+"""Called with each text while ``receive`` waits. What it returns is received, unless that is None."""
 MayWait = Callable[[bytes], bool]
 """Called with the first ``BEGINNING_BYTES`` of a text. Returns whether it may be handled up to ``DEFERRED_S``
 after it has arrived, together with those of other connections. What arrives behind it ends the wait."""
 BEGINNING_BYTES = 24
-
-METER_IN_SCOPE = "edge.frame_meter"
-"""The key of a connection's meter in the scope of its WebSocket."""
 
 FRAMES_BEFORE_ADMISSION = 8.0
 FRAMES_PER_S = 20.0
@@ -51,18 +45,32 @@ MAX_BEHIND_S = 10.0
 """How long a node may exceed its rate. After that its pongs would be too late as well."""
 
 FLOODED = 1008
-"""The code of a disconnect by this module, for too many frames or bytes. It is never sent."""
+"""The code of a connection that this module ends, for too many frames or bytes. It is never sent."""
+GONE = 1006
+"""The code of one that was lost (RFC 6455 section 7.1.5). It is never sent either."""
 
 _TEXTS_AT_ONCE = 64
 """How many texts are handled before the event loop serves other connections."""
+_CLOSE_TIMEOUT_S = 10.0
+"""How long the peer has to answer a close."""
 
 _PING = b"\x89\x00"
 _PONG_HEAD, _PONG_BYTES = b"\x8a\x80", 6
 """A masked pong without payload: what answers ``_PING``."""
 
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_INVALID_DATA = 1007  # RFC 6455 section 7.4.1
+# RFC 6455 section 7.4.1
+_INVALID_DATA, _INTERNAL, _RESTART = 1007, 1011, 1012
 _MASK_BYTES = 4
+_LOG = logging.getLogger("uvicorn.error")  # what the server logs, and counts as a fault
+
+
+class SocketClosedError(PeerError):
+    """The connection is closed, by either end. ``code`` says why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def unmasked(frame: bytes, head: FrameHead) -> bytes:
@@ -77,115 +85,33 @@ def unmasked(frame: bytes, head: FrameHead) -> bytes:
     return apply_mask(frame[start:], frame[start - _MASK_BYTES : start])
 
 
-class MessageQueue:
-    """The messages of one connection that wait for its application, oldest first.
-
-    Has those of ``asyncio.Queue``'s methods that uvicorn uses. What several readers would need takes three
-    kibibytes more of every connection, and as much time again for every message.
-    """
-
-    __slots__ = ("_messages", "_reader")
-
-    def __init__(self) -> None:
-        # Not a deque, which has space for 64 from the start: there is hardly ever more than one.
-        self._messages: list[ASGIReceiveEvent] = []
-        self._reader: asyncio.Future[None] | None = None
-
-    def empty(self) -> bool:
-        return not self._messages
-
-    def put_nowait(self, item: ASGIReceiveEvent) -> None:
-        self._messages.append(item)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def get(self) -> ASGIReceiveEvent:
-        while not self._messages:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        return self._messages.pop(0)
-
-
-class WriteGate:
-    """Whether a connection may write: open while its transport takes data.
-
-    Has those of ``asyncio.Event``'s methods that uvicorn uses. An event holds a queue of waiters from the
-    start, which takes most of a kibibyte of every connection, and hardly one ever waits.
-    """
-
-    __slots__ = ("_opened",)
-
-    def __init__(self) -> None:
-        self._opened: asyncio.Future[None] | None = None
-
-    def is_set(self) -> bool:
-        return self._opened is None
-
-    def set(self) -> None:
-        if self._opened is not None:
-            self._opened.set_result(None)
-            self._opened = None
-
-    def clear(self) -> None:
-        if self._opened is None:
-            self._opened = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> bool:
-        while self._opened is not None:
-            # Shield: a writer that is cancelled must not wake the others.
-            await asyncio.shield(self._opened)
-        return True
-
-
-class Texts(Protocol):
-    """The texts of one WebSocket past ASGI, which takes a waiting task and two dictionaries for each text."""
-
-    @property
-    def can_send_now(self) -> bool:
-        """Whether ``send_now`` has an effect."""
-
-    def send_now(self, text: str) -> bool:
-        """Send ``text``; return False, without effect, if ASGI has to: it would wait, or it is closed."""
-
-    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
-        """Offer each text to ``handler`` from now on, and some of them later."""
-
-
-def take_texts(scope: MutableMapping[str, Any]) -> Texts | None:
-    """Remove and return the texts of a connection: they refer to the scope, which must not refer to them."""
-    texts: Texts | None = scope.pop(TEXTS_IN_SCOPE, None)
-    return texts
-
-
 class FrameMeter:
     """The budget of one connection: a few frames until its node is admitted, then a rate.
 
-    For messages, fragments, pings and pongs alike. It is consulted before a frame is parsed, since parsing is
-    most of the cost of a small frame. ``monotonic`` is in seconds.
+    It is consulted before a frame is parsed, since parsing is most of the cost of a small frame.
+    ``monotonic`` is in seconds.
     """
 
-    __slots__ = ("_bucket", "_credit", "_early", "_monotonic")
+    __slots__ = ("_budget", "_early", "_monotonic")
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._early = FRAMES_BEFORE_ADMISSION
-        self._bucket: TokenBucket | None = None
-        self._credit = 0.0
+        self._budget: FrameBudget | None = None
 
     @property
     def is_admitted(self) -> bool:
-        return self._bucket is not None
+        return self._budget is not None
 
     def admit(self) -> None:
         """Apply the rate of a node from now on."""
-        self._bucket = TokenBucket(FRAMES_PER_S, FRAMES_AT_ONCE, self._monotonic())
+        bucket = TokenBucket(FRAMES_PER_S, FRAMES_AT_ONCE, self._monotonic())
+        self._budget = FrameBudget(bucket, bytes_like_a_frame=_BYTES_LIKE_A_FRAME, most_credit=_MOST_CREDIT)
 
     def expect_answer(self, credit: float = CREDIT_OF_A_COMMAND) -> None:
         """Add credit for what the node sends because of a frame of the relay; by default, for one command."""
-        self._credit = min(_MOST_CREDIT, self._credit + credit)
+        if self._budget is not None:
+            self._budget.expect(credit)
 
     def take(self, head: FrameHead) -> float:
         """Count a frame and return 0, or count nothing and return in how many seconds it may be parsed.
@@ -193,128 +119,205 @@ class FrameMeter:
         Infinity if the connection is to be aborted: more than a few frames came before authentication, or
         a node exceeds its rate with control frames, which carry no data worth a delay.
         """
-        # The parser rejects a longer frame at its head.
-        cost = 1.0 + min(head.payload_bytes, MAX_FRAME_BYTES) / _BYTES_LIKE_A_FRAME
-        if self._bucket is None:
-            if cost > self._early:
-                return math.inf
-            self._early -= cost
-            return 0.0
-        credit = 0.0 if head.is_control else min(cost, self._credit)
-        if cost > credit and (wait_s := self._bucket.take(self._monotonic(), cost - credit)) > 0:
-            return math.inf if head.is_control else wait_s
-        self._credit -= credit
+        if self._budget is not None:
+            wait_s = self._budget.take(head, self._monotonic())
+            return math.inf if wait_s > 0 and head.is_control else wait_s
+        cost = cost_of(head, _BYTES_LIKE_A_FRAME)
+        if cost > self._early:
+            return math.inf
+        self._early -= cost
         return 0.0
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """A WebSocket with limits before authentication, and with timeouts also for a peer that does not read."""
+class BoundedWebSocket(asyncio.Protocol):
+    """A WebSocket with limits before authentication, and with timeouts also for a peer that does not read.
 
-    _later: asyncio.TimerHandle | None
+    ``serve`` has it from the upgrade on, and accepts or rejects it. Sending and receiving raise
+    ``SocketClosedError`` once either end has closed.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.queue = MessageQueue()  # type: ignore[assignment]  # all that is used of a queue
-        self.writable = WriteGate()  # type: ignore[assignment]  # all that is used of an event
-        self._connection = connection_in(self.app_state)
-        self._turn_end, self._deferral, self._keepalive = turns_in(self.app_state)
-        self._may_wait: MayWait | None = None
-        self._meter = FrameMeter(self.loop.time)
-        self._slicer = FrameSlicer()
+    Attributes:
+        headers: those of the request, with lower-case names; none once it is accepted.
+        subprotocols: what the peer offers.
+        meter: how many frames the peer may send.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+        self,
+        serve: "ServeSocket",
+        transport: asyncio.Transport,
+        address: str,
+        connection: AcceptedConnection,
+        turns: Turns,
+        state: ServerState,
+    ) -> None:
+        self.transport = transport
+        self.address = address
+        self.path = ""
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
+        self.subprotocols: Sequence[str] = ()
+        self._serve = serve
+        self._connection = connection
+        self._state = state
+        self._turn_end, self._deferral, self._keepalive = turns
+        self._loop = asyncio.get_running_loop()
+        self._protocol = ServerProtocol(max_size=MAX_FRAME_BYTES, logger=_LOG)
+        self._response: Response | None = None  # to the upgrade, until it is accepted
+        self._closed: int | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+
+        self.meter = FrameMeter(self._loop.time)
         self._early_bytes = 0
-        self._wanted = self._deferred = False
-        self._later = None
         self._behind_since: float | None = None
-        self._handler: TextHandler | None = None
+        self._slicer = FrameSlicer()
+        self._fragments: list[bytes] = []
+        self._is_text = self._wanted = self._deferred = self._read_paused = False
+        self._later: asyncio.TimerHandle | None = None
+        self._handler: TextHandler = _as_it_is
+        self._may_wait: MayWait | None = None
+        # Never more than one: nothing is parsed while one waits.
+        self._message: object = None
+        self._reader: asyncio.Future[None] | None = None
+
         # The frames that are sent at the end of the turn; None if there are none.
         self._held: list[bytes] | None = None
+        # There is one while the transport takes no data, which is seldom; an event takes most of a kibibyte.
+        self._drained: asyncio.Future[None] | None = None
 
-    def handle_connect(self, event: Any) -> None:
-        """Give the meter and the texts to the application, which knows when a node is admitted."""
-        super().handle_connect(event)
-        if self.response.status_code == 101:  # noqa: PLR2004 - Switching Protocols; else there is no scope
-            self.scope[METER_IN_SCOPE] = self._meter  # type: ignore[literal-required]  # not one of ASGI
-            self.scope[TEXTS_IN_SCOPE] = self  # type: ignore[literal-required]  # as above
+    # --- the beginning and the end
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._later is not None:
-            self._later.cancel()
-        self._deferral.remove(self)
-        self._handler = self._may_wait = None  # it refers to the application, which refers to this connection
-        self._connection.end()
-        super().connection_lost(exc)
+    def begin(self, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Answer a request to upgrade that is malformed, and have any other served."""
+        self._state.connections.add(self)  # type: ignore[arg-type]  # has what the server uses of one
+        lines = [b"GET ", target, b" HTTP/1.1\r\n", *(b"%b: %b\r\n" % line for line in headers), b"\r\n"]
+        request = b"".join(lines)
+        self._early_bytes = len(request)
+        if self._early_bytes > MAX_BYTES_BEFORE_ADMISSION:
+            self._abort()
+            return
+        self._protocol.receive_data(request)
+        events = self._protocol.events_received()
+        if not events or not isinstance(events[0], Request):
+            # The HTTP parser accepts it, and the library rejects it.
+            self.transport.write(_BAD_REQUEST)
+            self.transport.close()
+            return
+        response = self._protocol.accept(events[0])
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._refuse(response)
+            return
+        self._response = response
+        self.path, self.headers = unquote(events[0].path.partition("?")[0]), headers
+        offered = events[0].headers.get_all("Sec-WebSocket-Protocol")
+        self.subprotocols = [name.strip() for value in offered for name in value.split(",")]
+        task = self._loop.create_task(self._run())
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    async def _run(self) -> None:
+        try:
+            await self._serve(self)
+        except SocketClosedError:
+            pass  # the peer was faster
+        except Exception:  # noqa: BLE001 - a bug ends this connection alone
+            _LOG.exception("a WebSocket was not served")
+        if self._protocol.state is State.CONNECTING and self._closed is None:
+            self.reject(HTTPStatus.INTERNAL_SERVER_ERROR)
+        if self._close_timer is None:
+            self.transport.close()
+
+    def accept(self, subprotocol: str) -> None:
+        """Accept it, and have it pinged in turn with the others."""
+        response, self._response = self._response, None
+        if response is not None and not self.transport.is_closing():
+            response.headers["Sec-WebSocket-Protocol"] = subprotocol
+            self._protocol.send_response(response)
+            self._write_output()
+            self._keepalive.watch(self)
+            self.headers = ()
+
+    def reject(self, status: HTTPStatus = HTTPStatus.FORBIDDEN) -> None:
+        self._refuse(self._protocol.reject(status, ""))
+
+    def _refuse(self, response: Response) -> None:
+        self._end(GONE)
+        if not self.transport.is_closing():
+            self._protocol.send_response(response)
+            self._write_output()
+            self.transport.close()
+
+    def admit(self, holder: Hashable) -> bool:
+        """Count the connection towards ``holder`` from now on; return False if its limit is reached."""
+        return self._connection.admit(holder)
+
+    async def close(self, code: int) -> None:
+        """Send a close with ``code`` once the peer has taken what was sent before, and wait for its own."""
+        while self._is_open and self._drained is not None:
+            await self._writable()
+        if not self._is_open:
+            raise SocketClosedError(GONE)
+        if not self.transport.is_closing():
+            self.send_held()
+            self._protocol.send_close(code)
+            self._write_output()
+            self._end(code)
+            self._close_timer = self._loop.call_later(_CLOSE_TIMEOUT_S, self.transport.close)
+            self._read(on=True)
+            self._parse()  # what is buffered may hold the peer's close
 
     def shutdown(self) -> None:
         """Close with 1012, unless this connection is closing: nothing may be sent then."""
-        if not self.transport.is_closing():
+        if self._protocol.state is State.CONNECTING:
+            self.reject(HTTPStatus.INTERNAL_SERVER_ERROR)
+        elif not self.transport.is_closing():
+            self._keepalive.forget(self)
             self.send_held()
-            super().shutdown()
+            self._fail(_RESTART)
 
-    def data_received(self, data: bytes) -> None:
-        """Buffer ``data``, before authentication up to a limit, and parse what the application waits for."""
-        if not self._meter.is_admitted:
-            self._early_bytes += len(data)
-            if self._early_bytes > MAX_BYTES_BEFORE_ADMISSION:
-                self._abort()
-                return
-        if not self.handshake_initiated:
-            self._upgrade(data)
-            return
-        is_first = self._slicer.is_empty and not self._slicer.is_within
-        if is_first and self._answers_ping(data):
-            return
-        self._slicer.feed(data)
-        if is_first and self._is_deferrable():
-            self._deferred = True
-            self._deferral.add(self)
-        else:
-            self._deferral.remove(self)
-            self.resume()
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - as asyncio has it
+        for timer in (self._later, self._close_timer):
+            if timer is not None:
+                timer.cancel()
+        self._deferral.remove(self)
+        self._keepalive.forget(self)
+        self._handler, self._may_wait = _as_it_is, None  # the session, which refers to this connection
+        self._connection.end()
+        self._end(GONE)
+        self._state.connections.discard(self)
+        self.resume_writing()
 
-    def _is_deferrable(self) -> bool:
-        """Return whether a text begins that the application lets wait."""
-        if self._may_wait is None or (head := self._slicer.head()) is None or not head.is_text:
-            return False
-        return self._may_wait(unmasked(self._slicer.beginning(head, BEGINNING_BYTES), head))
+    @property
+    def _is_open(self) -> bool:
+        return self._closed is None and self._protocol.state is State.OPEN
 
-    def resume(self) -> None:
-        self._deferred = False
-        self._parse()
+    def _end(self, code: int) -> None:
+        """Have what is sent or received from now on fail: with the first ``code`` that is given."""
+        if self._closed is None:
+            self._closed = code
+            self._wake()
 
-    def _answers_ping(self, data: bytes) -> bool:
-        """Take ``data``, where a frame begins, if it is the pong that is waited for, and no more.
+    def _fail(self, code: int, reason: str = "") -> None:
+        """Close with ``code``, unless a close was sent, and do not wait for the peer's."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(code, reason)
+        self._write_output()
+        self._end(code)
+        self.transport.close()
 
-        Thousands of idle nodes send little else. This end has requested it, so the meter need not count it.
-        """
-        return len(data) == _PONG_BYTES and data.startswith(_PONG_HEAD) and self._keepalive.answered(self)
+    def _abort(self) -> None:
+        self._end(FLOODED)
+        self.transport.abort()
 
-    def _upgrade(self, request: bytes) -> None:
-        super().data_received(request)
-        if not self.handshake_initiated and self.conn.handshake_exc is not None:
-            # httptools accepts it, websockets rejects it, and uvicorn does not check: it would never end.
-            self.transport.write(_BAD_REQUEST)
-            self.transport.close()
+    # --- what is sent
 
-    async def receive(self) -> ASGIReceiveEvent:
-        self._wanted = True
-        try:
-            self._parse()
-            return await self.queue.get()
-        finally:
-            self._wanted = False
-
-    async def send(self, message: ASGISendEvent) -> None:
-        """Send; after a close, parse the buffered data for the peer's close."""
-        text = message.get("text") if message["type"] == "websocket.send" else None
-        if text is not None and self.send_now(text):
-            return
-        self.send_held()
-        await super().send(message)
-        if self.close_sent:
-            self._parse()
+    async def send(self, text: str) -> None:
+        """Send ``text``, once the peer has taken what was sent before."""
+        while not self.send_now(text):
+            if not self._is_open:
+                raise SocketClosedError(GONE)
+            await self._writable()
 
     def send_now(self, text: str) -> bool:
-        """Send ``text`` in this turn, if it is open and the peer has taken what was sent before."""
+        """Send ``text`` in this turn; return False, without effect, if it has to wait, or must fail."""
         if not self.can_send_now:
             return False
         payload = text.encode()
@@ -327,69 +330,113 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.send_held()
         return True
 
+    @property
+    def can_send_now(self) -> bool:
+        """Whether ``send_now`` has an effect: it is open, and what was sent before is taken."""
+        return self._drained is None and self._is_open
+
     def send_held(self) -> None:
         """Send what is held: before anything else is written, which it must not follow."""
         held, self._held = self._held, None
         if held is not None and not self.transport.is_closing():
             self.transport.write(b"".join(held))
 
-    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
-        self._handler, self._may_wait = handler, may_wait
+    def pause_writing(self) -> None:
+        if self._drained is None:
+            self._drained = self._loop.create_future()
 
-    @property
-    def can_send_now(self) -> bool:
-        """Return whether a text may be written at once: it is open, and what was sent before is taken."""
-        return (
-            self.handshake_complete
-            and self.initial_response is None
-            and self.conn.state is State.OPEN
-            and self.writable.is_set()
-            and not (self.close_sent or self.disconnected)
-        )
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.set_result(None)
 
-    def start_keepalive(self) -> None:
-        """Have this connection pinged in turn with the others: it was accepted."""
-        self._keepalive.watch(self)
-        # What the handshake needed takes a tenth of a connection's memory.
-        del self.request, self.response
-        self.scope["headers"] = []
+    async def _writable(self) -> None:
+        while self._drained is not None:
+            # Shield: a writer that is cancelled must not wake the others.
+            await asyncio.shield(self._drained)
 
-    def stop_keepalive(self) -> None:
-        self._keepalive.forget(self)
+    def _write_output(self) -> None:
+        self.transport.write(b"".join(self._protocol.data_to_send()))
+
+    # --- pings
 
     def ping(self) -> bool:
-        if self.close_sent or self.transport.is_closing():
+        if self._protocol.state is not State.OPEN or self.transport.is_closing():
             return False
         self.transport.write(_PING)
         return True
 
-    def handle_pong(self, _event: Any) -> None:
-        """Record the answer to a ping, which was sent behind or within other data."""
-        self._keepalive.answered(self)
-
-    def send_receive_event_to_app(self) -> None:
-        """Pass a message on; close with 1007 for a text that is no UTF-8, of which uvicorn logs an error."""
-        if self.curr_msg_data_type == "text" and not self.close_sent:
-            try:
-                b"".join(self.frames).decode()
-            except UnicodeDecodeError:
-                self.frames = []
-                self.conn.send_close(_INVALID_DATA)
-                self.handle_parser_exception()
-                return
-        super().send_receive_event_to_app()
-
     def keepalive_timeout(self) -> None:
         """Abort: closing would wait until the peer has read everything, and it does not read."""
-        super().keepalive_timeout()
+        if self._protocol.state is State.OPEN and not self.transport.is_closing():
+            self._fail(_INTERNAL, "keepalive ping timeout")
         self.transport.abort()
+
+    def _answers_ping(self, data: bytes) -> bool:
+        """Take ``data``, where a frame begins, if it is the pong that is waited for, and no more.
+
+        Thousands of idle nodes send little else. This end has requested it, so the meter need not count it.
+        """
+        return len(data) == _PONG_BYTES and data.startswith(_PONG_HEAD) and self._keepalive.answered(self)
+
+    # --- what is received
+
+    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
+        """Offer each text to ``handler`` from now on, and some of them later."""
+        self._handler, self._may_wait = handler, may_wait
+
+    async def receive(self) -> object:
+        """Return the next message: what the handler of texts returned, or the bytes of a binary one."""
+        self._wanted = True
+        try:
+            self._parse()
+            while self._message is None:
+                if self._closed is not None:
+                    raise SocketClosedError(self._closed)
+                self._reader = self._loop.create_future()
+                await self._reader
+        finally:
+            self._wanted, self._reader = False, None
+        message, self._message = self._message, None
+        return message
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Buffer ``data``, before authentication up to a limit, and parse what ``receive`` waits for."""
+        if not self.meter.is_admitted:
+            self._early_bytes += len(data)
+            if self._early_bytes > MAX_BYTES_BEFORE_ADMISSION:
+                self._abort()
+                return
+        is_first = self._slicer.is_empty and not self._slicer.is_within
+        if is_first and self._answers_ping(data):
+            return
+        self._slicer.feed(data)
+        if is_first and self._is_deferrable():
+            self._deferred = True
+            self._deferral.add(self)
+        else:
+            self._deferral.remove(self)
+            self.resume()
+
+    def _is_deferrable(self) -> bool:
+        if self._may_wait is None or (head := self._slicer.head()) is None or not head.is_text:
+            return False
+        return self._may_wait(unmasked(self._slicer.beginning(head, BEGINNING_BYTES), head))
+
+    def resume(self) -> None:
+        self._deferred = False
+        self._parse()
 
     def _parse(self) -> None:
         """Parse what may be parsed now, and resume reading unless data is buffered here."""
         if self._later is not None or self._deferred:
             return
         exhausted, texts = self._slicer.is_empty, 0
-        while not self.transport.is_closing() and (self.close_sent or (self._wanted and self.queue.empty())):
+        while not self.transport.is_closing() and (self._is_closing or self._is_awaited):
             head = None if self._slicer.is_within else self._slicer.head()
             if head is not None and not self._allowed(head):
                 break
@@ -401,24 +448,31 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             text = self._text_of(piece, head) if head is not None and head.is_text else None
             if text is None:
                 self.send_held()  # the library may send a close, behind which there must be nothing
-                super().data_received(piece)
-                if len(self.frames) > MAX_FRAGMENTS:
-                    self._abort()
+                self._parse_by_library(piece)
                 continue
-            self._receive_text(text)
+            self._handle_text(text)
             texts += 1
             if texts == _TEXTS_AT_ONCE and not exhausted:
-                self._later = self.loop.call_later(0, self._parse_later)
+                self._later = self._loop.call_later(0, self._parse_later)
                 break
         self._read(on=exhausted)
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._wanted and self._message is None and self._closed is None
+
+    @property
+    def _is_closing(self) -> bool:
+        """Whether a close was sent: nothing matters then but the peer's."""
+        return self._protocol.state is State.CLOSING
 
     def _text_of(self, frame: bytes, head: FrameHead) -> str | None:
         """Return the text of ``frame``; None if the WebSocket library has to parse it, or to reject it."""
         if (
             len(frame) != head.head_bytes + head.payload_bytes
-            or head.payload_bytes > self.config.ws_max_size
-            or self.frames  # of a message whose end is still to come
-            or self.conn.state is not State.OPEN
+            or head.payload_bytes > MAX_FRAME_BYTES
+            or self._fragments  # of a message whose end is still to come
+            or self._protocol.state is not State.OPEN
         ):
             return None
         try:
@@ -426,29 +480,69 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         except UnicodeDecodeError:
             return None
 
-    def _receive_text(self, text: str) -> None:
-        """Have ``text`` handled, and pass it to the application if that has to receive it."""
-        message: dict[str, Any] = {"type": "websocket.receive", "text": text}
-        if self._handler is not None:
-            handled = self._handler(text)
-            if handled is None:
-                return
-            message[HANDLED_IN_MESSAGE] = handled
-        self.queue.put_nowait(message)  # type: ignore[arg-type]  # has a member that ASGI does not know
+    def _parse_by_library(self, piece: bytes) -> None:
+        self._protocol.receive_data(piece)
+        events = self._protocol.events_received()
+        self._write_output()  # what answers them
+        if self._protocol.parser_exc is not None and self._protocol.close_sent is not None:
+            self._fail(self._protocol.close_sent.code)
+            return
+        for frame in events:
+            match frame:
+                case Frame(opcode=Opcode.PONG):
+                    self._keepalive.answered(self)  # sent behind or within other data
+                case Frame(opcode=Opcode.CLOSE):
+                    self._receive_close()
+                case Frame(opcode=Opcode.TEXT | Opcode.BINARY | Opcode.CONT, data=data):
+                    self._receive_data(frame, bytes(data))
+
+    def _receive_close(self) -> None:
+        close = self._protocol.close_rcvd
+        self._end(close.code if close is not None else GONE)
+        self.transport.close()  # the library has answered it, or it answers ours
+
+    def _receive_data(self, frame: Frame, data: bytes) -> None:
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
+        self._fragments.append(data)
+        if not frame.fin:
+            if len(self._fragments) > MAX_FRAGMENTS:
+                self._abort()
+            return
+        message, self._fragments = b"".join(self._fragments), []
+        if self._is_closing:
+            return
+        if not self._is_text:
+            self._receive(message)
+            return
+        try:
+            text = message.decode()
+        except UnicodeDecodeError:
+            self._fail(_INVALID_DATA)
+        else:
+            self._handle_text(text)
+
+    def _handle_text(self, text: str) -> None:
+        if (handled := self._handler(text)) is not None:
+            self._receive(handled)
+
+    def _receive(self, message: object) -> None:
+        self._message = message
+        self._wake()
 
     def _allowed(self, head: FrameHead) -> bool:
         """Enter the next frame if the meter allows it; else schedule it, or abort."""
-        if (wait_s := self._meter.take(head)) == 0:
+        if (wait_s := self.meter.take(head)) == 0:
             self._slicer.enter(head)
             return True
-        now = self.loop.time()
+        now = self._loop.time()
         if self._behind_since is None:
             self._behind_since = now
         # After our own close no frame is worth a delay.
-        if self.close_sent or now + wait_s - self._behind_since > MAX_BEHIND_S:
+        if self._is_closing or now + wait_s - self._behind_since > MAX_BEHIND_S:
             self._abort()
         else:
-            self._later = self.loop.call_later(wait_s, self._parse_later)
+            self._later = self._loop.call_later(wait_s, self._parse_later)
         return False
 
     def _parse_later(self) -> None:
@@ -457,12 +551,16 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _read(self, *, on: bool) -> None:
         """Resume or pause reading: unread data fills the sender's buffers."""
-        if on is not self.read_paused or self.transport.is_closing():
+        if on is not self._read_paused or self.transport.is_closing():
             return
-        self.read_paused = not on
+        self._read_paused = not on
         change = self.transport.resume_reading if on else self.transport.pause_reading
         change()
 
-    def _abort(self) -> None:
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": FLOODED})
-        self.transport.abort()
+
+ServeSocket = Callable[[BoundedWebSocket], Awaitable[None]]
+"""Serves a WebSocket from its upgrade to its end. It must accept or reject it."""
+
+
+def _as_it_is(text: str) -> str:
+    return text

@@ -11,7 +11,6 @@ from relay.http.connections import (
     ConnectionRefusal,
     Connections,
     admit,
-    connection_in,
     refusal_log,
 )
 from relay.observability.metrics import Metrics
@@ -155,7 +154,6 @@ async def test_an_end_is_counted_once(few: FewConnections) -> None:
 async def test_what_is_served_knows_its_connection(few: FewConnections) -> None:
     connection = few.begin(HOME)
     state = {CONNECTION_IN_STATE: connection}
-    assert connection_in(state) is connection
     assert admit({"state": state}, "agent")
     assert connection.holder == "agent"
     assert admit({}, "agent")  # not over a connection of ours

@@ -15,15 +15,19 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import admit
-from relay.http.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, JoinedHead
+from relay.http.http_protocol import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, JoinedHead
+from relay.http.websocket_protocol import BoundedWebSocket
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected, write_until_cut
+from tests.fakes.raw_http import exchange
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 10
+BOUND_S = 30
 REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+UPLOAD = REQUEST.replace(b"GET", b"POST")[:-2] + b"Content-Length: 100000\r\n\r\n" + b"x" * 100_000
+CHUNKED = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Held:
@@ -58,14 +62,75 @@ async def size_of_body(request: Request) -> JSONResponse:
     [
         pytest.param(b"GET / HTTP/1.1\r\nX: ", id="one header"),
         pytest.param(b"GET /", id="the path"),
+        pytest.param(CHUNKED + b"0\r\nX: ", id="a trailer"),
+        pytest.param(CHUNKED + b"1;x=", id="a chunk's extension"),
     ],
 )
-async def test_a_head_that_never_ends_ends_the_connection(server: Server, start: bytes) -> None:
+async def test_a_head_or_what_follows_a_body_that_never_ends_ends_the_connection(
+    server: Server, start: bytes
+) -> None:
     server.app = Starlette()
     reader, writer = await connected(server)
     writer.write(start)
     # What is on its way in buffers comes on top of the limit; it is not held.
     assert await write_until_cut(reader, writer, b"x" * 16_384) < MAX_HEAD_BYTES + 32 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(REQUEST[:-2] + b"X: y\r\n" * MAX_FIELDS + b"\r\n", id="fields"),
+        pytest.param(REQUEST[:-2] + b"X: %b\r\n\r\n" % (b"y" * MAX_HEAD_BYTES), id="a value"),
+        pytest.param(REQUEST.replace(b"/", b"/" + b"y" * MAX_HEAD_BYTES, 1), id="the path"),
+    ],
+)
+async def test_a_head_over_its_limits_is_not_served_though_it_is_whole(server: Server, raw: bytes) -> None:
+    server.app = held = Held()
+    held.answer.set()
+    assert b"200 OK" not in await exchange(server.address.port, raw)
+    assert held.begun == 0
+
+
+async def test_a_head_of_as_many_fields_as_it_may_have_is_served(server: Server) -> None:
+    server.app = held = Held()
+    held.answer.set()
+    fields = b"X: y\r\n" * (MAX_FIELDS - 2) + b"Connection: close\r\n"
+    assert b"200 OK" in await exchange(server.address.port, REQUEST[:-2] + fields + b"\r\n")
+
+
+async def test_fields_of_a_trailer_are_dropped(server: Server) -> None:
+    async def names(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body", False):
+            pass
+        await JSONResponse([name.decode() for name, _ in scope["headers"]])(scope, receive, send)
+
+    server.app = names
+    chunked = (
+        CHUNKED.replace(b"Host", b"Connection: close\r\nHost") + b"1\r\nx\r\n0\r\nAuthorization: x\r\n\r\n"
+    )
+    assert b'["connection","host","transfer-encoding"]' in await exchange(server.address.port, chunked)
+
+
+async def test_an_upgrade_behind_a_request_waits_for_its_answer(server: Server) -> None:
+    server.app = held = Held()
+    upgrade = REQUEST[:-2] + b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
+    upgrade += b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    accepted = asyncio.Event()
+
+    async def accept(socket: BoundedWebSocket) -> None:
+        accepted.set()
+        socket.accept("")
+
+    server.serve_socket = accept
+    reader, writer = await connected(server)
+    writer.write(REQUEST + upgrade)
+    await until(lambda: held.begun)
+    assert not accepted.is_set()
+    held.answer.set()
+    async with asyncio.timeout(BOUND_S):
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+    writer.close()
 
 
 async def test_a_body_may_be_longer_than_a_head(server: Server) -> None:
@@ -111,6 +176,24 @@ async def test_what_is_served_learns_that_its_client_left_also_when_another_requ
     _, writer = await connected(server)
     writer.write(REQUEST * 2)
     await until(lambda: held.begun)
+    writer.close()
+    async with asyncio.timeout(BOUND_S):
+        await held.left.wait()
+
+
+@pytest.mark.parametrize("behind", [REQUEST, UPLOAD], ids=["a request", "a long body"])
+async def test_a_stream_ends_with_its_client_whatever_came_behind_it(server: Server, behind: bytes) -> None:
+    server.app = held = Held()
+    _, writer = await connected(server)
+    writer.write(REQUEST)
+    await until(lambda: held.begun)
+    await asyncio.sleep(0)  # it waits for its client to leave
+    writer.write(behind)
+    await writer.drain()
+    # What came on another connection after it is answered, so it has been received.
+    server.app = at_once = Held()
+    at_once.answer.set()
+    assert b"200 OK" in await exchange(server.address.port, REQUEST[:-2] + b"Connection: close\r\n\r\n")
     writer.close()
     async with asyncio.timeout(BOUND_S):
         await held.left.wait()
@@ -276,7 +359,7 @@ async def test_a_served_request_leaves_nothing_to_the_garbage_collector(server: 
 def short_idleness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let servers close connections that are idle for a moment."""
     config = partial(uvicorn.Config, timeout_keep_alive=0.2)  # type: ignore[arg-type]  # seconds
-    monkeypatch.setattr("relay.http.listener.uvicorn.Config", config)
+    monkeypatch.setattr("relay.http.listener.Config", config)
 
 
 async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import AcceptedConnection, Bounds, Connections
 from relay.http.http_protocol import MAX_HEAD_BYTES
-from relay.http.listener import SOCKET_TIMEOUTS, Acceptor, Hooks, SocketTimeouts, bind
-from relay.http.websocket_protocol import FRAMES_AT_ONCE, METER_IN_SCOPE
+from relay.http.listener import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts, bind, bind_unix
+from relay.http.websocket_protocol import FRAMES_AT_ONCE, BoundedWebSocket, SocketClosedError
 from relay.observability.metrics import Metrics
 from relay.pki.relay_tls import LiveContext
 from relay.settings.config import TlsFiles
@@ -35,7 +35,7 @@ from tests.fakes.tls_broker import PlayedAuthority
 
 pytestmark = pytest.mark.integration
 
-BOUND_S = 10
+BOUND_S = 30
 SOON_S = 0.1
 HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00"  # how a handshake begins
@@ -93,13 +93,13 @@ class Listener:
         self.received = 0
         self.ended = asyncio.Event()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        await send({"type": "websocket.accept"})
+    async def __call__(self, socket: BoundedWebSocket) -> None:
+        socket.accept("")
         if self._admits:
-            scope[METER_IN_SCOPE].admit()
-        while (await receive())["type"] != "websocket.disconnect":
-            self.received += 1
+            socket.meter.admit()
+        with contextlib.suppress(SocketClosedError):
+            while await socket.receive() is not None:
+                self.received += 1
         self.ended.set()
 
 
@@ -203,17 +203,20 @@ def test_the_limits_of_a_head_hold_over_tls(
     run(scene())
 
 
-def test_a_stranger_cannot_flood_a_websocket_over_tls(
-    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+@pytest.mark.parametrize(
+    ("admits", "frame"), [(False, EMPTY_FRAME), (True, PING)], ids=["a stranger", "a node"]
+)
+def test_a_websocket_cannot_be_flooded_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority, frame: bytes, *, admits: bool
 ) -> None:
     async def scene() -> None:
-        listener = Listener()
+        listener = Listener(admits=admits)
         async with Server.running(tls) as server:
-            server.app = listener
+            server.serve_socket = listener
             reader, writer = await connected(server, client_context(authority.servers.root_pem))
             writer.write(UPGRADE)
             await reader.readuntil(b"\r\n\r\n")
-            await flood(reader, writer, EMPTY_FRAME * 1000)
+            await flood(reader, writer, frame * 1000)
             await listener.ended.wait()
 
     run(scene())
@@ -225,20 +228,23 @@ class Sender:
     def __init__(self) -> None:
         self.ended = asyncio.Event()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
-            if scope["type"] == "http":
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                for _ in range(1000):
-                    await send({"type": "http.response.body", "body": LONG, "more_body": True})
-                return
-            await receive()
-            await send({"type": "websocket.accept"})
-            await send({"type": "websocket.send", "bytes": LONG * 32})
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
+            assert scope["type"] == "http"
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(1000):
+                await send({"type": "http.response.body", "body": LONG, "more_body": True})
         finally:
             self.ended.set()
+
+    async def serve_socket(self, socket: BoundedWebSocket) -> None:
+        socket.accept("")
+        socket.meter.admit()
+        with contextlib.suppress(SocketClosedError):
+            await socket.send(LONG.decode() * 32)
+            while await socket.receive() is not None:
+                pass
+        self.ended.set()
 
 
 @pytest.mark.parametrize("asked", [HTTP, UPGRADE], ids=["http", "websocket"])
@@ -249,7 +255,8 @@ def test_a_peer_that_does_not_read_is_disconnected(
     async def scene() -> None:
         served, client = (tls, client_context(authority.servers.root_pem)) if over_tls else (None, None)
         async with Server.running(served, SocketTimeouts(write_s=SOON_S)) as server:
-            server.app = sender = Sender()
+            sender = Sender()
+            server.app, server.serve_socket = sender, sender.serve_socket
             _, writer = await connected(server, client)
             writer.write(asked)  # and nothing of the answer is read
             await sender.ended.wait()
@@ -273,14 +280,15 @@ def test_a_stop_closes_what_is_left(
     async def scene() -> None:
         served, client = (tls, client_context(authority.servers.root_pem)) if over_tls else (None, None)
         async with Server.running(served) as server:
-            server.app = Sender()
+            server.app, server.serve_socket = Sender(), Sender().serve_socket
             held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
             malformed = UPGRADE.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n")
             for said in (b"", b"GET / HT", HTTP * 2, UPGRADE, malformed):
                 held.append(await connected(server, client))
                 held[-1][1].write(said)  # and nothing of the answer is read
             await until(lambda: len(server.connections) >= len(held) - 1)
-            server.app = sender = Sender()
+            sender = Sender()
+            server.app, server.serve_socket = sender, sender.serve_socket
             held.append(await connected(server, client))
             held[-1][1].write(UPGRADE)
             await held[-1][0].readuntil(b"\r\n\r\n")
@@ -293,22 +301,6 @@ def test_a_stop_closes_what_is_left(
     run(scene())
 
 
-def test_a_node_cannot_flood_a_websocket_over_tls(
-    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
-) -> None:
-    async def scene() -> None:
-        listener = Listener(admits=True)
-        async with Server.running(tls) as server:
-            server.app = listener
-            reader, writer = await connected(server, client_context(authority.servers.root_pem))
-            writer.write(UPGRADE)
-            await reader.readuntil(b"\r\n\r\n")
-            await flood(reader, writer, PING * 1000)
-            await listener.ended.wait()
-
-    run(scene())
-
-
 def test_messages_over_the_rate_wait_for_their_turn_over_tls(
     run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
 ) -> None:
@@ -317,7 +309,7 @@ def test_messages_over_the_rate_wait_for_their_turn_over_tls(
     async def scene() -> None:
         listener = Listener(admits=True)
         async with Server.running(tls) as server:
-            server.app = listener
+            server.serve_socket = listener
             reader, writer = await connected(server, client_context(authority.servers.root_pem))
             writer.write(UPGRADE)
             await reader.readuntil(b"\r\n\r\n")
@@ -342,13 +334,13 @@ def test_at_the_end_nodes_stay_connected_and_idle_clients_do_not_until_it_is_dra
             await drained.wait()
 
         async def stay() -> None:
-            async with Server.running(hooks=Hooks(started.set, drain)) as server:
+            async with Server.running(started=started.set, drain=drain) as server:
                 server.app = Starlette(routes=[Route("/", lambda _request: PlainTextResponse("hello"))])
+                server.serve_socket = Listener()
                 await started.wait()
                 node, client = await connected(server, None), await connected(server, None)
                 client[1].write(HTTP)
                 await client[0].readuntil(b"hello")
-                server.app = Listener()
                 node[1].write(UPGRADE)
                 await node[0].readuntil(b"\r\n\r\n")
                 ends.put_nowait((node, client))
@@ -519,3 +511,32 @@ async def test_a_listener_that_is_of_no_use_is_an_error() -> None:
         listener.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
             acceptor.listen(100)
+
+
+# --- a Unix socket --------------------------------------------------------------------------------------
+
+
+def test_a_unix_socket_that_was_left_is_replaced_and_one_that_is_served_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    bind_unix(path).close()
+    with bind_unix(path) as listener:
+        listener.listen()
+        with pytest.raises(OSError, match=f"cannot listen on {path}: Address already in use"):
+            bind_unix(path)
+
+
+def test_a_file_in_the_place_of_a_unix_socket_stays(tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    file.write_text("mine")
+    with pytest.raises(OSError, match="cannot listen"):
+        bind_unix(file)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(("directory", "mode"), [(0o700, 0o600), (0o750, 0o660), (0o755, 0o600)])
+def test_a_unix_socket_is_the_groups_where_its_directory_is(
+    tmp_path: Path, directory: int, mode: int
+) -> None:
+    tmp_path.chmod(directory)
+    with bind_unix(tmp_path / "metrics.sock"):
+        assert (tmp_path / "metrics.sock").stat().st_mode & 0o777 == mode

@@ -14,12 +14,13 @@ from schemas.addresses import MCP_PATHS, HostPort
 from schemas.canonical import blake3_hex
 from schemas.health import Health
 from schemas.registry import SchemaRegistry
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 10
+BOUND_S = 30
 REF = "system.echo.invoke.input@1.0.0"
 
 

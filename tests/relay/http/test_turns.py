@@ -9,12 +9,11 @@ import pytest
 
 from relay.http.turns import DEFERRED_S, LARGE_BYTES, Deferral, Keepalive, TurnEnd
 from tests.fakes.polling import until
-from tests.fakes.raw_http import exchange
-from tests.fakes.raw_websocket import read_ws_frame, until_closed, ws_frame
+from tests.fakes.raw_http import exchange, read_ws_frame, until_closed, ws_frame
 from tests.fakes.serving import Server
-from tests.relay.http.test_websocket_protocol import REQUEST, Application, WatchedTransport, served
+from tests.relay.http.test_websocket_protocol import REQUEST, Application, served, watched
 
-BOUND_S = 10
+BOUND_S = 30
 # A turn is a sixty-fourth of the interval: a quarter of a second.
 INTERVAL_S, TIMEOUT_S = 16.0, 10.0
 
@@ -371,7 +370,7 @@ async def test_a_text_that_raises_closes_its_connection_and_is_reported() -> Non
             assert await read_ws_frame(reader) == b"going on"
             writer.write(ws_frame(b"wait"))
             other_writes.write(ws_frame(b"wait"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await application.ended
             await until(lambda: texts == ["wait"])
             assert not other.ended.done()
@@ -400,7 +399,7 @@ async def test_of_a_connection_that_is_lost_nothing_waits(monkeypatch: pytest.Mo
         writer.write(ws_frame(b"wait"))
         await until(lambda: of_server[0].waiting)
         writer.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await application.ended
         assert not of_server[0].waiting
         assert texts == []
@@ -458,9 +457,9 @@ async def test_a_bug_of_one_that_sends_ends_it_alone() -> None:
 async def test_texts_of_one_turn_are_one_write_and_a_close_follows_them(server: Server) -> None:
     async with served(server, admits=True) as (application, reader, writer):
         application.go_on.set()
-        texts, written = await application.texts, list[bytes]()
+        texts = await application.texts
         assert await read_ws_frame(reader) == b"going on"
-        texts.transport = WatchedTransport(texts.transport, written)
+        written = watched(texts)
         assert texts.send_now("a")
         assert texts.send_now("b")
         assert written == []
@@ -478,8 +477,7 @@ async def test_a_long_text_is_sent_at_once_behind_what_was_held(server: Server) 
         application.go_on.set()
         texts, long = await application.texts, "x" * LARGE_BYTES
         assert await read_ws_frame(reader) == b"going on"
-        written: list[bytes] = []
-        texts.transport = WatchedTransport(texts.transport, written)
+        written = watched(texts)
         assert texts.send_now("a")
         assert texts.send_now(long)
         assert len(written) == 1
@@ -493,8 +491,7 @@ async def test_what_is_held_for_a_lost_connection_is_not_written(server: Server)
         application.go_on.set()
         texts = await application.texts
         assert await read_ws_frame(reader) == b"going on"
-        written: list[bytes] = []
-        texts.transport = WatchedTransport(texts.transport, written)
+        written = watched(texts)
         assert texts.send_now("a")
         texts.transport.abort()
         assert await application.ended

@@ -8,25 +8,22 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from relay.http.connections import admit
 from relay.http.websocket_protocol import (
     FLOODED,
     FRAMES_AT_ONCE,
     FRAMES_BEFORE_ADMISSION,
-    HANDLED_IN_MESSAGE,
     MAX_BYTES_BEFORE_ADMISSION,
-    METER_IN_SCOPE,
-    take_texts,
+    BoundedWebSocket,
+    SocketClosedError,
 )
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
-from tests.fakes.raw_http import exchange
-from tests.fakes.raw_websocket import read_ws_frame, until_closed, until_cut, ws_frame
+from tests.fakes.raw_http import exchange, read_ws_frame, until_closed, until_cut, ws_frame
 from tests.fakes.serving import Server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
-BOUND_S = 10
+BOUND_S = 30
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -43,36 +40,36 @@ class Application:
     def __init__(self, *, admits: bool) -> None:
         self._admits = admits
         self.handler: Callable[[str], object] | None = None
-        self.handled: list[object] = []
-        self.texts = asyncio.get_running_loop().create_future()
+        self.texts: asyncio.Future[BoundedWebSocket] = asyncio.get_running_loop().create_future()
         self.accepted = asyncio.Event()
         self.go_on = asyncio.Event()
-        self.received: asyncio.Queue[str] = asyncio.Queue()
+        self.received: asyncio.Queue[object] = asyncio.Queue()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-            await send({"type": "http.response.body", "body": b"ok"})
-            return
-        await receive()
-        await send({"type": "websocket.accept"})
+    async def __call__(self, socket: BoundedWebSocket) -> None:
+        socket.accept("")
         if self._admits:
-            assert admit(scope, "node")
-            scope[METER_IN_SCOPE].admit()
+            assert socket.admit("node")
+            socket.meter.admit()
         await self.go_on.wait()
-        texts = take_texts(scope)
-        assert texts is not None
-        self.texts.set_result(texts)
+        self.texts.set_result(socket)
         if self.handler is not None:
-            texts.handle_texts(self.handler)
-        await send({"type": "websocket.send", "text": "going on"})
-        while (message := await receive())["type"] != "websocket.disconnect":
-            self.handled.append(message.get(HANDLED_IN_MESSAGE))
-            if message["text"] == "close":
-                await send({"type": "websocket.close", "code": 1000})
-            self.received.put_nowait(message["text"])
-        self.ended.set_result(message["code"])
+            socket.handle_texts(self.handler)
+        await socket.send("going on")
+        try:
+            while True:
+                message = await socket.receive()
+                if message == "close":
+                    await socket.close(1000)
+                self.received.put_nowait(message)
+        except SocketClosedError as error:
+            self.ended.set_result(error.code)
+
+
+async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": b"ok"})
 
 
 class WatchedTransport:
@@ -90,12 +87,20 @@ class WatchedTransport:
         return getattr(self._transport, name)
 
 
+def watched(socket: BoundedWebSocket) -> list[bytes]:
+    """Return the list to which what ``socket`` writes is added."""
+    written: list[bytes] = []
+    transport: Any = WatchedTransport(socket.transport, written)
+    socket.transport = transport
+    return written
+
+
 @asynccontextmanager
 async def served(
     server: Server, *, admits: bool
 ) -> AsyncIterator[tuple[Application, asyncio.StreamReader, asyncio.StreamWriter]]:
     """Hold a connection whose upgrade was accepted."""
-    server.app = application = Application(admits=admits)
+    server.app, server.serve_socket = answer, (application := Application(admits=admits))
     reader, writer = await connected(server)
     writer.write(UPGRADE)
     try:
@@ -209,7 +214,7 @@ async def test_the_time_of_a_stranger_runs_on_through_the_upgrade_and_that_of_a_
         assert await node.received.get() == ""
 
 
-# --- texts past ASGI ----------------------------------------------------------------------------------
+# --- texts as they arrive ----------------------------------------------------------------------------------
 
 
 async def test_texts_are_offered_as_they_arrive_and_received_where_that_is_not_enough(server: Server) -> None:
@@ -223,20 +228,18 @@ async def test_texts_are_offered_as_they_arrive_and_received_where_that_is_not_e
         application.handler = handler
         application.go_on.set()
         writer.write(b"".join(ws_frame(text) for text in (b"a1", b"b1", b"a2", b"b2", b"close")))
-        assert [await application.received.get() for _ in range(2)] == ["b1", "b2"]
+        assert [await application.received.get() for _ in range(2)] == ["read: b1", "read: b2"]
         await until(lambda: offered[-1] == "close")
     assert offered == ["a1", "b1", "a2", "b2", "close"]
-    assert application.handled == ["read: b1", "read: b2"]
 
 
 async def test_answers_to_texts_that_arrive_together_are_sent_together(server: Server) -> None:
     async with served(server, admits=True) as (application, reader, writer):
         application.go_on.set()
         texts = await application.texts
-        written: list[bytes] = []
         texts.handle_texts(lambda text: None if texts.send_now(f"answer to {text}") else "not sent")
         assert await read_ws_frame(reader) == b"going on"
-        texts.transport = WatchedTransport(texts.transport, written)
+        written = watched(texts)
         writer.write(ws_frame(b"a") + ws_frame(b"b"))
         assert [await read_ws_frame(reader) for _ in range(2)] == [b"answer to a", b"answer to b"]
         assert len(written) == 1
@@ -257,14 +260,13 @@ async def test_no_text_is_offered_before_the_application_asks_for_a_message(serv
         await until(lambda: offered == ["early"])
 
 
-async def test_a_text_in_fragments_is_received_and_not_offered(server: Server) -> None:
+async def test_a_text_in_fragments_is_offered_once_it_is_whole(server: Server) -> None:
     async with served(server, admits=True) as (application, _reader, writer):
         offered: list[str] = []
         application.handler = offered.append
         application.go_on.set()
         writer.write(ws_frame(b"a", fin=False) + PING + ws_frame(b"b", opcode=0) + ws_frame(b"c"))
-        assert await application.received.get() == "ab"
-        await until(lambda: offered == ["c"])
+        await until(lambda: offered == ["ab", "c"])
 
 
 @pytest.mark.parametrize(
@@ -321,8 +323,8 @@ async def test_a_text_is_sent_at_once_until_the_connection_is_closed(server: Ser
         application.go_on.set()
         assert await read_ws_frame(reader) == b"going on"
         texts = await application.texts
-        sent.append(texts.send_now("past ASGI"))
-        assert await read_ws_frame(reader) == b"past ASGI"
+        sent.append(texts.send_now("at once"))
+        assert await read_ws_frame(reader) == b"at once"
         writer.write(ws_frame(b"close") + CLOSE)
         assert await until_cut(reader, writer) == 1000
         sent.append(texts.send_now("too late"))
