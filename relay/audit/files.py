@@ -11,6 +11,7 @@ is not yielded until its end is written. Must not verify what it reads, and take
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -19,7 +20,7 @@ from typing import BinaryIO
 
 from attrs import define, field
 
-from schemas.files import open_state
+from schemas.files import UntrustedFileError, open_state
 
 GENESIS = "0" * 64
 """What the very first line names."""
@@ -56,8 +57,11 @@ class LineBuffer:
 
     @property
     def unfinished(self) -> bytes:
-        """The beginning of the last line, which has no end yet."""
         return self._held
+
+    @property
+    def is_overlong(self) -> bool:
+        return self._length > MAX_LINE_BYTES
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
         """Add ``chunk``; yield each line that it completes, and whether it was longer than is kept."""
@@ -69,9 +73,9 @@ class LineBuffer:
 
     def take(self) -> tuple[bytes, bool]:
         """Return the unfinished line as though it had ended."""
-        line, length = self._held, self._length
+        taken = self._held, self.is_overlong
         self._held, self._length = b"", 0
-        return line, length > MAX_LINE_BYTES
+        return taken
 
     def _add(self, part: bytes) -> None:
         self._held += part[: MAX_LINE_BYTES - len(self._held)]
@@ -135,6 +139,15 @@ def _walked(file: BinaryIO, head: str) -> ChainEnd:
     return ChainEnd(head, buffer.unfinished, linked)
 
 
+def sync_file(path: Path) -> None:
+    """Have what is written in ``path`` on the disk. Raises OSError."""
+    descriptor = open_state(path)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def numbered(path: Path) -> list[tuple[int, Path]]:
     """Return the full files beside ``path``, the file that is written to: number and path, oldest first."""
     form = re.compile(re.escape(path.stem) + r"-([0-9]{6,})" + re.escape(path.suffix))
@@ -191,7 +204,6 @@ class AuditLines:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the last line has no end yet."""
         return bool(self._buffer.unfinished)
 
     def read(self) -> Iterator[Line]:
@@ -214,7 +226,7 @@ class AuditLines:
     def skip_to_last(self, count: int) -> None:
         for number, path in [(0, self._path), *reversed(numbered(self._path))]:
             try:
-                file = FileIO(path)
+                file = _opened(path)
             except FileNotFoundError:
                 continue
             start, found = _last_lines(file, count)
@@ -238,6 +250,9 @@ class AuditLines:
             self.bytes_read += len(chunk)
             for data, overlong in self._buffer.feed(chunk):
                 yield self._line(data, overlong)
+        if self._buffer.is_overlong:
+            # No write that was cut off: as a hole, or a disk that gives zeros.
+            yield self._line(*self._buffer.take())
 
     def _line(self, data: bytes, overlong: bool) -> Line:  # noqa: FBT001 - the two that LineBuffer yields
         self._lines += 1
@@ -269,13 +284,22 @@ class AuditLines:
             return current
         if current:
             current[1].close()
-        return later[0][0], FileIO(later[0][1])
+        return later[0][0], _opened(later[0][1])
 
     def _current(self) -> tuple[int, FileIO] | None:
         try:
-            return 0, FileIO(self._path)
+            return 0, _opened(self._path)
         except FileNotFoundError:
             return None
+
+
+def _opened(path: Path) -> FileIO:
+    """Open ``path``, without waiting for who writes to a pipe in its place."""
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UntrustedFileError(f"{path} is no regular file: put one there, or remove it")
+    return file
 
 
 def _is(path: Path, status: os.stat_result) -> bool:

@@ -1,24 +1,27 @@
-"""The audit: one JSON line for each decision, before it is acted upon, and one for each outcome.
+"""The audit as files: one JSON line for each decision, before it is acted upon, and one for each outcome.
 
-Appended unbuffered to a file of mode 0600, without a disk sync per line. A call whose decision cannot be
-written is not made, and the next call tries again. Each line names the one before
+Appended unbuffered to a file of mode 0600, and synced to the disk by ``sync``. A call whose decision cannot
+be written is not made, and the next call tries again. Each line names the one before
 (``relay.audit.files``), from one file to the next. Must never be given arguments or results (RFC-0005
-section 12).
+section 12). All of it may block for as long as the disk does: a relay writes by ``relay.audit.writer``.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from relay.ascii_json import members_of
+from attrs import define, field
+
 from relay.audit.files import GENESIS, end_of_chain, line_hash, number_before, numbered
-from relay.settings.environment import SystemClock
+from relay.observability.ascii_json import members_of
 from schemas.error_roots import StateError
 from schemas.files import PRIVATE, is_shown_to_group, open_state
+from schemas.times import SystemClock, SystemMs
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 RESERVED_BYTES = 64 * 1024 * 1024
@@ -36,38 +39,45 @@ class AuditInUseError(StateError):
     """Another relay writes this audit."""
 
 
+@define(eq=False, repr=False, slots=False)
 class AuditLog:
     """The audit, whose newest lines are in ``path`` and whose full files are beside it.
 
+    One thread at a time writes; any other may call ``sync`` meanwhile.
+
     Attributes:
         available: whether the newest line was written.
-        head: the hash of the newest line, by which it can be proven later that none was cut off.
+        head: the hash of the newest line.
+        synced_head: that of the newest one that is on the disk, by which it can be proven later that none was
+            cut off: a power cut takes no line before it.
 
     Raises:
         AuditInUseError: another relay uses it.
         OSError: the file cannot be used.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        now_ms: SystemClock,
-        max_bytes: int = MAX_FILE_BYTES,
-        reserved_bytes: int = RESERVED_BYTES,
-    ) -> None:
-        self._path = path
-        self._now_ms = now_ms
-        self._max_bytes = max_bytes
-        self._reserved_bytes = reserved_bytes
-        self._checked_ms = now_ms()
-        self.available = True
+    _path: Path
+    _now_ms: SystemClock
+    _max_bytes: int = MAX_FILE_BYTES
+    _reserved_bytes: int = RESERVED_BYTES
+    available: bool = field(init=False, default=True)
+    _file_changes: threading.Lock = field(init=False, factory=threading.Lock)
+    _is_new: bool = field(init=False, default=True)  # whether its name may not be on the disk
+
+    def __attrs_post_init__(self) -> None:
+        self._checked_ms = self._now_ms()
         with ExitStack() as held:
-            self._lock = _locked(path)
+            self._lock = _locked(self._path)
             held.callback(os.close, self._lock)
-            self._descriptor = _opened(path)
+            self._descriptor = _opened(self._path)
             held.callback(os.close, self._descriptor)
             self._find_end()
+            self.sync()  # what an earlier process has not
             held.pop_all()
+
+    @property
+    def path(self) -> Path:
+        return self._path
 
     def _find_end(self) -> None:
         full = numbered(self._path)
@@ -93,11 +103,15 @@ class AuditLog:
         Raises:
             AuditUnavailableError: it could not be written, or there is too little space.
         """
+        self.check_space()
+        self.write(**facts)
+
+    def check_space(self) -> None:
+        """Return if there is space for lines that can wait. Raises AuditUnavailableError."""
         disk = os.fstatvfs(self._descriptor)
         if disk.f_bavail * disk.f_frsize < self._reserved_bytes:
             text = f"the disk has less than {self._reserved_bytes >> 20} MiB left, which is kept for calls"
             raise AuditUnavailableError(text)
-        self.write(**facts)
 
     def append(self, members: str) -> None:
         """Append one line with the time and ``members``, as ``members_of`` returns them.
@@ -105,35 +119,75 @@ class AuditLog:
         Raises:
             AuditUnavailableError: it could not be written whole.
         """
-        now = self._now_ms()
+        if not self.append_all([(self._now_ms(), members)]):
+            raise AuditUnavailableError("the disk took only a part of the line")
+
+    def append_all(self, lines: Sequence[tuple[SystemMs, str]]) -> int:
+        """Append lines of a time and members each by one write, and return how many are whole in the file.
+
+        Raises:
+            AuditUnavailableError: none is.
+        """
+        now = lines[-1][0]
         if abs(now - self._checked_ms) >= _CHECK_INTERVAL_MS:  # a clock can be set back
             self._rotate_if_due(now)
         after = ""
         if not self._begun and self._prev != GENESIS:
             # So that a file whose first lines were cut off is not mistaken for a new one.
             after = f'"after":{json.dumps(self._after)},'
-        line = f'{{"prev":"{self._prev}",{after}"ts_ms":{now},{members}}}'.encode("ascii")
-        # A line that was cut short has no end: end it before this one.
-        data = b"\n%b\n" % line if self._torn else line + b"\n"
-        self.available = False
+        prev, chained = self._prev, list[bytes]()
+        for at_ms, members in lines:
+            chained.append(f'{{"prev":"{prev}",{after}"ts_ms":{at_ms},{members}}}'.encode("ascii"))
+            prev, after = hashlib.sha256(chained[-1]).hexdigest(), ""
+        # A line that was cut short has no end: end it before these.
+        data = b"\n" * self._torn + b"\n".join(chained) + b"\n"
+        # It is available while this writes: the health is asked for by another thread.
         try:
             written = os.write(self._descriptor, data)
         except OSError as error:
+            self.available = False
             raise AuditUnavailableError(os.strerror(error.errno or 0)) from None
         if written != len(data):
-            self._cut_short(data[:written])
-            raise AuditUnavailableError("the disk took only a part of the line")
-        self.head = self._prev = hashlib.sha256(line).hexdigest()
+            self.available = False
+            return self._cut_short(data[:written], chained)
+        self.head = self._prev = prev
         self._torn, self._begun = False, True
         self.available = True
+        return len(chained)
 
-    def _cut_short(self, data: bytes) -> None:
+    def _cut_short(self, data: bytes, lines: Sequence[bytes]) -> int:
+        """Take in that only ``data`` of ``lines`` was written, and return how many of these are whole."""
         if self._torn and data:
             data, self._torn, self.head = data[1:], False, self._prev
-        if data:
-            self._torn, self._prev = True, line_hash(self._prev, data)
+        *ended, rest = data.split(b"\n")
+        for line in lines[: len(ended)]:
+            self.head = self._prev = hashlib.sha256(line).hexdigest()
+            self._begun = True
+        if rest:
+            self._torn, self._prev = True, line_hash(self._prev, rest)
+        return len(ended)
 
-    def _rotate_if_due(self, now: int) -> None:
+    def sync(self) -> None:
+        """Have all that was written so far on the disk when this returns. Any thread may call.
+
+        Raises:
+            OSError: it cannot be told whether it is there.
+        """
+        with self._file_changes:
+            head, descriptor = self.head, os.dup(self._descriptor)
+            is_new, self._is_new = self._is_new, False
+        try:
+            os.fdatasync(descriptor)
+            if is_new:
+                sync_directory(self._path.parent)
+        except OSError:
+            self._is_new = is_new or self._is_new
+            raise
+        finally:
+            os.close(descriptor)
+        self.synced_head = head
+
+    def _rotate_if_due(self, now: SystemMs) -> None:
         """Begin a new file if this one is full, or was moved away."""
         self._checked_ms = now
         if self._in_place():
@@ -158,15 +212,20 @@ class AuditLog:
         self._number, self._left = number, name
 
     def _begin_file(self) -> None:
+        is_there = os.fstat(self._descriptor).st_nlink > 0
         try:
+            if is_there:
+                self.sync()  # a power cut must not take lines from the midst of the chain
             descriptor = _opened(self._path)
         except OSError as error:
-            if os.fstat(self._descriptor).st_nlink:
+            if is_there:
                 return  # the old file still exists under another name, so lines in it count
             self.available = False
             raise AuditUnavailableError(f"its file was deleted: {error.strerror or error}") from None
-        os.close(self._descriptor)
-        self._descriptor = descriptor
+        with self._file_changes:
+            old, self._descriptor = self._descriptor, descriptor
+            self._is_new = True
+        os.close(old)
         self._after, self._left = self._left, None
         size = os.fstat(descriptor).st_size
         self._begun = size > 0
@@ -176,6 +235,15 @@ class AuditLog:
     def close(self) -> None:
         os.close(self._descriptor)
         os.close(self._lock)
+
+
+def sync_directory(directory: Path) -> None:
+    """Have the names of the files in ``directory`` on the disk. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _opened(path: Path) -> int:

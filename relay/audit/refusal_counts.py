@@ -14,13 +14,14 @@ from enum import StrEnum
 from attrs import Factory, define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.limits.address_groups import address_group
+from relay.audit.log import AuditUnavailableError
+from relay.audit.writer import AuditWriter
+from relay.limits.rate_limits import address_group
 from schemas.health import Loop
 
-MAX_UNPROVEN = 120
+MAX_UNAUTHENTICATED = 120
 """As many lines a minute name a source that has proven nothing."""
-MAX_PROVEN = 500
+MAX_AUTHENTICATED = 500
 """As many name a node or an agent that has proven who it is."""
 OTHERS = "others"
 
@@ -37,6 +38,7 @@ class RefusalEvent(StrEnum):
     TOKEN_REFUSED = "token_refused"  # noqa: S105 - an event, and no password
     NODE_REFUSED = "node_refused"
     ENROLMENT_REFUSED = "enrolment_refused"
+    SIGN_IN_REFUSED = "sign_in_refused"
     # the relay itself
     ENROLMENT_FAILING = "enrolment_failing"
     # the node of whose topic or session it is
@@ -71,7 +73,7 @@ class RefusalReason(StrEnum):
     MESSAGE_TOO_LARGE = "message_too_large"
 
 
-_PROVEN = frozenset(
+_AUTHENTICATED = frozenset(
     {
         RefusalEvent.FRAME_DROPPED,
         RefusalEvent.SESSION_BROKEN,
@@ -97,14 +99,14 @@ class _Count:
 class RefusalCounter:
     """Counts, and writes what is due. ``monotonic`` is in seconds, ``new_id`` makes correlation ids."""
 
-    _audit: AuditLog
+    _audit: AuditWriter
     _log: FilteringBoundLogger
     _monotonic: Callable[[], float]
     _new_id: Callable[[], str]
     _interval_s: float = _INTERVAL_S
     # A source is kept for a minute after its line, so the bound on sources bounds the lines a minute.
-    _unproven: dict[_Key, _Count] = field(init=False, factory=dict)
-    _proven: dict[_Key, _Count] = field(init=False, factory=dict)
+    _unauthenticated: dict[_Key, _Count] = field(init=False, factory=dict)
+    _authenticated: dict[_Key, _Count] = field(init=False, factory=dict)
     _others: dict[_Key, _Count] = field(init=False, factory=dict)
     _unwritten: str | None = field(init=False, default=None)
     loop: Loop = field(init=False, default=Factory(lambda self: Loop(self._monotonic), takes_self=True))
@@ -129,7 +131,11 @@ class RefusalCounter:
         return counted.correlation_id
 
     def _counted(self, key: _Key) -> _Count:
-        counts, most = (self._proven, MAX_PROVEN) if key[0] in _PROVEN else (self._unproven, MAX_UNPROVEN)
+        counts, most = (
+            (self._authenticated, MAX_AUTHENTICATED)
+            if key[0] in _AUTHENTICATED
+            else (self._unauthenticated, MAX_UNAUTHENTICATED)
+        )
         if key not in counts and len(counts) >= most:
             event, _, reason = key
             # Fixed words both: there are few of these.
@@ -149,7 +155,7 @@ class RefusalCounter:
     def write_due(self) -> None:
         """Write what was counted of each source that had no line for a minute, and forget idle sources."""
         now = self._monotonic()
-        for counts in (self._proven, self._unproven, self._others):
+        for counts in (self._authenticated, self._unauthenticated, self._others):
             for key in [key for key, counted in counts.items() if counted.due <= now]:
                 if not counts[key].count:
                     del counts[key]
@@ -160,7 +166,7 @@ class RefusalCounter:
 
     def write(self) -> None:
         """Write all that was counted; what cannot be written is kept and counted on."""
-        for counts in (self._proven, self._unproven, self._others):
+        for counts in (self._authenticated, self._unauthenticated, self._others):
             for counted in counts.values():
                 counted.due = 0.0
         self.write_due()

@@ -85,19 +85,17 @@ def report_rows(report: ChainReport) -> Iterator[str]:
     yield _row("audit", "intact" if report.intact else "NOT INTACT")
     if report.broken:
         yield _row("broken", _placed(report.broken, report.breaks))
-    if report.expected is False:
-        yield _row(
-            "missing", "no line here has the expected hash: lines were cut off or changed after it was noted"
-        )
-    if report.last_verified is False:
-        text = "the newest line of the last verification is not here: it was cut off, or its file moved away"
-        yield _row("missing", text)
+    yield from _missing_rows(report)
     yield _row("lines", f"{report.lines} in {len(report.files)} files, {report.files[0]} the oldest")
     if report.first_ms is not None:
         yield _row("first", moment(report.first_ms))
         yield _row("last", moment(report.last_ms))
     yield _row("head", report.head)
-    if report.after:
+    if report.removed:
+        newest = report.removed[-1]
+        count = len({each.file for each in report.removed})
+        yield _row("note", f"{count} older files were removed, {newest.file} on {moment(newest.removed_ms)}")
+    if report.after and report.after not in {each.file for each in report.removed}:
         yield _row("note", f"begins after {report.after}, which is not here")
     if report.unfinished:
         yield _row("note", "the newest line has no end yet and is not counted")
@@ -105,6 +103,26 @@ def report_rows(report: ChainReport) -> Iterator[str]:
         yield _row("note", f"a clock was set back: {_placed(report.first_backwards, report.backwards)}")
     if report.first_torn:
         yield _row("warning", _placed(report.first_torn, report.torn))
+
+
+def _missing_rows(report: ChainReport) -> Iterator[str]:
+    """Yield what is said of the hashes that are looked for, and are not here."""
+    if report.expected_removed_ms is not None:
+        yield _row("removed", f"the line with the expected hash, on {moment(report.expected_removed_ms)}")
+    elif report.expected is False:
+        yield _row(
+            "missing", "no line here has the expected hash: lines were cut off or changed after it was noted"
+        )
+        if report.removed:
+            until = moment(report.removed[-1].until_ms)
+            yield _row("note", f"lines up to {until} were removed: if it was noted before, name --noted")
+    if report.last_removed_ms is not None:
+        yield _row(
+            "removed", f"the newest line of the last verification, on {moment(report.last_removed_ms)}"
+        )
+    elif report.last_verified is False:
+        text = "the newest line of the last verification is not here: it was cut off, or its file moved away"
+        yield _row("missing", text)
 
 
 def _placed(place: LineFinding, times: int) -> str:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from relay.audit.files import GENESIS, MAX_LINE_BYTES, AuditLines, Line, line_hash, named, opening
+from relay.audit.retention import REMOVED_EVENT
 from schemas.error_roots import StateError
 from schemas.files import read_state, write_atomic
 from schemas.strict_json import StrictJsonError, loads
@@ -23,6 +24,7 @@ FIELDS = (
     *("decision", "outcome", "code", "duration_ms"),
     *("event", "source", "reason", "count", "failed", "kid", "join_id", "parent", "first"),
     *("caller_correlation_id", "request_id", "session_id", "caller_id"),
+    *("file", "head", "until_ms"),
 )
 """The members that a line of a relay can have, besides its link."""
 IDS = ("correlation_id", "caller_correlation_id", "remote_correlation_id", "parent", "first")
@@ -31,10 +33,14 @@ _LINES_PER_PROGRESS = 4096
 _MAX_HEAD_BYTES = 1024
 
 
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON, though Python reads it")
+
+
 def parsed(data: bytes) -> dict[str, Any] | None:
     """Return the facts in a line; None if it holds none."""
     try:
-        facts = json.loads(data)
+        facts = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) else None
@@ -47,6 +53,16 @@ class LineFinding:
     file: str
     line: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedFile:
+    """A file that the relay has removed when it was old: what its line says, and that line's time."""
+
+    file: str
+    head: str
+    until_ms: int
+    removed_ms: int
 
 
 @dataclass(slots=True)
@@ -63,6 +79,9 @@ class ChainReport:
         unfinished: whether the newest line has no end yet.
         expected: whether the expected hash is that of a line; None if none was given.
         last_verified: the same for the newest hash of the last verification.
+        removed: the files that the relay has removed, and that are not here.
+        expected_removed_ms: when the expected hash was removed with its file; None if it was not.
+        last_removed_ms: the same for the newest hash of the last verification.
     """
 
     files: list[str] = field(default_factory=list)
@@ -80,16 +99,18 @@ class ChainReport:
     unfinished: bool = False
     expected: bool | None = None
     last_verified: bool | None = None
+    removed: list[RemovedFile] = field(default_factory=list)
+    expected_removed_ms: int | None = None
+    last_removed_ms: int | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether the chain is unbroken, and contains the expected line."""
-        return self.broken is None and self.expected is not False
+        return self.broken is None and (self.expected is not False or self.expected_removed_ms is not None)
 
     @property
     def intact(self) -> bool:
         """Whether it holds, and contains the newest line of the last verification."""
-        return self.holds and self.last_verified is not False
+        return self.holds and (self.last_verified is not False or self.last_removed_ms is not None)
 
 
 def verify(
@@ -97,20 +118,22 @@ def verify(
     expect: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     *,
-    last: str | None = None,
+    last: "VerifiedHead | None" = None,
+    noted_ms: int | None = None,
 ) -> ChainReport:
     """Verify the audit from its oldest line on; ``progress`` is called with the number of bytes read.
 
     A line that was changed, removed, inserted or moved breaks the chain at its place. Lines cut off at the
-    end break nothing: that they are missing shows only by ``expect``, a hash that was noted earlier, and by
-    ``last``, the newest hash of the last verification.
+    end break nothing: that they are missing shows only by ``expect``, a hash that was noted earlier, at
+    ``noted_ms`` if that is known, and by ``last``, the newest hash of the last verification. Neither can be
+    here if its file was removed as the audit says; then the oldest file must continue from the head there.
 
     Raises:
         FileNotFoundError: there is no audit.
     """
     lines = AuditLines(path)
     try:
-        verification = _Verification(expect, last)
+        verification = _Verification(expect, last.head if last else None)
         for count, line in enumerate(lines.read()):
             verification.take(line)
             if count % _LINES_PER_PROGRESS == 0:
@@ -118,6 +141,7 @@ def verify(
         verification.compare()
         verification.report.files = lines.files
         verification.report.unfinished = lines.unfinished
+        verification.judge_removals(noted_ms, last)
         return verification.report
     finally:
         lines.close()
@@ -133,6 +157,8 @@ class _Verification:
         self._expect = expect
         self._last = last
         self._linked = False  # whether a line was read that names another
+        self._begins: LineFinding | None = None  # where the oldest file continues one that is not here
+        self._continues = ""
 
     def take(self, line: Line) -> None:
         report = self.report
@@ -140,6 +166,11 @@ class _Verification:
         if names and not self._linked and names != report.head and facts and "after" in facts:
             # The oldest file here was not the first: the hash that it names cannot be verified.
             report.head, report.after = names, str(facts["after"] or "a file that was moved away")
+            self._continues = names
+            text = "does not continue from the head under which the file before it was removed"
+            self._begins = LineFinding(line.file, line.number, text)
+        if facts and facts.get("event") == REMOVED_EVENT and (removed := _removed(facts)) is not None:
+            report.removed.append(removed)
         self._linked = self._linked or names is not None
         self.compare()
         if fault := _fault(line, report.head, facts):
@@ -151,6 +182,25 @@ class _Verification:
         report.lines += 1
         report.head = line_hash(report.head, line.data)
         self._note_time(line, facts)
+
+    def judge_removals(self, noted_ms: int | None, last: "VerifiedHead | None") -> None:
+        """Compare what is here with what the audit says was removed."""
+        report = self.report
+        report.removed = [each for each in report.removed if each.file not in report.files]
+        before = next((each for each in reversed(report.removed) if each.file == report.after), None)
+        if self._begins is not None and before is not None and before.head != self._continues:
+            report.broken, report.breaks = self._begins, report.breaks + 1
+        if report.expected is False and self._expect is not None:
+            report.expected_removed_ms = self._removed_ms(self._expect, noted_ms)
+        if report.last_verified is False and last is not None:
+            report.last_removed_ms = self._removed_ms(last.head, last.verified_at_ms)
+
+    def _removed_ms(self, head: str, noted_ms: int | None) -> int | None:
+        """Return when the line of ``head`` was removed: with a file in which it was last, or was followed."""
+        for each in self.report.removed:
+            if each.head == head or (noted_ms is not None and noted_ms <= each.until_ms):
+                return each.removed_ms
+        return None
 
     def compare(self) -> None:
         if self.report.head == self._expect:
@@ -170,6 +220,13 @@ class _Verification:
             report.backwards += 1
         report.first_ms = moment if report.first_ms is None else report.first_ms
         report.last_ms = moment
+
+
+def _removed(facts: Mapping[str, Any]) -> RemovedFile | None:
+    file, head, until_ms, at_ms = (facts.get(name) for name in ("file", "head", "until_ms", "ts_ms"))
+    if isinstance(file, str) and isinstance(head, str) and type(until_ms) is int and type(at_ms) is int:
+        return RemovedFile(file, head, until_ms, at_ms)
+    return None
 
 
 def _fault(line: Line, prev: str, facts: Mapping[str, Any] | None) -> str | None:

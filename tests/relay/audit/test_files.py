@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tracemalloc
 from collections.abc import Iterator
 from io import FileIO
@@ -23,6 +24,7 @@ from relay.audit.files import (
     numbered,
     opening,
 )
+from schemas.files import UntrustedFileError
 from tests.fakes.audits import WrittenAudit
 
 HASH = "ab" * 32
@@ -343,3 +345,10 @@ def test_where_no_audit_is_that_is_said(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=f"there is no audit in {place}"):
             AuditLines(place / "audit.jsonl")
+
+
+@pytest.mark.parametrize("name", ["audit.jsonl", "audit-000001.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UntrustedFileError, match=f"{name} is no regular file"):
+        AuditLines(tmp_path / "audit.jsonl")

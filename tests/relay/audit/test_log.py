@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -43,6 +44,19 @@ def test_a_line_that_can_wait_is_not_written_into_the_space_for_calls(path: Path
     roomy.write_if_space(event="refused")
     lines = map(json.loads, path.read_text("ascii").splitlines())
     assert [line.get("event") for line in lines] == [None, "refused"]
+
+
+def test_it_is_available_while_a_line_is_written(audit: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread asks for the health meanwhile: a write that succeeds must not look like a full disk."""
+    found, write = list[bool](), os.write
+
+    def written(descriptor: int, data: bytes) -> int:
+        found.append(audit.available)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", written)
+    audit.write(decision="allow")
+    assert found == [True]
 
 
 @pytest.mark.parametrize("text", ["\n{}\n", "\u202e", "\x1b[2J", '"'])

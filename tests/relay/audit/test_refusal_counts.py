@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from relay.audit.log import AuditLog
-from relay.audit.refusal_counts import MAX_PROVEN, MAX_UNPROVEN, RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import MAX_AUTHENTICATED, MAX_UNAUTHENTICATED, RefusalCounter, RefusalEvent
+from relay.audit.writer import AuditWriter
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NOW_MS
@@ -44,7 +45,7 @@ def sources(hub: Hub) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(
     ("event", "places"),
-    [(RefusalEvent.TOKEN_REFUSED, MAX_UNPROVEN), (RefusalEvent.FRAME_DROPPED, MAX_PROVEN)],
+    [(RefusalEvent.TOKEN_REFUSED, MAX_UNAUTHENTICATED), (RefusalEvent.FRAME_DROPPED, MAX_AUTHENTICATED)],
 )
 def test_so_many_sources_are_named_in_a_minute_and_the_rest_are_others(
     hub: Hub, event: RefusalEvent, places: int
@@ -80,14 +81,14 @@ def test_the_first_line_of_a_source_is_written_at_once_and_the_next_after_a_minu
 
 
 def test_a_source_that_was_quiet_for_a_minute_is_evicted(hub: Hub) -> None:
-    for number in range(MAX_UNPROVEN):
+    for number in range(MAX_UNAUTHENTICATED):
         hub.refusals.count(RefusalEvent.TOKEN_REFUSED, f"source {number}", "expired")
     hub.refusals.write_due()
     hub.seconds.now += 60
     hub.refusals.write_due()
     hub.refusals.count(RefusalEvent.TOKEN_REFUSED, "another", "expired")
     hub.refusals.write_due()
-    assert sources(hub)[MAX_UNPROVEN:] == [("another", 1)]
+    assert sources(hub)[MAX_UNAUTHENTICATED:] == [("another", 1)]
 
 
 def test_the_addresses_of_one_subscriber_are_one_source(hub: Hub) -> None:
@@ -100,7 +101,8 @@ def test_the_addresses_of_one_subscriber_are_one_source(hub: Hub) -> None:
 def test_the_room_that_calls_need_is_not_written_into(tmp_path: Path, hub: Hub) -> None:
     audit_file = tmp_path / "small" / "audit.jsonl"
     audit_file.parent.mkdir()
-    audit = AuditLog(audit_file, hub.clock, reserved_bytes=1 << 60)  # no disk has so much
+    full = AuditLog(audit_file, hub.clock, reserved_bytes=1 << 60)  # no disk has so much
+    audit = AuditWriter(full, hub.clock, hub.log)
     refusals = RefusalCounter(audit, hub.log, hub.seconds, hub.ulids.new)
     for _ in range(3):
         refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired")
@@ -113,7 +115,7 @@ def test_the_room_that_calls_need_is_not_written_into(tmp_path: Path, hub: Hub) 
     (line,) = hub.lines.entries("refusals not recorded yet")
     assert "kept for calls" in line["reason"]
     audit.close()
-    roomy = AuditLog(audit_file, hub.clock)
+    roomy = AuditWriter(AuditLog(audit_file, hub.clock), hub.clock, hub.log)
     refusals = RefusalCounter(roomy, hub.log, hub.seconds, hub.ulids.new)
     refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired")
     refusals.write_due()
@@ -135,7 +137,7 @@ async def test_counts_are_written_once_an_interval_and_when_it_ends(hub: Hub) ->
     refusals = RefusalCounter(hub.audit, hub.log, time.monotonic, hub.ulids.new, interval_s=0.001)
     running = asyncio.create_task(refusals.run())
     refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "chain")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not await asyncio.to_thread(hub.audited):
             continue
     refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "late")

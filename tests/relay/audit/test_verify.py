@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,13 @@ from typing import Any
 import pytest
 
 from relay.audit.files import AuditLines
+from relay.audit.retention import (
+    REMOVED_EVENT,
+    BrokenSuccessionError,
+    Removal,
+    disk_full_ms,
+    next_removal,
+)
 from relay.audit.verify import (
     ChainReport,
     VerifiedHead,
@@ -20,6 +28,7 @@ from relay.audit.verify import (
     read_verified_head,
     verify,
 )
+from relay.settings.config import KEEP_ALL, AuditKeep
 from schemas.files import UntrustedFileError
 from tests.fakes.audits import WrittenAudit
 from tests.fakes.signer import NOW_MS
@@ -189,6 +198,99 @@ def test_a_hash_that_was_noted_holds_no_longer_when_its_line_was_changed(audit: 
     assert not verify(audit.path, noted).intact
 
 
+# --- files that the relay has removed -----------------------------------------------------------------
+
+
+def remove_oldest(audit: WrittenAudit) -> Removal:
+    """Remove the oldest file as the relay does."""
+    removal = next_removal(audit.path, AuditKeep(max_bytes=1), audit.clock())
+    assert removal is not None
+    audit.write_facts(
+        event=REMOVED_EVENT, file=removal.file.name, head=removal.head, until_ms=removal.until_ms
+    )
+    removal.file.unlink()
+    return removal
+
+
+def test_what_is_left_continues_from_the_head_of_what_was_removed(audit: WrittenAudit) -> None:
+    first, second = remove_oldest(audit), remove_oldest(audit)
+    report = verify(audit.path)
+    assert (report.intact, report.after) == (True, second.file.name)
+    assert [each.head for each in report.removed] == [first.head, second.head]
+
+
+def test_another_beginning_than_that_of_the_removed_head_is_a_break(audit: WrittenAudit) -> None:
+    remove_oldest(audit)
+    other = b"1" * 64
+    # All that is left is written anew after another first line, which the chain alone does not show.
+    lines = [line for file in audit.files for line in file.read_bytes().splitlines()]
+    prev, rewritten = other, list[bytes]()
+    for line in lines:
+        rewritten.append(line.replace(line[9:73], prev, 1))
+        prev = hashlib.sha256(rewritten[-1]).hexdigest().encode()
+    audit.files[0].write_bytes(b"".join(line + b"\n" for line in rewritten[:4]))
+    audit.path.write_bytes(b"".join(line + b"\n" for line in rewritten[4:]))
+    report = verify(audit.path)
+    assert where(report) == (audit.files[0].name, 1)
+
+
+def test_a_head_that_was_removed_with_its_file_is_said_to_be(audit: WrittenAudit) -> None:
+    middle = hashlib.sha256(audit.files[0].read_bytes().splitlines()[1]).hexdigest()
+    removal = remove_oldest(audit)
+    assert verify(audit.path, removal.head).intact
+    assert not verify(audit.path, middle).intact
+    noted = verify(audit.path, middle, noted_ms=removal.until_ms)
+    assert (noted.intact, noted.expected_removed_ms) == (True, audit.clock())
+    assert not verify(audit.path, middle, noted_ms=removal.until_ms + 1).intact
+    kept = verify(audit.path, last=VerifiedHead(middle, removal.until_ms))
+    assert (kept.intact, kept.last_removed_ms) == (True, audit.clock())
+    assert not verify(audit.path, last=VerifiedHead(middle, removal.until_ms + 1)).intact
+
+
+def test_a_file_whose_successor_does_not_continue_it_is_kept(audit: WrittenAudit) -> None:
+    audit.change(lambda lines: lines.pop(0), 1)
+    with pytest.raises(BrokenSuccessionError, match=r"does not continue audit-000001\.jsonl"):
+        next_removal(audit.path, AuditKeep(max_bytes=1), audit.clock())
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["oldest", "successor"])
+def test_a_pipe_in_the_place_of_a_full_file_is_not_waited_for(audit: WrittenAudit, number: int) -> None:
+    file = audit.files[number]
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    with pytest.raises(OSError, match="is no regular file"):
+        next_removal(audit.path, AuditKeep(max_age_ms=1), audit.clock() + 10**9)
+
+
+def test_a_file_is_removed_by_its_newest_line_or_by_the_size_of_all(audit: WrittenAudit) -> None:
+    (oldest, *_), now_ms = audit.files, audit.clock()
+    size, until_ms = sum(file.stat().st_size for file in audit.files), NOW_MS + 1000
+
+    def removed(keep: AuditKeep, now_ms: int = now_ms) -> list[Path]:
+        removal = next_removal(audit.path, keep, now_ms)
+        return [] if removal is None else [removal.file]
+
+    assert removed(KEEP_ALL) == removed(AuditKeep(max_bytes=size)) == []
+    assert removed(AuditKeep(max_bytes=size - 1)) == [oldest]
+    assert removed(AuditKeep(max_age_ms=5000), until_ms + 5000) == []
+    assert removed(AuditKeep(max_age_ms=5000), until_ms + 5001) == [oldest]
+    for _ in range(2):
+        remove_oldest(audit)
+    assert removed(AuditKeep(1, 1), now_ms + 10**9) == []  # the file that is written to stays
+
+
+def test_the_disk_is_full_at_the_rate_of_the_last_week(audit: WrittenAudit) -> None:
+    hour_ms, free = 3_600_000, os.statvfs(audit.path.parent)
+    size = sum(file.stat().st_size for file in audit.files)
+    assert disk_full_ms(audit.path, NOW_MS + hour_ms) is None
+    now_ms = NOW_MS + 2 * hour_ms
+    full_ms = disk_full_ms(audit.path, now_ms)
+    assert full_ms is not None
+    rate = size / (now_ms - NOW_MS - 1000)
+    assert full_ms - now_ms == pytest.approx(free.f_bavail * free.f_frsize / rate, rel=0.2)
+    assert disk_full_ms(audit.path, NOW_MS + 30 * 24 * hour_ms) is None  # nothing was written for weeks
+
+
 # --- archived files -----------------------------------------------------------------------------------
 
 
@@ -257,6 +359,19 @@ def test_a_line_that_is_being_written_is_neither_counted_nor_a_break(audit: Writ
         file.write(b'{"prev":"')
     report = verify(audit.path)
     assert (report.intact, report.lines, report.head, report.unfinished) == (True, 12, head, True)
+
+
+@pytest.mark.parametrize("emptied", [True, False], ids=["in its place", "behind its lines"])
+def test_a_hole_longer_than_any_line_is_a_break_and_no_line_that_is_being_written(
+    audit: WrittenAudit, *, emptied: bool
+) -> None:
+    if emptied:
+        os.truncate(audit.path, 0)
+    os.truncate(audit.path, audit.path.stat().st_size + 1_000_000)
+    report = verify(audit.path)
+    assert (report.intact, report.breaks, report.unfinished) == (False, 1, False)
+    assert report.broken is not None
+    assert "no relay wrote it" in report.broken.text
 
 
 def test_rotations_during_the_walk_break_nothing(audit: WrittenAudit) -> None:

@@ -1,0 +1,437 @@
+"""Writes and syncs the audit by threads, so that no disk, however slow, holds up the event loop.
+
+A call waits until its line is written, with ``audit_sync = "always"`` until it is synced too; all lines that
+wait are written by one write and synced by one sync. Otherwise each is synced within ``SYNCED_WITHIN_S``. A
+line that is not written in time is withdrawn, and its call refused; the next ones are refused at once until
+the disk answers. Must not decide what is recorded.
+
+writer = AuditWriter(AuditLog(path, now_ms), now_ms, log)
+await writer.record(members)  # before it is acted upon; raises AuditUnavailableError
+writer.note(members)  # what has happened: nothing waits for it
+"""
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from time import monotonic
+from typing import Any
+
+from attrs import define, field
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.log import AuditLog, AuditUnavailableError, sync_directory
+from relay.audit.retention import REMOVED_EVENT, BrokenSuccessionError, next_removal
+from relay.observability.ascii_json import members_of
+from relay.settings.config import KEEP_ALL, AuditKeep
+from schemas.text import printable
+from schemas.threads import started
+from schemas.times import SystemClock, SystemMs
+
+SYNCED_WITHIN_S = 5.0
+WAIT_S = 2.0
+"""So long a call waits for its line to be written."""
+LOOP_WAIT_S = 0.1
+"""So long the event loop itself waits for a line that is no call's, once each time that the disk stalls."""
+MOST_QUEUED = 20_000
+"""As many lines wait for the disk at most: some 8 MiB."""
+_SYNC_AFTER_S = 2.0
+_NOTED_AFTER_S = 0.005
+_EXPIRY_S = 0.25
+_OVERTAKEN_MS = 1000
+_MOST_AT_ONCE = 512
+_CLOSE_S = 5.0
+_REMOVE_EVERY_S = 60.0
+
+_Waiter = asyncio.Future[None] | concurrent.futures.Future[None]
+
+
+class _State(Enum):
+    QUEUED = auto()
+    TAKEN = auto()  # it is in the file, or will be
+    LEFT_OUT = auto()  # it is not, and will not be
+
+
+class _Asks(Enum):
+    """What a line's waiter waits for, or how the line is written."""
+
+    WRITTEN = auto()
+    DECIDED = auto()  # as WRITTEN, and synced where each line is synced before its call
+    SPACE = auto()  # as WRITTEN, but not into the space for calls
+    SYNCED = auto()  # there is no line, but those before it
+
+
+@define(eq=False, repr=False)
+class _Line:
+    """A line on its way to the file; ``known_by`` names it in the log if nothing waits for it."""
+
+    at_ms: SystemMs
+    members: str
+    waiter: _Waiter | None
+    asks: _Asks = _Asks.WRITTEN
+    known_by: str = ""
+    state: _State = _State.QUEUED
+
+
+@define(eq=False, repr=False)
+class _Awaited:
+    """Lines that calls wait for since then."""
+
+    since: float
+    lines: Sequence[_Line]
+
+
+def _stalls() -> AuditUnavailableError:
+    return AuditUnavailableError("the disk does not answer in time")
+
+
+@define(eq=False, repr=False, slots=False)
+class AuditWriter:
+    """Writes ``file`` until it is closed.
+
+    Lines are gathered through one turn of the event loop: to wake a thread costs more than to write a line.
+
+    Attributes:
+        always: whether each line is synced before its call is made. May be changed, as may all here:
+        keep: which full files are not removed.
+        loop_wait_s: so long the event loop waits for a line that is no call's.
+    """
+
+    _file: AuditLog
+    _now_ms: SystemClock
+    _log: FilteringBoundLogger
+    always: bool = False
+    keep: AuditKeep = KEEP_ALL
+    loop_wait_s: float = LOOP_WAIT_S
+    _kept_as_broken: str = field(init=False, default="")
+    _gathered: list[_Line] = field(init=False, factory=list)
+    _hands_over: bool = field(init=False, default=False)
+    _later: asyncio.TimerHandle | None = field(init=False, default=None)
+    _queue: "queue.SimpleQueue[Sequence[_Line] | None]" = field(init=False, factory=queue.SimpleQueue)
+    _queued: int = field(init=False, default=0)
+    _states: threading.Lock = field(init=False, factory=threading.Lock)
+    """Held where lines are gathered by another thread than the loop's, and where their states change."""
+    _awaited: deque[_Awaited] = field(init=False, factory=deque)
+    _expiry: asyncio.TimerHandle | None = field(init=False, default=None)
+    _writing_since: float | None = field(init=False, default=None)
+    _unsynced_since: float | None = field(init=False, default=None)
+    _syncing_since: float | None = field(init=False, default=None)
+    _sync_fails: bool = field(init=False, default=False)
+    _unsynced: threading.Event = field(init=False, factory=threading.Event)
+    _closing: threading.Event = field(init=False, factory=threading.Event)
+    _newest_ms: int = field(init=False, default=0)
+    _threads: Sequence[threading.Thread] = field(init=False, default=())
+
+    def __attrs_post_init__(self) -> None:
+        # Daemons: one that is blocked by the disk must not keep the process from ending.
+        self._threads = [
+            started(threading.Thread(target=run, name=name, daemon=True))
+            for name, run in (("audit", self._write_lines), ("audit sync", self._keep_synced))
+        ]
+
+    @property
+    def available(self) -> bool:
+        """Whether the newest line was written, and the disk answers."""
+        return self._file.available and not self._sync_fails and not self._is_stalled(WAIT_S)
+
+    @property
+    def head(self) -> str:
+        """The hash of the newest line that is on the disk."""
+        return self._file.synced_head
+
+    async def record(self, members: str, *, otherwise: Callable[[BaseException], str] | None = None) -> None:
+        """Write a line, and return when it is in the file, and synced if each line is.
+
+        If it may be in the file although this raises, ``otherwise`` gives the members of a line that follows
+        it, of what was raised.
+
+        Raises:
+            AuditUnavailableError: what it allows must not be done.
+        """
+        if self._is_stalled(WAIT_S):
+            raise _stalls()
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        line = _Line(self._now_ms(), members, waiter, _Asks.DECIDED)
+        self._gathered.append(line)
+        if not self._hands_over:
+            self._hands_over = True
+            loop.call_soon(self._hand_over, loop)
+        try:
+            await waiter
+        except BaseException as error:
+            if not self._withdrawn(line) and otherwise is not None:
+                self.note(otherwise(error))
+            raise
+
+    def note(self, members: str, correlation_id: str = "") -> None:
+        """Have a line written about what has happened, with the next; if it cannot be, the log says so."""
+        if self._queued >= MOST_QUEUED:
+            self._log.error("outcome not recorded", reason="too many wait", correlation_id=correlation_id)
+            return
+        self._gathered.append(_Line(self._now_ms(), members, None, known_by=correlation_id))
+        if self._later is None and not self._hands_over:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(_NOTED_AFTER_S, self._hand_over, loop)
+
+    def append(self, members: str) -> None:
+        """Write a line that is not a call's, and return when it is in the file. Any thread may call.
+
+        The event loop too, which it holds up for ``loop_wait_s`` at most.
+
+        Raises:
+            AuditUnavailableError: as ``record``.
+        """
+        self._append(members, _Asks.WRITTEN)
+
+    def decide(self, members: str, otherwise: str) -> None:
+        """As ``append``, in the event loop alone; synced too, if each line is.
+
+        If it may be in the file although this raises, ``otherwise`` are the members of a line that follows.
+
+        Raises:
+            AuditUnavailableError: as ``record``.
+        """
+        self._append(members, _Asks.DECIDED, otherwise)
+
+    def write(self, **facts: Any) -> None:
+        """As ``append``, of ``facts``."""
+        self._append(members_of(facts), _Asks.WRITTEN)
+
+    def write_if_space(self, **facts: Any) -> None:
+        """As ``write``, for lines that can wait: not into the space that is reserved for calls."""
+        self._append(members_of(facts), _Asks.SPACE)
+
+    def _append(self, members: str, asks: _Asks, otherwise: str = "") -> None:
+        if self._is_stalled(self.loop_wait_s):
+            raise _stalls()
+        waiter = concurrent.futures.Future[None]()
+        line = _Line(self._now_ms(), members, waiter, asks)
+        self._hand_over_now([line])
+        try:
+            waiter.result(self.loop_wait_s)
+        except (TimeoutError, AuditUnavailableError) as error:
+            if not self._withdrawn(line) and otherwise:
+                self.note(otherwise)
+            if isinstance(error, TimeoutError):
+                raise _stalls() from None
+            raise
+
+    def flush(self, timeout_s: float = _CLOSE_S) -> None:
+        """Wait until all lines so far are synced. Blocks, so it is for the end, and for tests.
+
+        Raises:
+            AuditUnavailableError: they are not.
+        """
+        waiter = concurrent.futures.Future[None]()
+        self._hand_over_now([_Line(self._now_ms(), "", waiter, _Asks.SYNCED)])
+        try:
+            waiter.result(timeout_s)
+        except TimeoutError:
+            raise _stalls() from None
+
+    def close(self) -> None:
+        """Write and sync what waits, and close the file; if its disk stalls, the process's end does."""
+        self._hand_over_now([])
+        self._queue.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._file.close()
+
+    # --- what waits --------------------------------------------------------------------------------------
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give what was gathered to the thread, and let no call wait for it longer than ``WAIT_S``."""
+        self._hands_over = False
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        if lines := self._hand_over_now([]):
+            self._awaited.append(_Awaited(monotonic(), lines))
+            if self._expiry is None:
+                self._expiry = loop.call_later(_EXPIRY_S, self._expire, loop)
+
+    def _hand_over_now(self, more: Sequence[_Line]) -> Sequence[_Line]:
+        with self._states:
+            lines, self._gathered = [*self._gathered, *more], []
+            self._queued += len(lines)
+            if lines:
+                self._queue.put(lines)
+        return lines
+
+    def _is_stalled(self, after_s: float) -> bool:
+        writing, unsynced = self._writing_since, self._syncing_since or self._unsynced_since
+        if writing is None and unsynced is None:
+            return False
+        now = monotonic()
+        return (writing is not None and now - writing > after_s) or (
+            unsynced is not None and now - unsynced > SYNCED_WITHIN_S
+        )
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._expiry, oldest = None, monotonic() - WAIT_S
+        while self._awaited:
+            waiters = [line.waiter for line in self._awaited[0].lines if line.waiter is not None]
+            if any(not waiter.done() for waiter in waiters):
+                if self._awaited[0].since > oldest:
+                    break
+                _resolve_all([(waiter, _stalls()) for waiter in waiters])
+            self._awaited.popleft()
+        if self._awaited:
+            self._expiry = loop.call_later(_EXPIRY_S, self._expire, loop)
+
+    def _withdrawn(self, line: _Line) -> bool:
+        """Return whether ``line`` is not in the file, and will not be."""
+        with self._states:
+            if line.state is _State.QUEUED:
+                line.state = _State.LEFT_OUT
+            return line.state is _State.LEFT_OUT
+
+    # --- the thread that writes --------------------------------------------------------------------------
+
+    def _write_lines(self) -> None:
+        more = self._queue.get()
+        while more is not None:
+            self._writing_since = monotonic()
+            batch = [*more]
+            while self._queue.qsize() and len(batch) < _MOST_AT_ONCE and (more := self._queue.get()):
+                batch += more
+            self._write_batch(batch)
+            self._writing_since = None
+            more = more and self._queue.get()
+        self._closing.set()
+        self._unsynced.set()
+
+    def _write_batch(self, batch: Sequence[_Line]) -> None:
+        with self._states:
+            self._queued -= len(batch)
+            lines = [line for line in batch if line.state is _State.QUEUED]
+            for line in lines:
+                line.state = _State.TAKEN
+        asked = [line for line in lines if line.asks is _Asks.SYNCED]
+        written = self._written([line for line in lines if line.asks is not _Asks.SYNCED] if asked else lines)
+        if written and self._unsynced_since is None:
+            self._unsynced_since = monotonic()
+            self._unsynced.set()
+        if not asked and not self.always:
+            _settle(written, None)
+            return
+        decided = [line for line in written if line.asks is _Asks.DECIDED and self.always]
+        _settle([line for line in written if line not in decided], None)
+        if asked or decided:
+            _settle([*decided, *asked], self._sync())
+
+    def _written(self, lines: Sequence[_Line]) -> Sequence[_Line]:
+        """Write ``lines``, and return those that are in the file; the others are settled."""
+        try:
+            if any(line.asks is _Asks.SPACE for line in lines):
+                self._file.check_space()
+        except AuditUnavailableError as error:
+            self._leave_out([line for line in lines if line.asks is _Asks.SPACE], error)
+            lines = [line for line in lines if line.asks is not _Asks.SPACE]
+        if not lines:
+            return lines
+        count, why = 0, AuditUnavailableError("the disk took only a part of the line")
+        try:
+            count = self._file.append_all([(self._in_order(line.at_ms), line.members) for line in lines])
+        except AuditUnavailableError as error:
+            why = error
+        except OSError as error:
+            why = AuditUnavailableError(str(error))
+        if count == len(lines):
+            return lines
+        self._leave_out(lines[count:], why)
+        return lines[:count]
+
+    def _in_order(self, at_ms: SystemMs) -> SystemMs:
+        """Return ``at_ms``, or the time of the line before if that has overtaken this one."""
+        if self._newest_ms - _OVERTAKEN_MS < at_ms < self._newest_ms:
+            return SystemMs(self._newest_ms)
+        self._newest_ms = at_ms
+        return at_ms
+
+    def _leave_out(self, lines: Sequence[_Line], why: AuditUnavailableError) -> None:
+        for line in lines:
+            line.state = _State.LEFT_OUT
+            if line.waiter is None:
+                self._log.error("outcome not recorded", reason=str(why), correlation_id=line.known_by)
+        _settle(lines, why)
+
+    # --- the thread that syncs ---------------------------------------------------------------------------
+
+    def _keep_synced(self) -> None:
+        while not self._closing.is_set():
+            self._remove_old_files()
+            if not self._unsynced.wait(_REMOVE_EVERY_S):
+                continue
+            self._closing.wait(_SYNC_AFTER_S)
+            self._unsynced.clear()
+            if self._unsynced_since is not None and self._sync() is not None:
+                self._unsynced.set()  # again
+
+    def _sync(self) -> AuditUnavailableError | None:
+        """Sync what was written so far, and return why it cannot be, if so."""
+        since, self._unsynced_since = self._unsynced_since, None
+        self._syncing_since = since
+        try:
+            self._file.sync()
+        except OSError as error:
+            self._unsynced_since = since
+            if not self._sync_fails:
+                self._log.error("audit cannot be synced; calls are refused", reason=str(error))
+            self._sync_fails = True
+            return AuditUnavailableError(f"it cannot be synced: {error.strerror or error}")
+        finally:
+            self._syncing_since = None
+        self._sync_fails = False
+        return None
+
+    def _remove_old_files(self) -> None:
+        """Remove the full files that are not to be kept, each after the line that says so is synced."""
+        try:
+            while self.keep != KEEP_ALL and not self._closing.is_set():
+                removal = next_removal(self._file.path, self.keep, self._now_ms())
+                if removal is None:
+                    return
+                name = removal.file.name
+                self.write(event=REMOVED_EVENT, file=name, head=removal.head, until_ms=removal.until_ms)
+                self.flush()
+                removal.file.unlink()
+                sync_directory(removal.file.parent)
+                self._log.info("audit file removed", file=name, head=removal.head)
+        except (AuditUnavailableError, BrokenSuccessionError, OSError) as error:
+            if str(error) != self._kept_as_broken:
+                self._kept_as_broken = str(error)
+                self._log.error("audit file not removed", reason=printable(str(error)))
+
+
+def _settle(lines: Sequence[_Line], error: AuditUnavailableError | None) -> None:
+    """Wake what waits for ``lines``: what waits in an event loop, by one call of it."""
+    loop, in_loop = None, list[tuple[_Waiter, AuditUnavailableError | None]]()
+    for line in lines:
+        if isinstance(line.waiter, asyncio.Future):
+            in_loop.append((line.waiter, error))
+            loop = line.waiter.get_loop()
+        elif line.waiter is not None and not line.waiter.done():
+            _resolve(line.waiter, error)
+    if loop is not None:
+        with suppress(RuntimeError):  # it is closed, and what waited has ended with it
+            loop.call_soon_threadsafe(_resolve_all, in_loop)
+
+
+def _resolve_all(waiters: Sequence[tuple[_Waiter, AuditUnavailableError | None]]) -> None:
+    for waiter, error in waiters:
+        if not waiter.done():
+            _resolve(waiter, error)
+
+
+def _resolve(waiter: _Waiter, error: AuditUnavailableError | None) -> None:
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)
