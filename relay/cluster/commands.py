@@ -1,26 +1,28 @@
 """Commands between relays: the ``NodeRouter`` that asks the relay with the session, and what answers.
 
-A node whose session is in this process is reached without NATS. For any other one request goes to the
-subject of the node, which the relay that holds its session answers; that there is no such relay is known at
-once, and no list of nodes is read for it. That relay has one subscription for each node, in a queue group:
-of two relays that believe to hold a node, one is asked. It does not decide who may call: the relay that
-asks has decided and recorded that.
+A node whose session is in this process is reached without NATS. In a fleet that is sealed, any other command
+goes to the relay that presence names, and if that proves not to hold the node, to the next. Until then one
+request goes to the subject of the node, which the relay that holds its session answers; that there is no such
+relay is known at once. That relay has one subscription for each node, in a queue group: of two relays that
+believe to hold a node, one is asked. It does not decide who may call: the relay that asks has decided and
+recorded that. It records the command too.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.client import respond_now, subscribe
-from relay.cluster.connection import respond
+from relay.cluster.client import subscribe
+from relay.cluster.connection import Replies
 from relay.cluster.messages import (
+    CALLER_HEADER,
     MAX_MESSAGE_BYTES,
     AskedCommand,
     ClusterMessageError,
@@ -29,47 +31,41 @@ from relay.cluster.messages import (
     command_headers,
     command_subject,
 )
+from relay.cluster.sealed_link import NotMineError, Requests, SealedAsk, SealedLink
 from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRef, NoResponderError
 from schemas.delivery import TransitGauge
+from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
+COMMAND, CANCEL = "command", "cancel_command"
+"""The kinds of sealed questions."""
+RecordCommand = Callable[[str, Command], None]
+"""Records that the relay named first has asked for a command. Raises StateError: it must not be run."""
+Respond = Callable[[bytes], None]
+"""Sends the answer to one command."""
 CountCommand = Callable[[str], None]
 """Counts a command by its outcome: ``ok``, the code of its failure, ``cancelled``, or ``dropped``."""
 
 
-class Requests(Protocol):
-    """What asks other relays."""
-
-    async def request(
-        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
-    ) -> bytes:
-        """Return the answer to ``payload``, which is sent with ``headers``.
-
-        Raises:
-            NoResponderError: it was not delivered.
-            TimeoutError: there was no answer in time; it may have been delivered.
-        """
-        ...
-
-    async def publish(self, subject: str, payload: bytes) -> None:
-        """Send ``payload`` to all that listen; it is lost if there is no connection."""
-        ...
-
-
 @define(eq=False, repr=False, kw_only=True)
 class NatsRouter:
-    """Routes to ``local`` the commands for nodes that this process ``holds``, and all others to ``requests``.
+    """Routes to ``local`` the commands for nodes that this process ``holds``.
 
-    ``relay`` names this process to the others. ``ticks_ms`` is a clock that cannot be set.
+    All others go to ``link`` once the fleet ``is_sealed``, and to ``requests`` until then. ``holders``
+    returns the relays that may hold a node, the likeliest first. ``relay`` names this process to the others.
+    ``ticks_ms`` is a clock that cannot be set.
     """
 
     _local: LocalRouter
     _holds: Callable[[str], bool]
     _requests: Requests
+    _link: SealedLink
+    _is_sealed: Callable[[], bool]
+    _holders: Callable[[str], Iterable[str]]
     _messages: ClusterMessages
     _fleet: str
     _relay: str
@@ -81,7 +77,7 @@ class NatsRouter:
         if self._holds(command.node_id):
             return await self._local.start(command)
         try:
-            answer = await self._asked(command)
+            answer = await (self._asked_sealed(command) if self._is_sealed() else self._asked(command))
         except ToolError as error:
             self._count(error.failure.value.code)
             raise
@@ -91,21 +87,37 @@ class NatsRouter:
         self._count("ok")
         return answer
 
-    async def _asked(self, command: Command) -> CmdAck:
-        asked = AskedCommand(command, self._relay, self._ticks_ms())
-        payload = self._messages.command(asked)
+    def _written(self, command: Command, now_ms: int) -> bytes:
+        payload = self._messages.command(AskedCommand(command, self._relay, now_ms))
         if len(payload) > MAX_MESSAGE_BYTES:
             # Arguments within their schema fit; in any case, nothing was sent.
             raise ToolError(Failure.INTERNAL, "The command does not fit a message.")
-        subject, timeout_s = command_subject(self._fleet, command.node_id), command.deadline_ms / 1000
+        return payload
+
+    async def _asked_sealed(self, command: Command) -> CmdAck:
+        """Ask one relay after the other, until one does not prove that it has done nothing."""
+        until_ms = self._ticks_ms() + command.deadline_ms
+        for relay in self._holders(command.node_id):
+            now_ms = self._ticks_ms()
+            if (left_ms := until_ms - now_ms) <= 0:
+                break
+            payload = self._written(command._replace(deadline_ms=left_ms), now_ms)
+            try:
+                data = await self._link.request(relay, COMMAND, payload, left_ms / 1000, command.caller or "")
+            except (NotMineError, NoResponderError):
+                continue
+            except TimeoutError:
+                raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+            except asyncio.CancelledError:
+                cancel = self._messages.cancel(self._relay, command.correlation_id)
+                await self._link.send(relay, CANCEL, cancel)
+                raise
+            return self._read(command, data)
+        raise ToolError(Failure.NODE_OFFLINE)
+
+    def _read(self, command: Command, data: bytes) -> CmdAck:
         try:
-            data = await self._requests.request(subject, payload, timeout_s, command_headers(command))
             return self._messages.read_answer(data)
-        except NoResponderError:
-            raise ToolError(Failure.NODE_OFFLINE) from None
-        except TimeoutError:
-            # The other relay ends the command by the same deadline: there is nothing to cancel.
-            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
         except ClusterMessageError as error:
             self._log.warning(
                 "answer of another relay dropped",
@@ -114,13 +126,22 @@ class NatsRouter:
                 reason=str(error),
             )
             raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
-        except asyncio.CancelledError:
-            await self._cancel(command)
-            raise
 
-    async def _cancel(self, command: Command) -> None:
-        message = self._messages.cancel(self._relay, command.correlation_id)
-        await self._requests.publish(cancel_subject(self._fleet), message)
+    async def _asked(self, command: Command) -> CmdAck:
+        payload = self._written(command, self._ticks_ms())
+        subject, timeout_s = command_subject(self._fleet, command.node_id), command.deadline_ms / 1000
+        try:
+            data = await self._requests.request(subject, payload, timeout_s, command_headers(command))
+            return self._read(command, data)
+        except NoResponderError:
+            raise ToolError(Failure.NODE_OFFLINE) from None
+        except TimeoutError:
+            # The other relay ends the command by the same deadline: there is nothing to cancel.
+            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+        except asyncio.CancelledError:
+            cancel = self._messages.cancel(self._relay, command.correlation_id)
+            await self._requests.publish(cancel_subject(self._fleet), cancel)
+            raise
 
 
 MAX_IN_FLIGHT = 4096
@@ -133,9 +154,12 @@ _BUSY_RETRY_MS = 100
 
 @define(eq=False, repr=False, kw_only=True)
 class CommandOwner:
-    """Gives commands to ``router``. ``ticks_ms`` is a clock that cannot be set."""
+    """Gives commands to ``router``, each once ``record`` has returned. ``ticks_ms`` cannot be set."""
 
     _router: LocalRouter
+    _link: SealedLink
+    _is_sealed: Callable[[], bool]
+    _record: RecordCommand
     _messages: ClusterMessages
     _fleet: str
     _ticks_ms: Callable[[], int]
@@ -145,8 +169,12 @@ class CommandOwner:
     _changed: set[str] = field(init=False, factory=set)
     _wake: asyncio.Event = field(init=False, factory=asyncio.Event)
     _running: dict[str, CommandAnswer] = field(init=False, factory=dict)
-    _waiting: set[asyncio.Task[None]] = field(init=False, factory=set)
+    _replies: Replies = field(init=False, factory=Replies)
     _gauges: OrderedDict[str, TransitGauge] = field(init=False, factory=OrderedDict)
+
+    def __attrs_post_init__(self) -> None:
+        self._link.answer(COMMAND, self._asked_sealed)
+        self._link.answer(CANCEL, self._cancelled_sealed)
 
     def holds(self, node_id: str) -> bool:
         return node_id in self._held
@@ -160,6 +188,8 @@ class CommandOwner:
         self._wake.set()
 
     async def serve(self, client: Client) -> None:
+        if self._is_sealed():
+            await asyncio.Event().wait()
         subscribed: dict[str, Subscription] = {}
         self._changed = set(self._held)
         await subscribe(client, cancel_subject(self._fleet), self._cancelled, self._log)
@@ -179,90 +209,106 @@ class CommandOwner:
         """End the commands that run, and the answers that are not sent yet."""
         for answer in list(self._running.values()):
             answer.cancel()
-        if waiting := list(self._waiting):
-            for task in waiting:
-                task.cancel()
-            await asyncio.wait(waiting)
+        await self._replies.close()
 
     def _asked(self, message: Msg) -> None:
+        if self._is_sealed():
+            return  # of the connection that ends
+        respond = partial(self._replies.send, message)
         try:
-            asked = self._accepted(message)
-            answer = self._started(asked)
-        except ToolError as error:
-            self._refuse(message, error)
-            return
-        correlation_id = asked.command.correlation_id
-        self._running[correlation_id] = answer
-        answer.at_end(partial(self._ended, message, correlation_id))
-
-    def _accepted(self, message: Msg) -> AskedCommand:
-        """Return the command that ``message`` asks for.
-
-        Raises:
-            ToolError: it is not run.
-        """
-        try:
-            asked = self._read(message)
+            asked = self._read(message.data, (message.headers or {}).get(CALLER_HEADER, ""))
+            self._check_subject(message.subject, asked)
         except ClusterMessageError as error:
-            self._log.warning("command of another relay dropped", reason=str(error))
-            raise ToolError(Failure.INTERNAL) from None
-        if len(self._running) + len(self._waiting) >= MAX_IN_FLIGHT:
-            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
-        if asked.command.correlation_id in self._running:
-            # One call makes one command: this one is a copy.
-            raise ToolError(Failure.INTERNAL)
-        return asked
+            self._drop(respond, error)
+        else:
+            self._run(asked, asked.relay, respond)
 
-    def _read(self, message: Msg) -> AskedCommand:
-        asked = self._messages.read_command(message.data, message.headers)
-        command = asked.command
-        if message.subject != command_subject(self._fleet, command.node_id):
-            raise ClusterMessageError("a command is for another node than its subject")
+    def _asked_sealed(self, ask: SealedAsk) -> None:
+        try:
+            asked = self._read(ask.body, ask.beside)
+            ask.check(asked.relay)
+        except ClusterMessageError as error:
+            self._drop(ask.reply, error)
+            return
+        if asked.command.node_id in self._held:
+            self._run(asked, ask.name, ask.reply)
+        else:
+            ask.not_mine()
+
+    def _read(self, data: bytes, caller: str) -> AskedCommand:
+        asked = self._messages.read_command(data, caller)
         # By its document the tool has four parts, the second of which is the node.
-        if command.tool.split(".")[1] != command.node_id:
+        if asked.command.tool.split(".")[1] != asked.command.node_id:
             raise ClusterMessageError("a command is for another node than its tool")
         return asked
 
-    def _started(self, asked: AskedCommand) -> CommandAnswer:
-        """Return what the answer of the node will be.
+    def _check_subject(self, subject: str, asked: AskedCommand) -> None:
+        if subject != command_subject(self._fleet, asked.command.node_id):
+            raise ClusterMessageError("a command is for another node than its subject")
+
+    def _drop(self, respond: Respond, error: ClusterMessageError) -> None:
+        self._log.warning("command of another relay dropped", reason=str(error))
+        self._refuse(respond, ToolError(Failure.INTERNAL))
+
+    def _run(self, asked: AskedCommand, relay: str, respond: Respond) -> None:
+        correlation_id = asked.command.correlation_id
+        try:
+            self._check_free(correlation_id)
+            command = self._with_budget_left(asked)
+            self._record(relay, command)
+            answer = self._router.start(command)
+        except ToolError as error:
+            self._refuse(respond, error)
+        except StateError as error:
+            self._log.error(
+                "command of another relay not recorded", correlation_id=correlation_id, reason=str(error)
+            )
+            self._refuse(respond, ToolError(Failure.INTERNAL))
+        except Exception as error:  # noqa: BLE001 - a bug must fail one command, not the relay
+            self._refuse(respond, self._failed(correlation_id, error))
+        else:
+            self._running[correlation_id] = answer
+            answer.at_end(partial(self._ended, respond, correlation_id))
+
+    def _check_free(self, correlation_id: str) -> None:
+        """Return if another command can be run.
 
         Raises:
-            ToolError: it is not run.
+            ToolError: it cannot.
         """
-        try:
-            return self._router.start(self._with_budget_left(asked))
-        except ToolError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a bug must fail one command, not the relay
-            raise self._failed(asked.command.correlation_id, error) from None
+        if len(self._running) + len(self._replies) >= MAX_IN_FLIGHT:
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+        if correlation_id in self._running:
+            # One call makes one command: this one is a copy.
+            raise ToolError(Failure.INTERNAL)
 
     def _failed(self, correlation_id: str, error: BaseException) -> ToolError:
         self._log.error("command failed", correlation_id=correlation_id, exc_info=error)
         return ToolError(Failure.INTERNAL)
 
-    def _ended(self, message: Msg, correlation_id: str, answer: CommandAnswer) -> None:
+    def _ended(self, respond: Respond, correlation_id: str, answer: CommandAnswer) -> None:
         """Send what became of a command, in the turn in which the node's frame was read."""
         self._running.pop(correlation_id, None)
         if answer.cancelled():
             self._count("cancelled")
         elif (error := answer.exception()) is None:
-            self._pass_on(message, correlation_id, answer.result())
+            self._pass_on(respond, correlation_id, answer.result())
         elif isinstance(error, ToolError):
-            self._refuse(message, error)
+            self._refuse(respond, error)
         else:
-            self._refuse(message, self._failed(correlation_id, error))
+            self._refuse(respond, self._failed(correlation_id, error))
 
-    def _pass_on(self, message: Msg, correlation_id: str, ack: CmdAck) -> None:
+    def _pass_on(self, respond: Respond, correlation_id: str, ack: CmdAck) -> None:
         """Send the node's answer, unless it is longer in ASCII than a message may be."""
         data = self._messages.ack(ack)
         if len(data) > MAX_MESSAGE_BYTES:
             self._log.warning(
                 "answer too large for another relay", correlation_id=correlation_id, size=len(data)
             )
-            self._refuse(message, ToolError(Failure.RESULT_INVALID))
+            self._refuse(respond, ToolError(Failure.RESULT_INVALID))
         else:
             self._count("ok")
-            self._send(message, data)
+            respond(data)
 
     def _with_budget_left(self, asked: AskedCommand) -> Command:
         """Return the command with what its way has left of its budget, measured as a node does.
@@ -285,22 +331,23 @@ class CommandOwner:
             raise ToolError(Failure.DEADLINE_EXCEEDED)
         return asked.command._replace(deadline_ms=left_ms)
 
-    def _refuse(self, message: Msg, error: ToolError) -> None:
-        if len(self._waiting) >= MAX_IN_FLIGHT:
+    def _refuse(self, respond: Respond, error: ToolError) -> None:
+        if len(self._replies) >= MAX_IN_FLIGHT:
             self._count("dropped")  # the deadline tells the relay that has asked
             return
         self._count(error.failure.value.code)
-        self._send(message, self._messages.failure(error))
-
-    def _send(self, message: Msg, answer: bytes) -> None:
-        if not respond_now(message, answer):
-            task = asyncio.create_task(respond(message, answer))
-            self._waiting.add(task)
-            task.add_done_callback(self._waiting.discard)
+        respond(self._messages.failure(error))
 
     def _cancelled(self, message: Msg) -> None:
+        if not self._is_sealed():
+            self._cancel(message.data)
+
+    def _cancelled_sealed(self, ask: SealedAsk) -> None:
+        self._cancel(ask.body)
+
+    def _cancel(self, data: bytes) -> None:
         try:
-            correlation_id = self._messages.read_cancel(message.data)
+            correlation_id = self._messages.read_cancel(data)
         except ClusterMessageError as error:
             self._log.warning("cancellation of another relay dropped", reason=str(error))
             return

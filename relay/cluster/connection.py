@@ -6,7 +6,7 @@ for as long as one lasts, and that begins anew with the next. Must not know what
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from attrs import define, field
@@ -18,14 +18,15 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.client import (
     END_TIMEOUT_S,
+    Accept,
     ClusterConnectError,
     DirectClient,
-    Replies,
     closed,
     connect,
     ended,
     reason_of,
     reason_of_end,
+    respond_now,
     until_lost,
 )
 from relay.cluster.credentials import Credentials
@@ -33,6 +34,7 @@ from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterServer
 from schemas.error_roots import EdgeError
 from schemas.health import Loop
+from schemas.pacing import Backoff
 from schemas.text import printable
 
 PROBE_INTERVAL_S = 2.5
@@ -65,11 +67,11 @@ class ClusterConnection:
     _probe_interval_s: float = field(kw_only=True, default=PROBE_INTERVAL_S)
     _probe: str = field(init=False)
     _turn: int = field(init=False, default=0)
-    _replies: Replies | None = field(init=False, default=None)
+    _client: DirectClient | None = field(init=False, default=None)
     _checks: list[ConnectionWork] = field(init=False, factory=list)
     _works: list[ConnectionWork] = field(init=False, factory=list)
     _last: list[ConnectionWork] = field(init=False, factory=list)
-    _reported: set[tuple[str, str]] = field(init=False, factory=set)
+    _reported: set[tuple[ClusterServer, str]] = field(init=False, factory=set)
     server: ClusterServer | None = field(init=False, default=None)
     problem: str | None = field(init=False, default=None)
 
@@ -79,7 +81,7 @@ class ClusterConnection:
     @property
     def is_connected(self) -> bool:
         """Whether requests can be sent now."""
-        return self._replies is not None and self._replies.client.is_connected
+        return self._client is not None and self._client.is_connected
 
     def before(self, check: ConnectionWork) -> None:
         """Do ``check`` on every connection before the works. If it raises, the connection is not used."""
@@ -94,46 +96,53 @@ class ClusterConnection:
         self._last.append(work)
 
     async def request(
-        self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+        accept: Accept | None = None,
     ) -> bytes:
-        replies = self._replies
-        if replies is None or not replies.client.is_connected:
+        client = self._client
+        if client is None or not client.is_connected:
             raise NoResponderError("not connected to the cluster")
         try:
-            return await replies.to(subject, payload, timeout_s, headers)
+            return await client.ask(subject, payload, timeout_s, headers, accept)
         except NatsError:
             # Raised before anything is written: the connection has just ended.
             raise NoResponderError("the connection to the cluster was lost") from None
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        if self._replies is not None:
+        if self._client is not None:
             with suppress(NatsError):
-                await self._replies.client.publish(subject, payload)
+                await self._client.publish(subject, payload)
 
     async def run(self) -> None:
-        """Connect, and do the works, again and again until cancelled."""
-        wait_s, failed = _FIRST_WAIT_S, 0
+        """Connect, and run the tasks of a connection, again and again until cancelled."""
+        backoff, failed = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S), 0
         while True:
             self.loop.busy(_LOOP_S)
             server = self._servers[self._turn % len(self._servers)]
             self._turn += 1
             lost = asyncio.Event()
             try:
-                replies = await self._connected(server, lost)
-                await self._serve(replies, server, lost)
+                await self._serve(await self._connected(server, lost), server, lost)
             except (EdgeError, NatsError, OSError) as error:
                 self.problem = reason_of(error)
-                self._report(str(server), self.problem)
+                # Once, until a server can be used, or the reason is another.
+                if (server, self.problem) not in self._reported:
+                    self._reported.add((server, self.problem))
+                    self._log.warning("cluster not connected", server=str(server), reason=self.problem)
             except Exception as error:  # noqa: BLE001 - what a server answers must not end the relay
                 self.problem = reason_of(error)
                 self._failed(server, error)
             else:
-                wait_s, failed = _FIRST_WAIT_S, 0
+                backoff.reset()
+                failed = 0
                 continue
             failed += 1
             if failed % len(self._servers) == 0:  # each was tried
-                await self._sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                await self._sleep(backoff.next_s())
 
     async def move(self, check: ConnectionWork, reason: str) -> bool:
         """Return whether another server passes ``check``: that raises no error of the library.
@@ -154,7 +163,7 @@ class ClusterConnection:
     async def _passes(self, server: ClusterServer, check: ConnectionWork) -> bool:
         client: Client | None = None
         try:
-            client = (await self._connected(server, asyncio.Event())).client
+            client = await self._connected(server, asyncio.Event())
             await check(client)
         except (EdgeError, NatsError, OSError):
             return False
@@ -169,14 +178,8 @@ class ClusterConnection:
     def _failed(self, server: ClusterServer, error: Exception) -> None:
         self._log.error("cluster connection failed", server=str(server), exc_info=error)
 
-    def _report(self, server: str, reason: str) -> None:
-        """Log why a server cannot be used: once, until one can, or the reason is another."""
-        if (server, reason) not in self._reported:
-            self._reported.add((server, reason))
-            self._log.warning("cluster not connected", server=server, reason=reason)
-
-    async def _connected(self, server: ClusterServer, lost: asyncio.Event) -> Replies:
-        """Return what asks by a new client of ``server``; ``lost`` is set when its connection has ended.
+    async def _connected(self, server: ClusterServer, lost: asyncio.Event) -> DirectClient:
+        """Return a new client of ``server``; ``lost`` is set when its connection has ended.
 
         Raises:
             ClusterConnectError, NatsError, OSError: the server cannot be used.
@@ -189,20 +192,19 @@ class ClusterConnection:
             lost.set()
             await ended([connecting])
             if connecting.done() and not connecting.cancelled() and connecting.exception() is None:
-                await closed(connecting.result().client)
+                await closed(connecting.result())
             raise
         return connecting.result()
 
-    async def _connect(self, server: ClusterServer, lost: asyncio.Event) -> Replies:
-
+    async def _connect(self, server: ClusterServer, lost: asyncio.Event) -> DirectClient:
         async def has_ended() -> None:
             lost.set()
 
-        credentials, client = self._credentials(), DirectClient(self._probe)
+        credentials, client = self._credentials(), DirectClient(self._probe, self._log)
         reported: list[Exception] = []
 
         async def failed(error: Exception) -> None:
-            if self._replies is not None and self._replies.client is client:
+            if self._client is client:
                 # The server names what it does not permit.
                 self._log.warning("cluster reports", reason=printable(str(error)))
             else:
@@ -219,8 +221,7 @@ class ClusterConnection:
                 failed=failed,
             )
             await self._check(client, reported)
-            replies = Replies(client)
-            await replies.open(self._log)
+            await client.take_replies()
         except BaseException as error:
             await closed(client)
             if isinstance(error, NoServersError) and reported:
@@ -228,23 +229,17 @@ class ClusterConnection:
             raise
         if lost.is_set():  # given up meanwhile, or lost
             await closed(client)
-        return replies
+        return client
 
     async def _check(self, client: Client, reported: list[Exception]) -> None:
-        """Do what comes before the works.
-
-        Raises:
-            ClusterConnectError: the server does not permit what every relay needs.
-        """
         reported.clear()  # of an attempt before the one that has succeeded
         for check in self._checks:
             await check(client)
-        if reported:
+        if reported:  # the server does not permit what every relay needs
             raise ClusterConnectError(reason_of(reported[0]))
 
-    async def _serve(self, replies: Replies, server: ClusterServer, lost: asyncio.Event) -> None:
-        client = replies.client
-        self._replies, self.server, self.problem = replies, server, None
+    async def _serve(self, client: DirectClient, server: ClusterServer, lost: asyncio.Event) -> None:
+        self._client, self.server, self.problem = client, server, None
         self.loop.waits()
         self._reported.clear()
         self._log.info("cluster connected", server=str(server))
@@ -257,7 +252,7 @@ class ClusterConnection:
             last = self._last
             raise
         finally:
-            self._replies = self.server = None
+            self._client = self.server = None
             lost.set()
             await ended(tasks)
             with suppress(TimeoutError):
@@ -267,13 +262,37 @@ class ClusterConnection:
         errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
         if bugs := [error for error in errors if not isinstance(error, NatsError | TimeoutError | None)]:
             raise BaseExceptionGroup("what used the connection failed", bugs)
-        self._lost(server, done)
-
-    def _lost(self, server: ClusterServer, done: Iterable["asyncio.Future[str | None]"]) -> None:
-        """Log why the connection is not used any more, unless ``move`` has a reason already."""
-        if self.problem is None:
+        if self.problem is None:  # else ``move`` has given a reason
             self.problem = reason_of_end(done)
         self._log.warning("cluster lost", server=str(server), reason=self.problem)
+
+
+MAX_WAITING = 4096
+"""How many answers of one part wait for a server that does not read. The deadline tells of the others."""
+
+
+@define(eq=False, repr=False)
+class Replies:
+    """Sends answers: at once, or as soon as the server reads again."""
+
+    _waiting: set[asyncio.Task[None]] = field(init=False, factory=set)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def send(self, message: Msg, answer: bytes) -> None:
+        """Answer ``message``, if it wants an answer."""
+        if not message.reply or respond_now(message, answer) or len(self._waiting) >= MAX_WAITING:
+            return
+        task = asyncio.create_task(respond(message, answer))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def close(self) -> None:
+        if waiting := list(self._waiting):
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
 
 
 async def respond(message: Msg, answer: bytes) -> None:

@@ -1,25 +1,33 @@
 """What a relay shows to NATS: a certificate and its key, or the seed of an nkey, in one private file.
 
+And what it proves to the other relays with which one it is: another certificate, of the fleet's CA.
+
 Must not put a byte of a secret into an error.
 """
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 
 import nkeys  # type: ignore[import-untyped]
+from attrs import define, field
 
-from relay.settings.config import ClusterConfig
+from relay.cluster.channel import RelayKey
+from relay.settings.config import ClusterConfig, TlsFiles
 from relay.settings.table import CLUSTER_CREDENTIALS, CLUSTER_ROOT
+from relay.state.key_files import KeyFileError, read_key
+from schemas.certificates import relay_name
 from schemas.error_roots import OperatorError
-from schemas.files import read_named, read_named_secret
-from schemas.identity import MAX_PEM_BYTES
+from schemas.files import read_named, read_named_secret, read_state
+from schemas.identity import MAX_PEM_BYTES, CertificateFormatError, first_certificate_in
 from schemas.process.command_errors import os_error_text
 from schemas.settings import Setting
 from schemas.tls import TlsFilesError, client_context, load_chain
 
+_SEED_BYTES = 32
 _CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 _USER_SEED = "SU"  # the seed of a user's key, as nkeys spell it
 
@@ -37,7 +45,7 @@ class Credentials:
         tls: None where the connection stays on this machine and has no TLS.
     """
 
-    seed: str | None = field(repr=False)
+    seed: str | None = dataclass_field(repr=False)
     tls: ssl.SSLContext | None
 
 
@@ -102,3 +110,44 @@ def _is_user_seed(text: str) -> bool:
     except Exception:  # noqa: BLE001 - the library also raises what base64 and PyNaCl do; none may be shown
         return False
     return text.startswith(_USER_SEED)
+
+
+def new_nkey(random_bytes: Callable[[int], bytes]) -> tuple[str, str]:
+    """Return the seed of a new nkey of a user, and its public key."""
+    seed = nkeys.encode_seed(random_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER)
+    pair = nkeys.from_seed(bytearray(seed))
+    public = pair.public_key.decode("ascii")
+    pair.wipe()
+    return seed.decode("ascii"), public
+
+
+@define(eq=False, repr=False)
+class RelayKeyFile:
+    """The certificate by which the other relays know this one, and its key, in ``files``: they may change."""
+
+    _files: TlsFiles
+    _read_at: tuple[int, int] = field(init=False, default=(0, 0))
+    _key: RelayKey | None = field(init=False, default=None)
+
+    def read(self) -> RelayKey | None:
+        """Return both; None if there is no certificate.
+
+        Raises:
+            StateError, OSError: a file is damaged, or others can read the key.
+        """
+        try:
+            stamp = (self._files.certificate.stat().st_mtime_ns, self._files.key.stat().st_mtime_ns)
+            if stamp != self._read_at:
+                pem = read_state(self._files.certificate).decode("ascii", "replace")
+                self._key = RelayKey(first_certificate_in(pem), read_key(self._files.key))
+                self._read_at = stamp
+        except FileNotFoundError:
+            return None
+        except CertificateFormatError:
+            raise KeyFileError(f"{self._files.certificate} is damaged: it holds no certificate") from None
+        return self._key
+
+    def name(self) -> str:
+        """Return what the others call this relay; empty if it has no certificate. Raises as ``read``."""
+        key = self.read()
+        return "" if key is None else relay_name(bytes(key.key.verify_key))

@@ -18,16 +18,18 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from structlog.typing import FilteringBoundLogger
 
-from relay.ascii_json import encoded
 from relay.cluster.client import ClusterConnectError
 from relay.cluster.connection import respond
-from relay.cluster.messages import ClusterMessageError, read_document
-from relay.state.kinds import OLDEST
+from relay.cluster.messages import ClusterMessageError, Document
+from relay.cluster.signed_entries import NotSignedError, SignedDocuments
+from relay.observability.ascii_json import encoded
+from relay.state.merging import OLDEST
+from schemas.certificates import is_relay_name
 from schemas.registry import SchemaRegistry
 from schemas.text import printable
 
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}(\.[0-9A-Za-z]{1,16}){0,4}")
-_VERSION_HEADER = "Edge-Version"
+_VERSION_HEADER, _NAME_HEADER = "Edge-Version", "Edge-Relay"
 MAX_HEARD = 256
 """How many relays are counted; of more, those that were heard last."""
 
@@ -40,19 +42,21 @@ class RelayIdentity:
         url: its public URL, in its normal form.
         roots: the kids of the roots of nodes that it trusts now.
         version: its own; beside the document, which relays of an older version read too.
+        name: of its certificate; empty if it has none. Beside the document, too.
     """
 
     relay: str
     url: str
     roots: Sequence[str]
     version: str = OLDEST
+    name: str = ""
 
     def said(self) -> bytes:
         return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
 
     def headers(self) -> dict[str, str]:
         """Return what another relay can do without."""
-        return {_VERSION_HEADER: self.version}
+        return {_VERSION_HEADER: self.version} | ({_NAME_HEADER: self.name} if self.name else {})
 
     def agrees(self, other: "RelayIdentity") -> bool:
         """Return whether both can be of one fleet."""
@@ -80,6 +84,10 @@ class HeardRelays:
         """Return the version of a relay; the oldest if it was not heard lately, or has not said."""
         return next((each.version for each in self._lately() if each.relay == relay), OLDEST)
 
+    def name_of(self, relay: str) -> str:
+        """Return the name of a relay by its certificate; empty if it was not heard lately, or has none."""
+        return next((each.name for each in self._lately() if each.relay == relay), "")
+
     def stays(self, own: RelayIdentity, other: RelayIdentity) -> bool:
         """Return whether ``own`` stays, and not ``other``: more relays agree with it, or its id is lower."""
         lately = [each for each in self._lately() if each.relay not in {own.relay, other.relay}]
@@ -95,8 +103,8 @@ REPEAT_S = 60.0
 MAX_UNREAD = 256
 """How many messages of other relays wait to be read; of more than so many relays, some are heard later."""
 _HEARD_S = 1.5 * REPEAT_S
-_BETWEEN_OBJECTIONS_S = 1.0
-"""Each relay that is contradicted may contradict in turn: without a pause they would flood each other."""
+_PAUSE_S = 1.0
+"""Each relay that hears another may answer in turn: without a pause they would flood each other."""
 _ANSWER_S = 2.0
 _REF = "cluster.identity@1.0.0"
 _MAX_BYTES = 1024
@@ -107,6 +115,7 @@ def identity_subject(fleet: str) -> str:
     return f"edge.{fleet}.identity"
 
 
+@define(eq=False, repr=False)
 class FleetIdentity:
     """Compares what ``own`` returns, whose roots may change, with what the other relays of ``fleet`` say.
 
@@ -114,26 +123,22 @@ class FleetIdentity:
         others: those that have joined, and were heard lately.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        own: Callable[[], RelayIdentity],
-        *,
-        fleet: str,
-        registry: SchemaRegistry,
-        monotonic: Callable[[], float],
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._own = own
-        self._subject = identity_subject(fleet)
-        self._document = registry.load(_REF)
-        self._log = log
-        self._sleep = sleep
-        self._monotonic = monotonic
-        self._objected_at: float | None = None
-        self._reported: str | None = None
-        self._outranked = asyncio.Event()
-        self.others = HeardRelays(monotonic, _HEARD_S)
+    _own: Callable[[], RelayIdentity]
+    _subject: str = field(kw_only=True, alias="fleet", converter=identity_subject)
+    _registry: SchemaRegistry = field(kw_only=True)
+    _signed: SignedDocuments = field(kw_only=True)
+    _monotonic: Callable[[], float] = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _document: Document = field(init=False)
+    _reported: str | None = field(init=False, default=None)
+    _asked: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _outranked: asyncio.Event = field(init=False, factory=asyncio.Event)
+    others: HeardRelays = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._document = Document(self._registry, _REF, _MAX_BYTES)
+        self.others = HeardRelays(self._monotonic, _HEARD_S)
 
     async def check(self, client: Client) -> None:
         """Ask the relays that run, before this one joins them.
@@ -144,7 +149,7 @@ class FleetIdentity:
             ClusterConnectError: one of them differs; the text says in what, and what to do.
         """
         try:
-            answer = await client.request(self._subject, self._own().said(), _ANSWER_S)
+            answer = await client.request(self._subject, self._said(self._own()), _ANSWER_S)
         except (NoRespondersError, TimeoutError):
             return
         other = self._read(answer)
@@ -156,65 +161,73 @@ class FleetIdentity:
         self._outranked.clear()
         await client.subscribe(
             self._subject,
-            cb=self._heard(client),
+            cb=self._heard,
             pending_msgs_limit=MAX_UNREAD,
-            pending_bytes_limit=MAX_UNREAD * _MAX_BYTES,
+            pending_bytes_limit=MAX_UNREAD * 2 * _MAX_BYTES,
         )
-        saying = asyncio.ensure_future(self._repeat(client))
-        outranked = asyncio.ensure_future(self._outranked.wait())
+        parts = (self._repeat(client), self._answer(client), self._outranked.wait())
+        tasks = [asyncio.ensure_future(part) for part in parts]
         try:
-            await asyncio.wait({saying, outranked}, return_when=asyncio.FIRST_COMPLETED)
-            if saying.done():
-                await saying  # it has failed
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                await each  # it may have failed
         finally:
-            saying.cancel()
-            outranked.cancel()
+            for each in tasks:
+                each.cancel()
 
     async def _repeat(self, client: Client) -> None:
         while True:
             await self._say(client)
             await self._sleep(REPEAT_S)
 
-    def _heard(self, client: Client) -> Callable[[Msg], Awaitable[None]]:
-        async def heard(message: Msg) -> None:
-            own, other = self._own(), self._read(message)
-            if other is None or other.relay == own.relay:
-                return
-            difference = self._difference(other)
-            if difference is not None and difference != self._reported:
-                self._reported = difference
-                self._log.warning("another relay is not of this fleet", reason=difference)
-            if message.reply:
-                await respond(message, own.said())
-                return
-            self.others.add(other)
-            if difference is not None and not self.others.stays(own, other):
-                self._outranked.set()
-            elif difference is not None:
-                await self._object(client)
+    async def _answer(self, client: Client) -> None:
+        """Let a relay that was not heard before, or differs, hear what this one has."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            await self._say(client)
+            await self._sleep(_PAUSE_S)
 
-        return heard
+    async def _heard(self, message: Msg) -> None:
+        own, other = self._own(), self._read(message)
+        if other is None or other.relay == own.relay:
+            return
+        difference = self._difference(other)
+        if difference is not None and difference != self._reported:
+            self._reported = difference
+            self._log.warning("another relay is not of this fleet", reason=difference)
+        if message.reply:
+            await respond(message, self._said(own))
+            return
+        is_new = other.relay not in self.others
+        self.others.add(other)
+        if difference is not None and not self.others.stays(own, other):
+            self._outranked.set()
+        elif difference is not None or is_new:
+            self._asked.set()
 
     async def _say(self, client: Client) -> None:
         own = self._own()
-        await client.publish(self._subject, own.said(), headers=own.headers())
+        await client.publish(self._subject, self._said(own), headers=own.headers())
 
-    async def _object(self, client: Client) -> None:
-        """Let the relay that differs hear what this one has."""
-        now = self._monotonic()
-        if self._objected_at is None or now - self._objected_at >= _BETWEEN_OBJECTIONS_S:
-            self._objected_at = now
-            await self._say(client)
+    def _said(self, own: RelayIdentity) -> bytes:
+        return self._signed.written(self._subject, own.said())
 
     def _read(self, message: Msg) -> RelayIdentity | None:
         try:
-            said = read_document(message.data, self._document.is_valid, _MAX_BYTES)
-        except ClusterMessageError as error:
+            signed = self._signed.read(self._subject, message.data)
+            said = self._document.read(signed.document)
+        except (ClusterMessageError, NotSignedError) as error:
             self._log.warning("identity of another relay dropped", reason=str(error))
             return None
-        version = (message.headers or {}).get(_VERSION_HEADER, "")
+        headers = message.headers or {}
+        version, name = headers.get(_VERSION_HEADER, ""), headers.get(_NAME_HEADER, "")
         known = version if _VERSION.fullmatch(version) else OLDEST
-        return RelayIdentity(said["relay"], said["url"], said["roots"], known)
+        if signed.by is not None:
+            name = signed.by.name
+        return RelayIdentity(
+            said["relay"], said["url"], said["roots"], known, name if is_relay_name(name) else ""
+        )
 
     def _difference(self, other: RelayIdentity) -> str | None:
         """Return in what ``other`` differs from this relay, and what to do about it; None if in nothing."""

@@ -1,18 +1,197 @@
-"""What the relays share in JetStream: appended at an expected sequence number, and in how many copies.
+"""What the relays share in JetStream: two streams, which an administrator makes, and each relay checks.
 
-Of two that append at once, one does. Three copies are kept, and one where there is a single server: of a
-cluster that has lost a server nothing is made with fewer, which would be lost with the next one. So two
-servers are never enough. Must not know what is kept.
+Three copies are kept, and one where there is a single server: two servers could not go on without each other.
+A stream that is not as it is made here is used by no relay: it could forget what it must keep, or have the
+servers copy messages to other subjects. Of two that append at an expected sequence number at once, one does.
+Must not know what is kept.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 
+from nats.aio.client import Client
+from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
-from nats.js.api import StreamInfo
-from nats.js.errors import APIError
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
+from relay.cluster.server_config import bucket_of, ledger_of
+from relay.cluster.signed_entries import MAX_HEAD_BYTES
 from schemas.error_roots import PeerError
+from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
+
+MAX_ENTRY_BYTES = 2048
+"""Of one message of either stream, its headers counted."""
+MAX_LEDGER_BYTES = 256 * 1024 * 1024
+"""Of all entries together: a quarter of a million certificates, each with the signature of its relay."""
+MAX_BUCKET_BYTES = 256 * 1024 * 1024
+"""How much the servers keep, and a relay reads: a million nodes, of about 250 bytes each."""
+
+COPIES = 3
+_FREE = frozenset(
+    {
+        "description",
+        "num_replicas",
+        "placement",
+        "metadata",
+        "compression",
+        "max_consumers",
+        "consumer_limits",
+        "duplicate_window",
+        "first_seq",
+        "persist_mode",
+    }
+)
+"""What an administrator may choose. Everything else decides what is kept, or where it goes."""
+_SHOWN = 64
+MAX_READERS = 256
+"""Of one stream: many times what relays have, of whom each has one."""
+_MAX_NAMES_BYTES = 1024 * 1024
+
+
+def ledger_stream(fleet: str) -> StreamConfig:
+    """Return the stream of shared ledgers: each subject keeps its last entry."""
+    return StreamConfig(
+        name=ledger_of(fleet),
+        subjects=[f"edge.{fleet}.ledger.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        max_msgs=-1,
+        max_age=0,
+        max_msgs_per_subject=1,
+        max_msg_size=MAX_ENTRY_BYTES + MAX_HEAD_BYTES,
+        max_bytes=MAX_LEDGER_BYTES,
+        # What is full refuses entries. It must not forget a revocation for them.
+        discard=DiscardPolicy.NEW,
+        allow_msg_ttl=True,
+    )
+
+
+def presence_stream(fleet: str) -> StreamConfig:
+    """Return the stream of the presence bucket, as the key-value store of JetStream has it."""
+    bucket = bucket_of(fleet)
+    return StreamConfig(
+        name=f"KV_{bucket}",
+        subjects=[f"$KV.{bucket}.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        max_msgs=-1,
+        max_age=0,
+        max_msgs_per_subject=1,
+        max_msg_size=MAX_ENTRY_BYTES,
+        max_bytes=MAX_BUCKET_BYTES,
+        discard=DiscardPolicy.NEW,
+        allow_msg_ttl=True,
+        deny_delete=True,
+    )
+
+
+class UnfitStreamError(PeerError):
+    """A stream is not there, or not as an administrator makes it; the text says in what, and what to do."""
+
+
+async def checked(context: JetStreamContext, wanted: StreamConfig) -> StreamInfo:
+    """Return what the servers say of the stream ``wanted``.
+
+    Raises:
+        UnfitStreamError: there is none, or it is configured otherwise.
+        NatsError, TimeoutError: the servers do not answer.
+    """
+    name = str(wanted.name)
+    try:
+        info = await context.stream_info(name)
+    except NotFoundError:
+        raise UnfitStreamError(
+            f"the servers have no stream {name}: an administrator makes it by `relay cluster streams`"
+        ) from None
+    for each in fields(StreamConfig):
+        found, expected = getattr(info.config, each.name), getattr(wanted, each.name)
+        if each.name not in _FREE and found != expected and (found or expected):
+            raise UnfitStreamError(
+                f"the stream {name} has {each.name} {printable(str(found), _SHOWN)} in place of {expected}: "
+                "find out who has changed it, and delete the stream: `relay cluster streams` makes it again"
+            )
+    return info
+
+
+async def check_readers(client: Client, wanted: StreamConfig, fleet: str) -> None:
+    """Check that the servers send what is in the stream ``wanted`` to answers' subjects alone.
+
+    It has no result while servers are away: that they do not name all readers is no fault of a reader. The
+    readers are asked for one by one, since a list of what each is configured with has no bound.
+
+    Raises:
+        UnfitStreamError: a reader has another subject, or there are more than relays have.
+    """
+    stream, context = str(wanted.name), client.jetstream(timeout=_ANSWER_S)
+    try:
+        answer = await client.request(f"$JS.API.CONSUMER.NAMES.{stream}", b"", _ANSWER_S)
+        listed = loads(answer.data, max_bytes=_MAX_NAMES_BYTES)
+        names: Sequence[str] = listed.get("consumers") or ()
+        if listed.get("total", 0) > MAX_READERS:
+            raise UnfitStreamError(
+                f"the stream {stream} has more than {MAX_READERS} readers: find out who makes them"
+            )
+        for name in names:
+            with suppress(NotFoundError):  # it has ended meanwhile
+                subject = (await context.consumer_info(stream, name)).config.deliver_subject
+                if subject is not None and not subject.startswith(f"edge.{fleet}.inbox."):
+                    raise UnfitStreamError(
+                        f"a reader of the stream {stream}, {printable(name, _SHOWN)}, has deliver_subject "
+                        f"{printable(subject, _SHOWN)}: find out who has made it, and remove it"
+                    )
+    except (TimeoutError, ServiceUnavailableError, NoRespondersError):
+        return
+    except (StrictJsonError, ValueError, TypeError, AttributeError):
+        raise UnfitStreamError(f"the servers do not name the readers of the stream {stream}") from None
+
+
+_ANSWER_S, _RETRY_S = 2.0, 0.25
+_NOT_YET = {10005, 10008, 10074}
+"""Of servers that do not know each other yet: no peers, no leader, copies for which there is one server."""
+
+
+async def make_streams(client: Client, fleet: str, copies: int, within_s: float) -> dict[str, str]:
+    """Return what was done for each stream of ``fleet`` by ``client``, an administrator's.
+
+    Servers that have just started are tried again for ``within_s``.
+
+    Raises:
+        UnfitStreamError: there is one that is configured otherwise.
+        NatsError, TimeoutError: the servers do not make it.
+    """
+    context = client.jetstream(timeout=_ANSWER_S)
+    give_up = asyncio.get_running_loop().time() + within_s
+    done: dict[str, str] = {}
+    for wanted in (ledger_stream(fleet), presence_stream(fleet)):
+        while True:
+            try:
+                done[str(wanted.name)] = await _made(context, wanted, copies)
+                break
+            except (APIError, TimeoutError) as error:
+                # Servers that have no leader yet do not answer.
+                is_early = not isinstance(error, APIError) or error.err_code in _NOT_YET
+                if not is_early or asyncio.get_running_loop().time() >= give_up:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+    return done
+
+
+async def _made(context: JetStreamContext, wanted: StreamConfig, copies: int) -> str:
+    try:
+        info = await context.stream_info(str(wanted.name))
+    except NotFoundError:
+        await context.add_stream(wanted, num_replicas=copies)
+        return "made"
+    await checked(context, wanted)
+    if (info.config.num_replicas or 1) == copies:
+        return "is there"
+    await context.update_stream(info.config, num_replicas=copies)
+    return f"has {copies} copies now"
+
 
 _WRONG_LAST_SEQUENCE = {10071, 10164}
 """The second is of servers that do not know the number yet: another entry is on its way to it."""
@@ -35,51 +214,3 @@ async def append(
             raise
         return None
     return appended.seq
-
-
-COPIES = 3
-_SINGLE_SERVER = 10074
-"""The error code of JetStream for copies that are asked of a server without others."""
-_NO_PEERS = 10005
-"""That of a cluster in which fewer servers run than copies are asked of."""
-
-MadeT = TypeVar("MadeT")
-
-
-class TooFewServersError(PeerError):
-    """A cluster has fewer servers than there are to be copies; the text says what to do."""
-
-    def __str__(self) -> str:
-        return f"fewer than {COPIES} servers of the cluster run: start {COPIES}, or one that is no cluster"
-
-
-async def in_copies(make: Callable[[int], Awaitable[MadeT]]) -> MadeT:
-    """Return what ``make`` makes with that many copies.
-
-    Raises:
-        TooFewServersError: fewer than three servers of a cluster run.
-        APIError: it is not made for another reason.
-    """
-    try:
-        return await make(COPIES)
-    except APIError as error:
-        if error.err_code == _NO_PEERS:
-            raise TooFewServersError from None
-        if error.err_code != _SINGLE_SERVER:
-            raise
-        return await make(1)
-
-
-async def grow(context: JetStreamContext, info: StreamInfo) -> None:
-    """Have a stream that was made on a single server copied, now that the servers are a cluster.
-
-    What cannot be done now, since too few of them run, or they do not permit it, is tried again with the next
-    connection.
-    """
-    copies = info.config.num_replicas or 1
-    if info.cluster is None or copies >= COPIES:
-        return
-    try:
-        await context.update_stream(info.config, num_replicas=COPIES)
-    except (APIError, TimeoutError):
-        return

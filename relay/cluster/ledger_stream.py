@@ -5,66 +5,57 @@ appended with the sequence number that the relay expects: a key that is new must
 of an ordered kind the relay must have read all that is there. Must not know what an entry says.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeGuard, cast
 
+from attrs import define, field
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StreamConfig, StreamInfo
+from nats.js.api import Header, StreamInfo
 from nats.js.errors import NotFoundError
 
-from relay.ascii_json import encoded
 from relay.cluster.client import reason_of
-from relay.cluster.jetstream import append, grow, in_copies
+from relay.cluster.jetstream import (
+    MAX_ENTRY_BYTES,
+    MAX_LEDGER_BYTES,
+    append,
+    check_readers,
+    checked,
+    ledger_stream,
+)
+from relay.cluster.signed_entries import NoCertificateError, NotSignedError, SignedDocuments
+from relay.observability.ascii_json import encoded
 from relay.state.ledger import Entry
-from relay.state.merging import SharedLedger
+from relay.state.merging import SIGNED, SharedLedger
 from relay.state.sharer import (
     Arrived,
-    EntryReader,
-    EntryStream,
     LostReaderError,
+    NotTakenError,
     NotUnderstoodError,
     StreamEntry,
     StreamError,
     StreamFacts,
     UnfitEntryError,
 )
-from schemas.error_roots import PeerError
 from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
+from schemas.times import SystemClock
 
-MAX_ENTRY_BYTES = 2048
-MAX_STREAM_BYTES = 256 * 1024 * 1024
-"""Of all entries together: half a million certificates."""
 KEPT_AFTER_S = 86_400
 """How long an entry is kept after its end: no clock of a relay or a server is off by as much."""
 _LONGEST_KEPT_S = 100 * 365 * 86_400
 """The servers count nanoseconds in 63 bits."""
-_SETTINGS = (
-    "subjects",
-    "retention",
-    "max_msgs",
-    "max_age",
-    "max_msgs_per_subject",
-    "max_msg_size",
-    "max_bytes",
-    "discard",
-    "allow_msg_ttl",
-)
-"""What decides whether the stream keeps an entry. The number of copies is not among these: it grows."""
 _SEQUENCE_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 _SHOWN_SUBJECT = 96
 _TIMEOUT_S = 2.0
-
-
-class UnfitStreamError(PeerError):
-    """The stream is not configured as the relays make it; the text says in what, and what to do."""
+_END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,178 +77,166 @@ class _Kind:
 
 
 class LedgerStream:
-    """The stream of ``fleet`` with the entries of ``ledgers``."""
+    """The stream of ``fleet`` with the entries of ``ledgers``, which are ``signed``."""
 
     def __init__(
         self,
         fleet: str,
         ledgers: Iterable[SharedLedger],
         registry: SchemaRegistry,
-        now_ms: Callable[[], int],
+        now_ms: SystemClock,
+        signed: SignedDocuments,
     ) -> None:
-        self._now_ms = now_ms
-        self.name = f"edge_{fleet}_ledger"
-        self._prefix = f"edge.{fleet}.ledger."
-        self._config = StreamConfig(
-            name=self.name,
-            subjects=[f"{self._prefix}>"],
-            retention=RetentionPolicy.LIMITS,
-            max_msgs=-1,
-            max_age=0,
-            max_msgs_per_subject=1,
-            max_msg_size=MAX_ENTRY_BYTES,
-            max_bytes=MAX_STREAM_BYTES,
-            # What is full refuses entries. It must not forget a revocation for them.
-            discard=DiscardPolicy.NEW,
-            allow_msg_ttl=True,
-        )
-        self._kinds = {
+        self.now_ms = now_ms
+        self.signed = signed
+        self.fleet = fleet
+        self.wanted = ledger_stream(fleet)
+        self.name = str(self.wanted.name)
+        self.prefix = f"edge.{fleet}.ledger."
+        self.kinds = {
             ledger.kind: _Kind(ledger, registry.load(f"cluster.{ledger.kind}@1.0.0")) for ledger in ledgers
         }
 
-    def connected(self, client: Client) -> EntryStream:
-        return _ConnectedStream(self, client)
-
-    async def follow(
-        self, context: JetStreamContext, handle: Callable[[Msg], Awaitable[None]]
-    ) -> JetStreamContext.PushSubscription:
-        """Have ``handle`` called with every entry, from the oldest, and with those that follow.
-
-        The stream is made if there is none.
-
-        Raises:
-            UnfitStreamError: there is one that is configured otherwise.
-            NatsError, TimeoutError: the servers do not answer, or do not permit it.
-        """
-        try:
-            await grow(context, await self.held(context))
-        except NotFoundError:
-            await in_copies(lambda copies: context.add_stream(self._config, num_replicas=copies))
-        return await context.subscribe(
-            f"{self._prefix}>",
-            stream=self.name,
-            cb=handle,
-            ordered_consumer=True,
-            pending_bytes_limit=MAX_STREAM_BYTES,
-        )
-
-    async def held(self, context: JetStreamContext) -> StreamInfo:
-        """Return what the servers say of the stream.
-
-        Raises:
-            UnfitStreamError: it is configured otherwise: it could forget a revocation, or refuse it.
-            NotFoundError: there is none.
-            NatsError, TimeoutError: they do not answer.
-        """
-        info = await context.stream_info(self.name)
-        for setting in _SETTINGS:
-            found, wanted = getattr(info.config, setting), getattr(self._config, setting)
-            if found != wanted:
-                raise UnfitStreamError(
-                    f"the stream {self.name} has {setting} {printable(str(found), 32)} in place of {wanted}: "
-                    "find out who has changed it, and delete the stream: the relays make and fill it again"
-                )
-        return info
+    def connected(self, client: Client) -> "ConnectedStream":
+        return ConnectedStream(self, client, client.jetstream(timeout=_TIMEOUT_S))
 
     def read(self, message: Msg) -> StreamEntry:
         """Return the entry in ``message``.
 
         Raises:
+            NotTakenError: it is of no relay of this fleet.
             NotUnderstoodError: there is none that this relay knows.
         """
         sequence, subject = message.metadata.sequence.stream, printable(message.subject, _SHOWN_SUBJECT)
-        name, _, key = message.subject.removeprefix(self._prefix).partition(".")
-        kind = self._kinds.get(name)
+        name, _, key = message.subject.removeprefix(self.prefix).partition(".")
+        try:
+            signed = self.signed.read(message.subject, message.data)
+        except NotSignedError as error:
+            # It may look like any: what no relay has written is not a revocation that others know of.
+            raise NotTakenError(sequence, subject, str(error), name, key) from None
+        kind = self.kinds.get(name)
         if kind is None:
             raise NotUnderstoodError(sequence, subject, "is of a kind that is not known here")
         try:
-            entry = loads(message.data, max_bytes=MAX_ENTRY_BYTES)
+            entry = loads(signed.document, max_bytes=MAX_ENTRY_BYTES)
         except StrictJsonError as error:
             raise NotUnderstoodError(sequence, subject, f"is {error.reason}") from None
         if not kind.holds(entry, key):
             raise NotUnderstoodError(sequence, subject, "does not fit its document")
+        if signed.by is not None and kind.ledger.form.notes_signed:
+            entry = {**entry, SIGNED: True}
         return StreamEntry(name, key, entry, sequence)
 
-    async def append(
-        self, context: JetStreamContext, ledger: SharedLedger, key: str, entry: Entry, after: int
-    ) -> int | None:
-        """Append ``entry``; return its sequence number, or None if another relay has appended meanwhile.
 
-        ``after`` is the newest sequence number of its kind that this relay has read, if the kind is ordered.
-
-        Raises:
-            UnfitEntryError: the others would not understand it.
-            NatsError, TimeoutError: the servers do not take it.
-        """
-        if not self._kinds[ledger.kind].holds(entry, key):
-            raise UnfitEntryError(f"the {ledger.kind} {key} does not fit its document")
-        expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"}
-        if ledger.ordered:
-            expected = {
-                Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after),
-                _SEQUENCE_OF: f"{self._prefix}{ledger.kind}.>",
-            }
-        return await append(
-            context,
-            f"{self._prefix}{ledger.kind}.{key}",
-            encoded(entry).encode("ascii"),
-            expected=expected | {Header.EXPECTED_STREAM.value: self.name},
-            kept_s=self._kept_s(ledger.form.end_ms_of(entry)),
-        )
-
-    def _kept_s(self, end_ms: int | None) -> int | None:
-        """Return for how many seconds the servers keep an entry that ends then; None if they always do."""
-        if end_ms is None:
-            return None
-        return min(max(1, (end_ms - self._now_ms()) // 1000 + KEPT_AFTER_S), _LONGEST_KEPT_S)
-
-
-class _ConnectedStream:
+@define(eq=False, repr=False)
+class ConnectedStream:
     """``stream`` by the connection of ``client``: an ``EntryStream``."""
 
-    def __init__(self, stream: LedgerStream, client: Client) -> None:
-        self._stream = stream
-        self._client = client
-        self._context = client.jetstream(timeout=_TIMEOUT_S)
+    _stream: LedgerStream
+    _client: Client
+    _context: JetStreamContext
+    _subscription: JetStreamContext.PushSubscription | None = field(init=False, default=None)
+    _reader: tuple[str, object] | None = field(init=False, default=None)
 
     @property
     def is_connected(self) -> bool:
         return bool(self._client.is_connected)
 
-    async def follow(self, arrive: Callable[[Arrived], None]) -> EntryReader:
+    @asynccontextmanager
+    async def followed(self, arrive: Callable[[Arrived], None]) -> AsyncIterator[None]:
+        """Have ``arrive`` called with every entry, from the oldest, and with those that follow.
+
+        Raises:
+            UnfitStreamError: there is no such stream, or it is configured otherwise.
+            StreamError: the servers do not answer, or do not permit it.
+        """
+        stream = self._stream
+
         async def handle(message: Msg) -> None:
             metadata, subject = message.metadata, printable(message.subject, _SHOWN_SUBJECT)
-            read = partial(self._stream.read, message)
+            read = partial(stream.read, message)
             arrive(Arrived(read, metadata.sequence.stream, subject, metadata.num_pending))
 
+        self._reader = None
         with _stream_errors():
-            return _Reader(await self._stream.follow(self._context, handle))
-
-    async def facts(self) -> StreamFacts:
-        with _stream_errors():
-            info = await self._stream.held(self._context)
-        return StreamFacts(info.created, info.state.messages, info.state.bytes / MAX_STREAM_BYTES)
-
-    async def append(self, ledger: SharedLedger, key: str, entry: Entry, after: int) -> int | None:
-        with _stream_errors():
-            return await self._stream.append(self._context, ledger, key, entry, after)
-
-
-class _Reader:
-    """The entries that one subscription brings: an ``EntryReader``."""
-
-    def __init__(self, subscription: JetStreamContext.PushSubscription) -> None:
-        self._subscription = subscription
+            await self._checked()
+            self._subscription = await self._context.subscribe(
+                f"{stream.prefix}>",
+                stream=stream.name,
+                cb=handle,
+                ordered_consumer=True,
+                pending_bytes_limit=MAX_LEDGER_BYTES,
+            )
+        try:
+            yield
+        finally:
+            with suppress(NatsError, TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await self._subscription.unsubscribe()
 
     async def pending(self) -> tuple[int, bool]:
+        assert self._subscription is not None  # noqa: S101 - while ``followed``
         with _stream_errors():
             info = await self._subscription.consumer_info()
+        # The servers know a reader by its name, which another relay may take once it has deleted this one.
+        name, made = self._reader or ("", None)
+        if name == info.name and made != info.created:
+            raise LostReaderError("another relay has replaced this reader by one of its own")
+        self._reader = info.name, info.created
         is_new = info.delivered is not None and info.delivered.consumer_seq == 0
         return info.num_pending or 0, is_new
 
-    async def end(self) -> None:
+    async def facts(self) -> StreamFacts:
         with _stream_errors():
-            await self._subscription.unsubscribe()
+            info = await self._checked()
+        return StreamFacts(info.created, info.state.messages, info.state.bytes / MAX_LEDGER_BYTES)
+
+    async def append(self, ledger: SharedLedger, key: str, entry: Entry, after: int) -> int | None:
+        """Append ``entry``; return its sequence number, or None if another relay has appended meanwhile.
+
+        ``after`` is the newest sequence number of its kind that this relay has read, if the kind is ordered,
+        or else that of what is replaced.
+
+        Raises:
+            UnfitEntryError: the others would not understand it.
+            StreamError: the servers do not take it.
+        """
+        stream = self._stream
+        if not stream.kinds[ledger.kind].holds(entry, key):
+            raise UnfitEntryError(f"the {ledger.kind} {key} does not fit its document")
+        expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
+        if ledger.ordered:
+            expected = {
+                Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after),
+                _SEQUENCE_OF: f"{stream.prefix}{ledger.kind}.>",
+            }
+        end_ms, kept_s = ledger.form.end_ms_of(entry), None
+        if end_ms is not None:
+            kept_s = min(max(1, (end_ms - stream.now_ms()) // 1000 + KEPT_AFTER_S), _LONGEST_KEPT_S)
+        subject = f"{stream.prefix}{ledger.kind}.{key}"
+        try:
+            written = stream.signed.written(subject, encoded(entry).encode("ascii"))
+        except NoCertificateError as error:
+            raise StreamError(str(error)) from None
+        with _stream_errors():
+            return await append(
+                self._context,
+                subject,
+                written,
+                expected=expected | {Header.EXPECTED_STREAM.value: stream.name},
+                kept_s=kept_s,
+            )
+
+    async def _checked(self) -> StreamInfo:
+        """Return what the servers say of the stream.
+
+        Raises:
+            UnfitStreamError: there is none, or it is configured otherwise.
+            NatsError, TimeoutError: they do not answer.
+        """
+        info = await checked(self._context, self._stream.wanted)
+        await check_readers(self._client, self._stream.wanted, self._stream.fleet)
+        return info
 
 
 @contextmanager

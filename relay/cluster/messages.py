@@ -9,11 +9,10 @@ version.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from relay.ascii_json import encoded
+from relay.observability.ascii_json import encoded
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
 from relay.routing.port import Command, Idempotency
 from schemas.enrolment import MAX_RESPONSE_BYTES
@@ -29,14 +28,29 @@ MAX_MESSAGE_BYTES = 3 * MAX_FRAME_BYTES + 8192
 
 Messages are ASCII, in which the characters of other scripts take up to three times the bytes of UTF-8.
 """
+MAX_CA_MESSAGE_BYTES = MAX_RESPONSE_BYTES + 8192
+"""An answer that fits the node's, and what the document has around it."""
+MAX_PEER_BYTES = 1000 * 1024
+"""What a server takes by default. The largest is the history of a node's telemetry, which is cut to fit."""
 
-_CMD_REF = "cluster.cmd@1.0.0"
-_CANCEL_REF = "cluster.cancel@1.0.0"
-_ANSWER_REF = "cluster.answer@1.0.0"
+MAX_WIRE_BYTES = MAX_PEER_BYTES + 16 * 1024
+"""That, sealed, and the token that goes along."""
 
-_CALLER = "Edge-Caller"
+FRAME = "frame"
+KINDS = (
+    *(FRAME, "session_call", "session_event", "session_left"),
+    *("telemetry_read", "telemetry_listen", "telemetry_updated", "sign_in"),
+)
+"""The kinds of questions."""
+_VERSIONS = dict.fromkeys(("session_call", "telemetry_read", "telemetry_listen"), "1.1.0")
+"""The documents of questions that are not 1.0.0: those with a principal, whose token may be narrowed."""
+
+CountMessage = Callable[[str, str, str], None]
+"""Counts a message by its kind, by ``asked`` or ``answered``, and by what became of it: fixed words."""
+
+CALLER_HEADER = "Edge-Caller"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
+_REFUSED = "refused"
 _TOLD = frozenset(
     {
         Failure.NODE_OFFLINE,
@@ -47,14 +61,55 @@ _TOLD = frozenset(
         Failure.RESULT_INVALID,
     }
 )
-"""The failures that one relay tells another; any other is INTERNAL. No text goes with them."""
+"""The failures of a command that one relay tells another; any other is INTERNAL."""
 _DETAILS = MappingProxyType(
     {Failure.ENVELOPE_INVALID: "The idempotency key was used for other arguments of this tool."}
 )
 
 
 class ClusterMessageError(PeerError):
-    """A message of another relay is none that this relay accepts."""
+    """A message of another relay is not one that this relay accepts."""
+
+
+class Document:
+    """The messages that fit the document ``ref`` and have at most ``max_bytes``."""
+
+    def __init__(self, registry: SchemaRegistry, ref: str, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self.is_valid = registry.load(ref).is_valid
+        self._max_bytes = max_bytes
+
+    def read(self, data: bytes) -> dict[str, Any]:
+        """Return the message in ``data``.
+
+        Raises:
+            ClusterMessageError: it is none of these.
+        """
+        try:
+            message = loads(data, max_bytes=self._max_bytes)
+        except StrictJsonError as error:
+            raise ClusterMessageError(f"a message of another relay is {error.reason}") from None
+        if not self.is_valid(message):
+            raise ClusterMessageError("a message of another relay does not fit its document")
+        read: dict[str, Any] = message
+        return read
+
+
+def _written(message: Mapping[str, Any]) -> bytes:
+    return encoded(message).encode("ascii")
+
+
+def _failure(failure: Failure, retry_after_ms: int | None) -> bytes:
+    """Return the message that what was asked has failed: by its name, for its text stays here."""
+    told: dict[str, Any] = {"name": failure.name}
+    if retry_after_ms is not None:
+        told["retry_after_ms"] = retry_after_ms
+    return _written({"failure": told})
+
+
+def _told(failure: Mapping[str, Any], details: Mapping[Failure, str] = MappingProxyType({})) -> ToolError:
+    """Return the failure of another relay; INTERNAL, where this relay does not know it."""
+    known = Failure.__members__.get(failure["name"], Failure.INTERNAL)
+    return ToolError(known, details.get(known), retry_after_ms=failure.get("retry_after_ms"))
 
 
 class AskedCommand(NamedTuple):
@@ -72,7 +127,7 @@ class AskedCommand(NamedTuple):
 
 def command_headers(command: Command) -> dict[str, str]:
     """Return what a relay may know besides the document of ``command``, and can do without."""
-    return {} if command.caller is None else {_CALLER: command.caller}
+    return {} if command.caller is None else {CALLER_HEADER: command.caller}
 
 
 def command_subject(fleet: str, node_id: str) -> str:
@@ -86,12 +141,12 @@ def cancel_subject(fleet: str) -> str:
 
 
 class ClusterMessages:
-    """Encodes and reads the messages by the documents of ``registry``."""
+    """Commands, by the documents of ``registry``."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
-        self._cmd = registry.load(_CMD_REF)
-        self._cancel = registry.load(_CANCEL_REF)
-        self._answer = registry.load(_ANSWER_REF)
+        self._cmd = Document(registry, "cluster.cmd@1.0.0")
+        self._cancel = Document(registry, "cluster.cancel@1.0.0")
+        self._answer = Document(registry, "cluster.answer@1.1.0")
 
     def command(self, asked: AskedCommand) -> bytes:
         command = asked.command
@@ -114,15 +169,15 @@ class ClusterMessages:
                 "arguments": idempotency.arguments,
                 "repeatable": idempotency.repeatable,
             }
-        return encoded(message).encode("ascii")
+        return _written(message)
 
-    def read_command(self, data: bytes, headers: Mapping[str, str] | None = None) -> AskedCommand:
-        """Return the command that ``data`` asks for, and ``headers`` name the agent of.
+    def read_command(self, data: bytes, caller: str = "") -> AskedCommand:
+        """Return the command that ``data`` asks for, of the agent whose digest ``caller`` may be.
 
         Raises:
             ClusterMessageError: it is no such message.
         """
-        message = read_document(data, self._cmd.is_valid)
+        message = self._cmd.read(data)
         keyed = message.get("idempotency")
         command = Command(
             node_id=message["node_id"],
@@ -135,13 +190,13 @@ class ClusterMessages:
             idempotency=None
             if keyed is None
             else Idempotency(tuple(keyed["caller"]), keyed["key"], keyed["arguments"], keyed["repeatable"]),
-            caller=_caller_in(headers),
+            caller=caller if _DIGEST.fullmatch(caller) else None,
         )
         return AskedCommand(command, message["relay"], message["sent_at_ms"])
 
     def cancel(self, relay: str, correlation_id: str) -> bytes:
         """Return the message that the answer to a command is no longer needed."""
-        return encoded({"relay": relay, "correlation_id": correlation_id}).encode("ascii")
+        return _written({"relay": relay, "correlation_id": correlation_id})
 
     def read_cancel(self, data: bytes) -> str:
         """Return the correlation id of the command that ``data`` cancels.
@@ -149,19 +204,17 @@ class ClusterMessages:
         Raises:
             ClusterMessageError: it is no such message.
         """
-        correlation_id: str = read_document(data, self._cancel.is_valid)["correlation_id"]
+        correlation_id: str = self._cancel.read(data)["correlation_id"]
         return correlation_id
 
     def ack(self, ack: CmdAck) -> bytes:
-        return encoded({"ack": ack}).encode("ascii")
+        return _written({"ack": ack})
 
     def failure(self, error: ToolError) -> bytes:
         """Return the message that a command has failed before the node has answered."""
-        known = error if error.failure in _TOLD else ToolError(Failure.INTERNAL)
-        failure: dict[str, Any] = {"name": known.failure.name}
-        if known.retry_after_ms is not None:
-            failure["retry_after_ms"] = known.retry_after_ms
-        return encoded({"failure": failure}).encode("ascii")
+        if error.failure not in _TOLD:
+            return _failure(Failure.INTERNAL, None)
+        return _failure(error.failure, error.retry_after_ms)
 
     def read_answer(self, data: bytes) -> CmdAck:
         """Return the node's answer to a command.
@@ -170,53 +223,15 @@ class ClusterMessages:
             ToolError: the command has failed before that.
             ClusterMessageError: ``data`` is no answer.
         """
-        message = read_document(data, self._answer.is_valid)
+        message = self._answer.read(data)
         if (failure := message.get("failure")) is not None:
-            told = Failure[failure["name"]]
-            raise ToolError(told, _DETAILS.get(told), retry_after_ms=failure.get("retry_after_ms"))
+            raise _told(failure, _DETAILS)
         ack: CmdAck = message["ack"]
         return ack
 
 
-def read_document(
-    data: bytes, is_valid: Callable[[object], bool], max_bytes: int = MAX_MESSAGE_BYTES
-) -> dict[str, Any]:
-    """Return the message in ``data``, of at most ``max_bytes``, for which ``is_valid`` is true.
-
-    Raises:
-        ClusterMessageError: it is none.
-    """
-    try:
-        message = loads(data, max_bytes=max_bytes)
-    except StrictJsonError as error:
-        raise ClusterMessageError(f"a message of another relay is {error.reason}") from None
-    if not is_valid(message):
-        raise ClusterMessageError("a message of another relay does not fit its document")
-    read: dict[str, Any] = message
-    return read
-
-
-def _caller_in(headers: Mapping[str, str] | None) -> str | None:
-    """Return the digest of the agent that ``headers`` name; None if they name none, or not as a digest."""
-    digest = headers.get(_CALLER, "") if headers else ""
-    return digest if _DIGEST.fullmatch(digest) else None
-
-
-MAX_CA_MESSAGE_BYTES = MAX_RESPONSE_BYTES + 8192
-"""An answer that fits the node's, and what the document has around it."""
-
-_CA_REQUEST_REF = "cluster.ca_request@1.0.0"
-_CA_ANSWER_REF = "cluster.ca_answer@1.0.0"
-_REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class AskedOfAuthority:
-    """What another relay asks.
-
-    Attributes:
-        relay: the process that asks.
-    """
+class AskedOfAuthority(NamedTuple):
+    """What the process ``relay`` of another relay asks."""
 
     relay: str
     action: AuthorityAction
@@ -229,14 +244,14 @@ def authority_subject(fleet: str) -> str:
 
 
 class AuthorityMessages:
-    """Encodes and reads the messages by the documents of ``registry``."""
+    """Requests for certificates, by the documents of ``registry``."""
 
     def __init__(self, registry: SchemaRegistry) -> None:
-        self._request = registry.load(_CA_REQUEST_REF)
-        self._answer = registry.load(_CA_ANSWER_REF)
+        self._request = Document(registry, "cluster.ca_request@1.1.0", MAX_CA_MESSAGE_BYTES)
+        self._answer = Document(registry, "cluster.ca_answer@1.0.0", MAX_CA_MESSAGE_BYTES)
 
     def request(self, asked: AskedOfAuthority) -> bytes:
-        return encoded({"relay": asked.relay, asked.action.value: asked.members}).encode("ascii")
+        return _written({"relay": asked.relay, asked.action.value: asked.members})
 
     def read_request(self, data: bytes) -> AskedOfAuthority:
         """Return what ``data`` asks.
@@ -244,7 +259,7 @@ class AuthorityMessages:
         Raises:
             ClusterMessageError: it is no such message.
         """
-        message = read_document(data, self._request.is_valid, MAX_CA_MESSAGE_BYTES)
+        message = self._request.read(data)
         relay = message.pop("relay")
         ((action, members),) = message.items()
         return AskedOfAuthority(relay, AuthorityAction(action), members)
@@ -253,18 +268,18 @@ class AuthorityMessages:
         """Return the message that answers ``action``.
 
         Raises:
-            ClusterMessageError: ``members`` are none that another relay accepts: a fault of this one.
+            ClusterMessageError: ``members`` are not what another relay accepts: a fault of this one.
         """
         message = {action.answered: members}
         if not self._answer.is_valid(message):
             raise ClusterMessageError("an answer about certificates does not fit its document")
-        return encoded(message).encode("ascii")
+        return _written(message)
 
     def refusal(self, error: AuthorityRefusedError) -> bytes:
         refused: dict[str, Any] = {"reason": error.reason}
         if error.retry_after_ms is not None:
             refused["retry_after_ms"] = error.retry_after_ms
-        return encoded({_REFUSED: refused}).encode("ascii")
+        return _written({_REFUSED: refused})
 
     def read_answer(self, data: bytes, action: AuthorityAction) -> Mapping[str, Any]:
         """Return the members of the answer to ``action``.
@@ -273,7 +288,7 @@ class AuthorityMessages:
             AuthorityRefusedError: the other relay refuses.
             ClusterMessageError: ``data`` is no answer to it.
         """
-        message = read_document(data, self._answer.is_valid, MAX_CA_MESSAGE_BYTES)
+        message = self._answer.read(data)
         if (refused := message.get(_REFUSED)) is not None:
             raise AuthorityRefusedError(refused["reason"], refused.get("retry_after_ms"))
         members: Mapping[str, Any] | None = message.get(action.answered)
@@ -282,31 +297,8 @@ class AuthorityMessages:
         return members
 
 
-MAX_PEER_BYTES = 1000 * 1024
-"""What a server takes by default. The largest is the history of a node's telemetry, which is cut to fit."""
-
-FRAME = "frame"
-KINDS = (
-    *(FRAME, "session_call", "session_event", "session_left"),
-    *("telemetry_read", "telemetry_listen", "telemetry_updated"),
-)
-"""The kinds of questions."""
-
-CountMessage = Callable[[str, str, str], None]
-"""Counts a message by its kind, by ``asked`` or ``answered``, and by what became of it: fixed words."""
-
-_ASK_REF = "cluster.ask@1.0.0"
-_REPLY_REF = "cluster.reply@1.0.0"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question of another relay.
-
-    Attributes:
-        relay: the process that asks.
-        ask_id: names the question, so that it can be cancelled.
-    """
+class Asked(NamedTuple):
+    """A question of the process ``relay``. ``ask_id`` names it, so that it can be cancelled."""
 
     relay: str
     ask_id: str
@@ -314,16 +306,18 @@ class Asked:
 
 
 class PeerMessages:
-    """Encodes and reads the messages of the relay ``relay`` by the documents of ``registry``."""
+    """The questions of the relay ``relay``, by the documents of ``registry``."""
 
     def __init__(self, registry: SchemaRegistry, relay: str) -> None:
         self._relay = relay
-        self._ask = registry.load(_ASK_REF)
-        self._reply = registry.load(_REPLY_REF)
-        self._bodies = {kind: registry.load(f"cluster.{kind}@1.0.0") for kind in KINDS}
+        self._ask = Document(registry, "cluster.ask@1.0.0", MAX_PEER_BYTES)
+        self._reply = Document(registry, "cluster.reply@1.0.0", MAX_PEER_BYTES)
+        self._bodies = {
+            kind: registry.load(f"cluster.{kind}@{_VERSIONS.get(kind, '1.0.0')}") for kind in KINDS
+        }
 
     def ask(self, ask_id: str, body: Mapping[str, Any]) -> bytes:
-        return encoded({"relay": self._relay, "id": ask_id, "body": body}).encode("ascii")
+        return _written({"relay": self._relay, "id": ask_id, "body": body})
 
     def read_ask(self, data: bytes, kind: str | None) -> Asked:
         """Return the question that ``data`` is, whose body is of ``kind``; None: of any form.
@@ -331,42 +325,27 @@ class PeerMessages:
         Raises:
             ClusterMessageError: it is no such message.
         """
-        message = _loaded(data)
+        message = self._ask.read(data)
         body = self._bodies.get(kind) if kind is not None else None
-        if not self._ask.is_valid(message) or (body is not None and not body.is_valid(message["body"])):
+        if body is not None and not body.is_valid(message["body"]):
             raise ClusterMessageError("a question of another relay does not fit its document")
         return Asked(message["relay"], message["id"], message["body"])
 
     def reply(self, body: Mapping[str, Any]) -> bytes:
-        return encoded({"reply": body}).encode("ascii")
+        return _written({"reply": body})
 
     def failure(self, error: ToolError) -> bytes:
-        """Return the message that a question has failed. Its text stays here."""
-        failure: dict[str, Any] = {"name": error.failure.name}
-        if error.retry_after_ms is not None:
-            failure["retry_after_ms"] = error.retry_after_ms
-        return encoded({"failure": failure}).encode("ascii")
+        return _failure(error.failure, error.retry_after_ms)
 
     def read_reply(self, data: bytes) -> Mapping[str, Any]:
         """Return the answer to a question.
 
         Raises:
-            ToolError: the question has failed; INTERNAL by a failure that this relay does not know.
+            ToolError: the question has failed.
             ClusterMessageError: ``data`` is no answer.
         """
-        message = _loaded(data)
-        if not self._reply.is_valid(message):
-            raise ClusterMessageError("an answer of another relay does not fit its document")
+        message = self._reply.read(data)
         if (failure := message.get("failure")) is not None:
-            known = Failure.__members__.get(failure["name"], Failure.INTERNAL)
-            raise ToolError(known, retry_after_ms=failure.get("retry_after_ms"))
+            raise _told(failure)
         reply: Mapping[str, Any] = message["reply"]
         return reply
-
-
-def _loaded(data: bytes) -> dict[str, Any]:
-    try:
-        message: dict[str, Any] = loads(data, max_bytes=MAX_PEER_BYTES)
-    except StrictJsonError as error:
-        raise ClusterMessageError(f"a message of another relay is {error.reason}") from None
-    return message

@@ -8,12 +8,13 @@ do I/O: ``presence_bucket`` reads and writes the bucket.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from attrs import define, field
 
 from relay.routing.port import NodeRef
+from schemas.payloads import OpenFinding
 
 ENDED_KEPT_S = 7 * 86_400
 """How long the servers keep the entry of a session that has ended: longer than keys of calls last, and than a
@@ -53,13 +54,13 @@ class OtherRelay:
     seen_s: float
 
 
+@define(eq=False, repr=False)
 class EndedEntries:
     """Which entries of ended sessions were read, until the servers have surely dropped them."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        # When each was read, the oldest first.
-        self._read_s: dict[str, float] = {}
+    _monotonic: Callable[[], float]
+    # When each was read, the oldest first.
+    _read_s: dict[str, float] = field(init=False, factory=dict)
 
     def seen(self, node_id: str, *, has_ended: bool) -> None:
         self._read_s.pop(node_id, None)
@@ -88,6 +89,7 @@ class Effects:
         end_superseded: ends the session of a node that has a newer one at the relay that is named.
         show: shows in the lists whether a node is connected elsewhere; False if it is not known yet.
         moved: takes in that another relay may have sent commands to a node.
+        found: takes what a node that is connected elsewhere has reported to be wrong with it.
         history_unknown: takes in whether that is still to be found out: the session's entry is not written.
     """
 
@@ -95,6 +97,7 @@ class Effects:
     show: Callable[[str, bool], bool]
     moved: Callable[[str], None]
     history_unknown: Callable[[str, bool], None]
+    found: Callable[[str, Sequence[OpenFinding]], None] = lambda _node_id, _findings: None
 
 
 ElsewhereHandler = Callable[[str, NodeEntry | None], None]
@@ -216,6 +219,8 @@ class Presence:
     _behind: dict[str, int] = field(init=False, factory=dict)
     _shown: dict[str, NodeEntry] = field(init=False, factory=dict)
     _not_shown_yet: set[str] = field(init=False, factory=set)
+    # What nodes have reported to be open, with the session in which they did.
+    _findings: dict[str, tuple[str, Sequence[OpenFinding]]] = field(init=False, factory=dict)
     _on_elsewhere: list[ElsewhereHandler] = field(init=False, factory=list)
     _on_relay_gone: list[Callable[[str], None]] = field(init=False, factory=list)
     to_write: set[str] = field(init=False, factory=set)
@@ -259,6 +264,12 @@ class Presence:
             return self._relay
         shown = self._shown.get(node_id)
         return shown.relay if shown is not None else None
+
+    def holders(self, node_id: str) -> Sequence[str]:
+        """Return the other relays that may hold a node: the one that is named first, since others may too."""
+        named = self._entries.get(node_id)
+        first = named.relay if named is not None and named.connected else ""
+        return sorted(self.others(), key=lambda relay: relay != first)
 
     # --- what happens here
 
@@ -334,6 +345,7 @@ class Presence:
                 held.revision = None
         self._bucket = bucket
         self._entries.clear()
+        self._findings.clear()
         self._revisions.clear()
         self._behind.clear()
         self._ended.clear()
@@ -345,8 +357,19 @@ class Presence:
             self._show(node_id)
         self.to_write |= self._held.keys() - self._entries.keys()
 
+    def gone_before(self, revision: int) -> set[tuple[str, int]]:
+        """Return the entries of sessions that go on, if they have lower revisions than all in the bucket.
+
+        Nothing but a purge removes them. One that was replaced a moment ago may be among them.
+        """
+        return {
+            (node_id, entry.revision)
+            for node_id, entry in self._entries.items()
+            if entry.connected and entry.revision < revision
+        }
+
     def node_seen(self, node_id: str, entry: NodeEntry | None, revision: int) -> None:
-        """Take in the entry of a node, with its revision; None if it was removed, or is none."""
+        """Take in the entry of a node, with its revision; None if it was removed, or is malformed."""
         self._revisions[node_id] = revision
         self._ended.seen(node_id, has_ended=entry is not None and not entry.connected)
         if revision > self._behind.get(node_id, revision):
@@ -371,12 +394,27 @@ class Presence:
                     self._effects.moved(node_id)
         self._show(node_id)
 
+    def findings_seen(self, node_id: str, session_id: str, findings: Sequence[OpenFinding]) -> None:
+        """Take in what a node has reported in a session, at another relay or here."""
+        if findings:
+            self._findings[node_id] = session_id, findings
+        else:
+            self._findings.pop(node_id, None)
+        self._show_findings(node_id)
+
+    def _show_findings(self, node_id: str) -> None:
+        if (entry := self._shown.get(node_id)) is not None:
+            session_id, findings = self._findings.get(node_id, ("", ()))
+            self._effects.found(node_id, findings if session_id == entry.session_id else ())
+
     def relay_seen(self, relay: str) -> None:
         """Take in a lease that was renewed; with this relay's own, end those that were not."""
         if relay == self._relay:
             for ended in self._leases.own_renewed():
                 self.relay_gone(ended)
-            self._show_what_waits()
+            waiting, self._not_shown_yet = self._not_shown_yet, set()
+            for node_id in waiting:
+                self._show(node_id)
             self._tidy()
         elif self._leases.renewed(relay):
             self._show_nodes_of(relay)
@@ -409,11 +447,6 @@ class Presence:
         for node_id in self._ended.take_dropped():
             self._entries.pop(node_id, None)
             self._revisions.pop(node_id, None)
-
-    def _show_what_waits(self) -> None:
-        waiting, self._not_shown_yet = self._not_shown_yet, set()
-        for node_id in waiting:
-            self._show(node_id)
 
     def _lost_entries(self) -> None:
         """Take in that the bucket was lost, and with it which relays had the nodes before."""
@@ -457,6 +490,7 @@ class Presence:
             del self._shown[node_id]
         else:
             self._shown[node_id] = entry
+            self._show_findings(node_id)
         for handler in self._on_elsewhere:
             handler(node_id, entry)
 

@@ -8,7 +8,7 @@ by what it reads: ``presence`` does.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -17,30 +17,31 @@ from attrs import define, field
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import Header, KeyValueConfig
-from nats.js.errors import BucketNotFoundError
-from nats.js.kv import KeyValue
+from nats.js.api import Header
+from nats.js.kv import KV_OP, KV_PURGE, KeyValue
 from structlog.typing import FilteringBoundLogger
 
-from relay.ascii_json import encoded
 from relay.cluster.client import reason_of
 from relay.cluster.connection import ConnectionWork
-from relay.cluster.jetstream import append, grow, in_copies
+from relay.cluster.jetstream import append, check_readers, checked, presence_stream
 from relay.cluster.presence import ENDED_KEPT_S, LEASE_INTERVAL_S, NodeEntry, Presence
+from relay.cluster.server_config import bucket_of
+from relay.cluster.signed_entries import NotSignedError, SignedDocuments
+from relay.observability.ascii_json import encoded
 from relay.routing.port import NodeRef
 from schemas.error_roots import PeerError
+from schemas.payloads import OpenFinding
 from schemas.projection import is_node_id
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
-_NODE, _RELAY = "node", "relay"
-_NODE_REF, _RELAY_REF = "cluster.node@1.0.0", "cluster.relay@1.0.0"
+_NODE, _RELAY, _FINDINGS = "node", "relay", "findings"
+_REFS = {_NODE: "cluster.node@1.0.0", _RELAY: "cluster.relay@1.0.0", _FINDINGS: "cluster.findings@1.0.0"}
 LEASE_KEPT_S = 60
 """How long the servers keep a lease that is not renewed, and the sign that one was given up."""
-_MAX_BYTES = 1024
-MAX_BUCKET_BYTES = 256 * 1024 * 1024
-"""How much the servers keep, and a relay reads: a million nodes, of about 250 bytes each."""
+_MAX_BYTES = 4096
+_CHECK_STREAM_S = 15.0
 _TIMEOUT_S = 2.0
 _RETRY_S = 1.0
 
@@ -71,28 +72,49 @@ class PresenceBucket:
         url: str,
         registry: SchemaRegistry,
         count: Count,
+        signed: SignedDocuments,
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._presence = presence
-        self._name = f"edge_{fleet}_presence"
-        self.stream = f"KV_{self._name}"
+        self._fleet = fleet
+        self._name = bucket_of(fleet)
+        self._wanted = presence_stream(fleet)
+        self.stream = str(self._wanted.name)
         self._relay = relay
-        self._lease_key = f"{_RELAY}.{relay}"
+        self._lease_subject = f"$KV.{self._name}.{_RELAY}.{relay}"
         self._lease = encoded({"url": url}).encode("ascii")
-        self._node_document = registry.load(_NODE_REF)
-        self._relay_document = registry.load(_RELAY_REF)
+        self._documents = {kind: registry.load(ref) for kind, ref in _REFS.items()}
         self._count = count
+        self._signed = signed
         self._log = log
         self._sleep = sleep
         self._wake = asyncio.Event()
         self._reported: str | None = None
         self._read_to = 0
+        self._purges = 0
         self._made: str | None = None
         self._leases_read_to = 0
+        # Of the nodes of this relay: the entries of what they have reported, and which are to be written.
+        self._findings: dict[str, bytes] = {}
+        self._findings_due: set[str] = set()
+        self._nothing_open: dict[str, bytes] = {}
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
         self._presence.connection_changed(node, connected)
+        if not connected and node.node_id in self._findings:
+            self.found(node, ())
+        self._wake.set()
+
+    def found(self, node: NodeRef, findings: Sequence[OpenFinding]) -> None:
+        """Show the other relays what a node of this one has reported to be wrong with it."""
+        entry = encoded({"session_id": node.session_id, "findings": findings}).encode("ascii")
+        kept, other = (
+            (self._findings, self._nothing_open) if findings else (self._nothing_open, self._findings)
+        )
+        kept[node.node_id] = entry
+        other.pop(node.node_id, None)
+        self._findings_due.add(node.node_id)
         self._wake.set()
 
     async def serve(self, client: Client) -> None:
@@ -100,7 +122,7 @@ class PresenceBucket:
         context = client.jetstream(timeout=_TIMEOUT_S)
         while client.is_connected:
             try:
-                await self._follow(context)
+                await self._follow(client, context)
             except* (NatsError, PeerError, TimeoutError) as errors:
                 self._report(reason_of(errors.exceptions[0]))
             await self._sleep(_RETRY_S)
@@ -108,8 +130,10 @@ class PresenceBucket:
     async def leave(self, client: Client) -> None:
         """Give up the lease, so that the others know at once that this relay ends."""
         with suppress(NatsError, TimeoutError):
-            bucket = await client.jetstream(timeout=_TIMEOUT_S).key_value(self._name)
-            await bucket.purge(self._lease_key, msg_ttl=LEASE_KEPT_S)
+            # Not the library's ``purge``, which wants a right besides: to have all that was before removed.
+            await client.jetstream(timeout=_TIMEOUT_S).publish(
+                self._lease_subject, headers={KV_OP: KV_PURGE}, msg_ttl=LEASE_KEPT_S
+            )
 
     async def keep_lists(self) -> None:
         """Take the nodes of others off the lists when the bucket cannot be read for long, until cancelled."""
@@ -123,16 +147,16 @@ class PresenceBucket:
             self._reported = reason
             self._log.warning("presence not available", reason=reason)
 
-    async def _follow(self, context: JetStreamContext) -> None:
-        bucket = await self._bucket(context)
-        info = (await bucket.status()).stream_info
-        await grow(context, info)
-        self._begin(str(info.created))
+    async def _follow(self, client: Client, context: JetStreamContext) -> None:
+        # After a purge it is as one that was made anew.
+        self._begin(f"{(await checked(context, self._wanted)).created} {self._purges}")
+        bucket = await context.key_value(self._name)
         first = await self._put_lease(context)
         async with asyncio.TaskGroup() as tasks:
             # Also while no reader can be made: for that the servers need a leader of their cluster, and for
             # a write one of the bucket. Those that elect the former may have the latter.
             tasks.create_task(self._renew(context))
+            tasks.create_task(self._keep_checking(client, context))
             async with self._watcher(bucket) as watcher:
                 tasks.create_task(self._read(watcher))
                 tasks.create_task(self._write(context))
@@ -157,17 +181,7 @@ class PresenceBucket:
         self._read_to = 0
         if made != self._made:
             self._made, self._leases_read_to = made, 0
-
-    async def _bucket(self, context: JetStreamContext) -> KeyValue:
-        """Return the bucket, made if there is none."""
-        try:
-            return await context.key_value(self._name)
-        except BucketNotFoundError:
-            return await in_copies(
-                lambda copies: context.create_key_value(
-                    KeyValueConfig(self._name, replicas=copies, max_bytes=MAX_BUCKET_BYTES)
-                )
-            )
+            self._findings_due |= self._findings.keys()
 
     async def _read(self, watcher: KeyValue.KeyWatcher) -> None:
         async for entry in watcher:
@@ -180,17 +194,23 @@ class PresenceBucket:
 
     def _take(self, entry: KeyValue.Entry) -> None:
         kind, _, name = entry.key.partition(".")
-        if not (is_node_id(name) if kind == _NODE else kind == _RELAY and _RELAY_ID.fullmatch(name)):
+        is_of_node = kind in {_NODE, _FINDINGS}
+        if not (is_node_id(name) if is_of_node else kind == _RELAY and _RELAY_ID.fullmatch(name)):
             self._drop(entry)
             return
         value, revision = self._value(kind, entry), entry.revision or 0
         if kind == _RELAY:
-            if value is None:
+            if value is None and entry.operation is not None:
                 self._presence.relay_gone(name)
+            elif value is None:
+                return  # what cannot be read ends no lease: it ends by itself
             elif revision > self._leases_read_to:
                 # One that was read before is of a relay that may have ended since.
                 self._leases_read_to = revision
                 self._presence.relay_seen(name)
+        elif kind == _FINDINGS:
+            reported = value or {"session_id": "", "findings": []}
+            self._presence.findings_seen(name, reported["session_id"], reported["findings"])
         else:
             seen = None
             if value is not None:
@@ -198,13 +218,14 @@ class PresenceBucket:
             self._presence.node_seen(name, seen, revision)
 
     def _value(self, kind: str, entry: KeyValue.Entry) -> dict[str, Any] | None:
-        """Return what ``entry`` holds; None if it was removed, or is none that this relay reads."""
+        """Return what ``entry`` holds; None if it was removed, or is not one that this relay reads."""
         if entry.operation is not None or entry.value is None:
             return None
-        document = self._relay_document if kind == _RELAY else self._node_document
+        document = self._documents[kind]
         try:
-            value: dict[str, Any] = loads(entry.value, max_bytes=_MAX_BYTES)
-        except StrictJsonError:
+            signed = self._signed.read(self._subject(entry.key), entry.value)
+            value: dict[str, Any] = loads(signed.document, max_bytes=_MAX_BYTES)
+        except (NotSignedError, StrictJsonError):
             value = {}
         if not document.is_valid(value):
             self._drop(entry)
@@ -219,6 +240,21 @@ class PresenceBucket:
         while True:
             await self._sleep(LEASE_INTERVAL_S)
             await self._put_lease(context)
+
+    async def _keep_checking(self, client: Client, context: JetStreamContext) -> None:
+        """Check that the bucket is as it was made and filled, and where the servers send what is in it.
+
+        Each relay may add a reader, and an administrator may purge it.
+        """
+        gone: set[tuple[str, int]] = set()
+        while True:
+            await check_readers(client, self._wanted, self._fleet)
+            await self._sleep(_CHECK_STREAM_S)
+            info = await checked(context, self._wanted)
+            before, gone = gone, self._presence.gone_before(info.state.first_seq)
+            if before & gone:
+                self._purges += 1
+                raise _NotReadError("entries were removed from it: all is written again")
 
     async def _check_reading(self, first: int) -> NoReturn:
         """See that leases come back that this relay writes; all is read once that of revision ``first`` has.
@@ -239,8 +275,11 @@ class PresenceBucket:
 
     async def _put_lease(self, context: JetStreamContext) -> int:
         """Write the lease with a time to live, which the library's ``put`` lacks; return its revision."""
-        subject = f"$KV.{self._name}.{self._lease_key}"
-        return (await context.publish(subject, self._lease, msg_ttl=LEASE_KEPT_S)).seq
+        lease = self._signed.written(self._lease_subject, self._lease)
+        return (await context.publish(self._lease_subject, lease, msg_ttl=LEASE_KEPT_S)).seq
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self._name}.{key}"
 
     async def _write(self, context: JetStreamContext) -> None:
         due = self._presence.to_write
@@ -252,18 +291,36 @@ class PresenceBucket:
                 except BaseException:
                     due.add(node_id)
                     raise
+            while self._findings_due:
+                node_id = self._findings_due.pop()
+                try:
+                    await self._write_findings(context, node_id)
+                except BaseException:
+                    self._findings_due.add(node_id)
+                    raise
             self._wake.clear()
             await self._wake.wait()
+
+    async def _write_findings(self, context: JetStreamContext, node_id: str) -> None:
+        """Write what a node has reported last; the servers drop what says nothing."""
+        subject = f"$KV.{self._name}.{_FINDINGS}.{node_id}"
+        if (entry := self._findings.get(node_id)) is not None:
+            await context.publish(subject, self._signed.written(subject, entry))
+        elif (entry := self._nothing_open.get(node_id)) is not None:
+            await context.publish(subject, self._signed.written(subject, entry), msg_ttl=LEASE_KEPT_S)
+            if self._nothing_open.get(node_id) is entry:
+                del self._nothing_open[node_id]
 
     async def _write_one(self, context: JetStreamContext, node_id: str) -> None:
         if (wanted := self._presence.entry_to_write(node_id)) is None:
             return
         entry, replaces = wanted
         shown = {"relay": entry.relay, "session_id": entry.session_id, "connected": entry.connected}
+        subject = self._subject(f"{_NODE}.{node_id}")
         revision = await append(
             context,
-            f"$KV.{self._name}.{_NODE}.{node_id}",
-            encoded(shown).encode("ascii"),
+            subject,
+            self._signed.written(subject, encoded(shown).encode("ascii")),
             expected={Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(replaces)},
             kept_s=None if entry.connected else ENDED_KEPT_S,
         )

@@ -49,19 +49,6 @@ def test_without_one_on_path_the_extras_is_taken(monkeypatch: pytest.MonkeyPatch
     assert os.access(found, os.X_OK)
 
 
-@pytest.mark.integration
-def test_with_neither_the_error_names_the_three_ways_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    on_path(monkeypatch, tmp_path, None)
-    monkeypatch.setattr("relay.broker.nats_server._DISTRIBUTION", "no-such-distribution")
-    with pytest.raises(ProgramError) as error:
-        find_nats_server()
-    for way in ("edge-kubelet[broker]", "--broker", "--no-broker"):
-        assert way in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

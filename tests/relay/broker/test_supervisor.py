@@ -338,31 +338,30 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
 
 
 @pytest.mark.integration
-def test_what_is_recorded_is_ended_and_named(started: Started, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("started", "before", "by"),
+    [
+        pytest.param(SLEEPS, signal.SIGCONT, signal.SIGTERM, id="running"),
+        pytest.param(SLEEPS, signal.SIGSTOP, signal.SIGTERM, id="suspended"),
+        pytest.param(DEAF, signal.SIGCONT, signal.SIGKILL, id="ignores SIGTERM"),
+    ],
+    indirect=["started"],
+)
+def test_what_is_recorded_is_ended_and_named(
+    started: Started,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: signal.Signals,
+    by: signal.Signals,
+) -> None:
+    if by is signal.SIGKILL:
+        monkeypatch.setattr("relay.broker.supervisor._END_TIMEOUT_S", 0.1)
     record(started.process.pid, tmp_path / "process")
+    os.kill(started.process.pid, before)
     assert end_leftover(tmp_path / "process", CONFIG) == started.process.pid
-    assert started.process.wait() == -signal.SIGTERM
+    assert started.process.wait() == -by
     # And then there is none.
     assert end_leftover(tmp_path / "process", CONFIG) is None
-
-
-@pytest.mark.integration
-def test_a_suspended_process_is_ended_too(started: Started, tmp_path: Path) -> None:
-    record(started.process.pid, tmp_path / "process")
-    os.kill(started.process.pid, signal.SIGSTOP)
-    assert end_leftover(tmp_path / "process", CONFIG) == started.process.pid
-    assert started.process.wait() == -signal.SIGTERM
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("started", [DEAF], indirect=True)
-def test_one_that_does_not_end_is_killed(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.broker.supervisor._END_TIMEOUT_S", 0.1)
-    record(started.process.pid, tmp_path / "process")
-    assert end_leftover(tmp_path / "process", CONFIG) == started.process.pid
-    assert started.process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.integration
@@ -375,11 +374,10 @@ def test_another_process_with_the_same_number_is_left_alone(started: Started, tm
     assert started.process.poll() is None
 
 
-@pytest.mark.parametrize("text", ["", "x", "1", "-1 x y", "0 x y", "99999999999999999999 x y", "\x00\xff"])
-def test_a_record_that_is_damaged_names_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "process").write_text(text, "utf-8")
-    assert end_leftover(tmp_path / "process", CONFIG) is None
-
-
-def test_without_a_record_there_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", [None, "", "x", "1", "-1 x y", "0 x y", "99999999999999999999 x y", "\x00\xff"]
+)
+def test_a_record_that_is_missing_or_damaged_names_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "process").write_text(text, "utf-8")
     assert end_leftover(tmp_path / "process", CONFIG) is None

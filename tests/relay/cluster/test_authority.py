@@ -1,7 +1,6 @@
 """What relays without the CA's key ask of the one that has it: by a real nats-server, and with a real CA."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,7 @@ from relay.limits.rate_limits import Allowance
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolments import EnrolmentRefusedError
 from relay.pki.forwarding import ForwardedEnrolments, ForwardedLeaves
-from relay.pki.relay_tls import RELAY_NAME, public_key_pem
 from relay.pki.renewals import Renewals
-from relay.pki.roots import make_server_key
 from relay.routing.authority_port import (
     AuthorityAction,
     AuthorityRefusedError,
@@ -35,9 +32,10 @@ from tests.fakes.authority import CSR, Holder
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.enrolling import request_of
-from tests.fakes.hub import PUBLIC_URL, Hub, counted
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub, counted
 from tests.fakes.polling import BOUND_S, until
-from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
+from tests.fakes.signer import NODE_ID, TENANT
 
 ASKED = {"node_id": NODE_ID, "kid": "ab" * 32}
 
@@ -114,21 +112,6 @@ async def test_a_node_enrols_by_its_proof_alone_and_both_relays_record_it(site: 
     assert site.counted(site.holder, "answered", "ok") == 1
 
 
-async def test_one_use_of_a_join_token_is_one_also_for_two_nodes_at_once(site: Site) -> None:
-    token = site.token()
-    requests = [request_of(token), request_of(token, OTHER_NODE_ID)]
-    ended = await asyncio.gather(*map(site.enrolments().enrol, requests), return_exceptions=True)
-    refused = [each for each in ended if isinstance(each, EnrolmentRefusedError)]
-    assert [(each.reason, each.status) for each in refused] == [("used_up", 403)]
-
-
-async def test_a_request_that_was_changed_on_the_way_enrols_no_node(site: Site) -> None:
-    request = request_of(site.token()) | {"nonce": "n" * 43}
-    with pytest.raises(EnrolmentRefusedError) as refused:
-        await site.enrolments().enrol(request)
-    assert (refused.value.reason, refused.value.status) == ("proof", 403)
-
-
 async def test_a_leaf_is_renewed_for_the_key_that_it_has(site: Site) -> None:
     held, renewals = site.identity(), site.renewals()
     issued = await renewals.renew(held, CSR, server_roots=True)
@@ -159,16 +142,6 @@ async def test_a_node_is_retired_with_all_its_leaves(site: Site) -> None:
     with pytest.raises(ToolError) as refused:
         await site.renewals().retire(held)
     assert refused.value.failure is Failure.ATTESTATION_FAILED
-
-
-async def test_a_relay_gets_a_certificate_for_the_names_of_the_fleet_alone(site: Site) -> None:
-    key = make_server_key(os.urandom)
-    members = {"use": "serve", "public_key": public_key_pem(key.public_key())}
-    answer = await site.asker.part.authority.ask(AuthorityAction.CERTIFY, members)
-    assert answer["certificate"].startswith("-----BEGIN CERTIFICATE-----")
-    assert [each.name for each in site.ca.records().issued.values()] == [RELAY_NAME]
-    with pytest.raises(AuthorityRefusedError):
-        await site.asker.part.authority.ask(AuthorityAction.CERTIFY, members | {"use": "broker"})
 
 
 @pytest.mark.integration
@@ -244,6 +217,9 @@ async def test_an_answer_that_is_late_is_none_and_what_was_begun_ends(
         outcomes: list[str] = []
         asker = AuthorityAsker(
             requests=member.part.connection,
+            link=member.part.link,
+            is_sealed=lambda: False,
+            others=lambda: (),
             messages=AuthorityMessages(registry),
             fleet=FLEET,
             relay="01HZX9K3M4P7Q8R9S0T1V2W3XC",

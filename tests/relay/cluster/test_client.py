@@ -4,7 +4,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,21 +18,24 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import Header
 
 from relay.cluster import client as direct_client
-from relay.cluster.client import DirectClient, Replies, reason_of, reason_of_end, respond_now, subscribe
+from relay.cluster.client import DirectClient, reason_of, reason_of_end, respond_now, subscribe
 from relay.settings.config import ClusterConfig
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
-from tests.fakes.cluster_server import NatsServer
+from tests.fakes.cluster_server import NatsServer, UnsubscribeGate
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.ports import unused_port
-from tests.fakes.unsubscribe_gate import UnsubscribeGate
 
 pytestmark = pytest.mark.integration
 
 INFO = b'INFO {"server_id":"a","version":"2.15.0","max_payload":1048576,"headers":true}\r\n'
 PING, PONG = b"PING\r\n", b"PONG\r\n"
+
+
+def direct(lines: LogLines | None = None) -> DirectClient:
+    return DirectClient("edge.main.inbox.probe", make_logger("relay", lines or LogLines()))
 
 
 @dataclass
@@ -47,6 +50,7 @@ class RawServer:
     writer: asyncio.StreamWriter
     client: DirectClient
     closed: asyncio.Event
+    lines: LogLines
     read: bytearray = field(default_factory=bytearray)
 
     @classmethod
@@ -61,7 +65,8 @@ class RawServer:
             writer.write(PONG)
             accepted.put_nowait((reader, writer))
 
-        client, closed = DirectClient("edge.probe"), asyncio.Event()
+        lines = LogLines()
+        client, closed = direct(lines), asyncio.Event()
 
         async def ended() -> None:
             closed.set()
@@ -80,7 +85,7 @@ class RawServer:
         )
         reader, writer = await accepted.get()
         try:
-            yield cls(reader, writer, client, closed)
+            yield cls(reader, writer, client, closed, lines)
         finally:
             await client.close()
             writer.close()
@@ -208,6 +213,28 @@ async def arrives_in_pieces(stream: bytes, size: int) -> None:
         await server.until_read(PONG)
 
 
+async def test_a_message_with_large_headers_is_dropped_before_these_are_parsed() -> None:
+    """Parsing a megabyte of them would hold everything else up for a third of a second."""
+    headers = b"NATS/1.0\r\n" + b"a: b\r\n" * 1000 + b"\r\n"
+    fitting = b"NATS/1.0\r\n" + b"a: b\r\n" * 10 + b"\r\n"
+    async with RawServer.connected() as server:
+        messages, others = await server.heard(), list[bytes]()
+
+        async def other(message: Msg) -> None:
+            others.append(message.data)
+
+        await server.client.subscribe("edge.library", cb=other)
+        for number in (1, 2, 1, 2):
+            for block, data in ((headers, b"large"), (fitting, b"small")):
+                size = len(block) + len(data)
+                line = f"HMSG edge.direct {number} {len(block)} {size}\r\n".encode()
+                server.writer.write(line + block + data + b"\r\n")
+        await until(lambda: len(messages) == len(others) == 2)
+    assert {message.data for message in messages} | set(others) == {b"small"}
+    (dropped,) = server.lines.entries("message of another relay dropped")
+    assert dropped["reason"] == "it has more than 4096 bytes of headers"
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -251,20 +278,7 @@ async def test_what_a_server_does_not_read_waits_and_is_sent_in_order() -> None:
         assert server.client.pending_data_size == 0
 
 
-INBOX = "edge.main.inbox"
 DRAINED = "edge.main.cmd.x"
-
-
-@asynccontextmanager
-async def connected_to(client: Client, nats: NatsServer, port: int) -> AsyncIterator[Client]:
-    seed = nats.credentials.read_text()
-    await client.connect(
-        f"nats://127.0.0.1:{port}", nkeys_seed_str=seed, inbox_prefix=INBOX, allow_reconnect=False
-    )
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 async def test_a_drained_subscription_gets_what_is_sent_before_the_server_has_ended_it(
@@ -272,8 +286,8 @@ async def test_a_drained_subscription_gets_what_is_sent_before_the_server_has_en
 ) -> None:
     async with (
         UnsubscribeGate(nats.address).running() as gate,
-        connected_to(DirectClient(f"{INBOX}.probe"), nats, gate.port) as client,
-        connected_to(Client(), nats, nats.address.port) as other,
+        nats.connected(direct(), gate.port) as client,
+        nats.connected() as other,
     ):
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         subscription = await client.subscribe(DRAINED, cb=arrived.put)
@@ -292,8 +306,8 @@ async def test_a_drained_subscription_gets_what_is_sent_before_the_server_has_en
 
 
 async def test_a_flush_that_no_server_answers_is_given_up(nats: NatsServer) -> None:
-    client = DirectClient(f"{INBOX}.probe")
-    async with UnsubscribeGate(nats.address).running() as gate, connected_to(client, nats, gate.port):
+    client = direct()
+    async with UnsubscribeGate(nats.address).running() as gate, nats.connected(client, gate.port):
         subscription = await client.subscribe(DRAINED)
         await client.flush()
         gate.arm()
@@ -304,18 +318,6 @@ async def test_a_flush_that_no_server_answers_is_given_up(nats: NatsServer) -> N
 
 
 SUBJECT = "edge.main.test"
-
-
-@asynccontextmanager
-async def connected(server: NatsServer) -> AsyncIterator[Client]:
-    client = Client()
-    await client.connect(
-        server.url, inbox_prefix="edge.main.inbox", nkeys_seed_str=server.credentials.read_text().strip()
-    )
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 class Answerer:
@@ -343,23 +345,23 @@ class Answerer:
 
 @pytest_asyncio.fixture
 async def answerer(nats: NatsServer) -> AsyncIterator[Answerer]:
-    async with connected(nats) as client:
+    async with nats.connected() as client:
         answerer = Answerer(client, LogLines())
         await answerer.listen()
         yield answerer
 
 
 @pytest_asyncio.fixture
-async def replies(nats: NatsServer) -> AsyncIterator[Replies]:
-    async with AsyncExitStack() as stack:
-        replies = Replies(await stack.enter_async_context(connected(nats)))
-        await replies.open(make_logger("relay", LogLines()))
-        yield replies
+async def client(nats: NatsServer) -> AsyncIterator[DirectClient]:
+    client = direct()
+    async with nats.connected(client):
+        await client.take_replies()
+        yield client
 
 
-async def test_answers_find_their_requests_in_any_order(replies: Replies, answerer: Answerer) -> None:
+async def test_answers_find_their_requests_in_any_order(client: DirectClient, answerer: Answerer) -> None:
     payloads = [b"one", b"two", b"three"]
-    requests = [asyncio.create_task(replies.to(SUBJECT, payload, BOUND_S)) for payload in payloads]
+    requests = [asyncio.create_task(client.ask(SUBJECT, payload, BOUND_S)) for payload in payloads]
     await until(lambda: len(answerer.asked) == len(payloads))
     for message in reversed(answerer.asked):
         await message.respond(b"to " + message.data)
@@ -367,32 +369,32 @@ async def test_answers_find_their_requests_in_any_order(replies: Replies, answer
 
 
 async def test_an_answer_after_the_deadline_is_no_answer_to_the_next_request(
-    replies: Replies, answerer: Answerer
+    client: DirectClient, answerer: Answerer
 ) -> None:
     with pytest.raises(TimeoutError):
-        await replies.to(SUBJECT, b"late", 0.02)
+        await client.ask(SUBJECT, b"late", 0.02)
     await until(lambda: len(answerer.asked) == 1)
-    following = asyncio.create_task(replies.to(SUBJECT, b"next", BOUND_S))
+    following = asyncio.create_task(client.ask(SUBJECT, b"next", BOUND_S))
     await until(lambda: len(answerer.asked) == 2)
     for message in answerer.asked:
         await message.respond(b"to " + message.data)
     assert await following == b"to next"
 
 
-async def test_two_answers_to_one_request_are_one(replies: Replies, answerer: Answerer) -> None:
-    request = asyncio.create_task(replies.to(SUBJECT, b"", BOUND_S))
+async def test_two_answers_to_one_request_are_one(client: DirectClient, answerer: Answerer) -> None:
+    request = asyncio.create_task(client.ask(SUBJECT, b"", BOUND_S))
     await until(lambda: len(answerer.asked) == 1)
     await answerer.asked[0].respond(b"first")
     await answerer.asked[0].respond(b"second")
     assert await request == b"first"
 
 
-async def test_a_bug_loses_one_message_and_no_other(replies: Replies, answerer: Answerer) -> None:
+async def test_a_bug_loses_one_message_and_no_other(client: DirectClient, answerer: Answerer) -> None:
     answerer.bugs = 1
-    lost = asyncio.create_task(replies.to(SUBJECT, b"lost", BOUND_S))
+    lost = asyncio.create_task(client.ask(SUBJECT, b"lost", BOUND_S))
     entry = await answerer.lines.until("message of another relay not handled")
     assert "ValueError" in entry["exception"]
-    following = asyncio.create_task(replies.to(SUBJECT, b"next", BOUND_S))
+    following = asyncio.create_task(client.ask(SUBJECT, b"next", BOUND_S))
     await until(lambda: len(answerer.asked) == 1)
     await answerer.asked[0].respond(b"to next")
     assert await following == b"to next"
@@ -404,6 +406,9 @@ ALONE = "not connected; only this relay's own nodes can be called: "
 
 class WithoutJetStream(NatsServer):
     """A server that passes messages on, and keeps none."""
+
+    def make_streams(self) -> None:
+        """It has none."""
 
     def config_text(self) -> str:
         """Return what it is configured with."""
@@ -422,17 +427,9 @@ async def shown(config: ClusterConfig, state: Path, registry: SchemaRegistry, te
     """Return what a relay shows of the servers, once ``text`` is in it."""
     async with Member.joined(config, state, registry) as member:
         part = member.part
-        await until(lambda: text in part.health()["cluster"].state)
-        assert not part.health()["cluster"].ready
-        return part.health()["cluster"].state
-
-
-async def test_credentials_that_a_server_does_not_know(
-    nats: NatsServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, registry: SchemaRegistry
-) -> None:
-    foreign = NatsServer(tmp_path_factory.mktemp("foreign")).credentials
-    state = await shown(replace(nats.config, credentials=foreign), tmp_path / "relay", registry, "admit")
-    assert state.startswith(f"{ALONE}the server does not admit what --cluster-credentials names")
+        await until(lambda: text in part.health().state)
+        assert not part.health().ready
+        return part.health().state
 
 
 async def test_a_fleet_of_which_the_credentials_are_not(
@@ -440,11 +437,11 @@ async def test_a_fleet_of_which_the_credentials_are_not(
 ) -> None:
     other = replace(nats.config, fleet="north")
     states = {
-        await shown(other, tmp_path / name, registry, "what relays of --cluster-fleet need")
+        await shown(other, tmp_path / name, registry, "relays of --cluster-fleet")
         for name in ("one", "another")
     }
     (state,) = states  # nothing in it is of one connection alone, so it is logged once
-    assert state.startswith(f"{ALONE}the server does not permit ")
+    assert state.startswith(f"{ALONE}the server does not say to relays of --cluster-fleet whose user")
 
 
 async def test_a_server_without_jetstream(

@@ -1,4 +1,7 @@
 import asyncio
+import os
+import re
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -10,9 +13,10 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from relay.cluster.connection import ClusterConnection
-from relay.cluster.credentials import read_credentials
+from relay.cluster.credentials import CredentialsError, new_nkey, read_credentials
 from relay.routing.port import NoResponderError
-from relay.settings.config import ClusterConfig
+from relay.settings.config import ClusterConfig, ClusterServer
+from schemas.files import PRIVATE, PUBLIC, write_atomic
 from schemas.health import Loop
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
@@ -22,7 +26,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import ScriptedRouter, echoed
 from tests.fakes.seconds import Seconds
-from tests.fakes.signer import NODE_ID
+from tests.fakes.signer import NODE_ID, SimulatedCa
 
 pytestmark = pytest.mark.integration
 
@@ -111,7 +115,8 @@ async def test_a_server_that_does_not_know_the_relay_is_tried_again(
 ) -> None:
     foreign = NatsServer(tmp_path_factory.mktemp("foreign")).credentials
     async with Trial(replace(nats.config, credentials=foreign)) as trial:
-        await trial.lines.until("cluster not connected")
+        refused = await trial.lines.until("cluster not connected")
+        assert refused["reason"].startswith("the server does not admit what --cluster-credentials names")
         # It is tried again and again, and that is said once.
         await until(lambda: trial.pauses >= 3)
         assert not trial.connection.is_connected
@@ -188,7 +193,7 @@ async def test_it_ends_also_when_the_library_swallows_the_cancellation(nats: Nat
     assert trial.lines.entries("cluster connected") == []
 
 
-async def test_the_shipped_configuration_admits_a_relay_by_its_certificate(
+async def test_what_relay_cluster_init_has_made_admits_a_relay_by_its_certificate(
     tmp_path: Path, registry: SchemaRegistry
 ) -> None:
     with TlsNatsServer.running(tmp_path) as server:
@@ -199,19 +204,14 @@ async def test_the_shipped_configuration_admits_a_relay_by_its_certificate(
             await owner.hold(NODE_ID, asker)
             assert await asker.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
             await until(lambda: asker.part.presence.is_current and asker.part.ledgers.is_current)
-        async with Trial(replace(server.config, credentials=server.stranger)) as trial:
+        now_ms = time.time_ns() // 1_000_000
+        stranger = server.credentials_of("stranger", SimulatedCa("of others", now_ms), now_ms)
+        async with Trial(replace(server.config, credentials=stranger)) as trial:
             await trial.lines.until("cluster not connected")
         async with Trial(replace(server.config, root=None)) as trial:
             refused = await trial.lines.until("cluster not connected")
             assert refused["reason"].startswith("the certificate is not trusted: ")
             assert "--cluster-root" in refused["reason"]
-
-
-async def test_a_server_without_tls_gets_nothing_where_tls_is_meant(nats: NatsServer) -> None:
-    (plain,) = nats.config.servers
-    async with Trial(replace(nats.config, servers=(replace(plain, tls=True),))) as trial:
-        await trial.lines.until("cluster not connected")
-        assert not trial.connection.is_connected
 
 
 @pytest.mark.parametrize(
@@ -273,3 +273,58 @@ async def test_a_server_whose_check_meets_a_bug_is_not_moved_to(nats: NatsServer
         assert not await trial.connection.move(fails, "of no use")
         assert "not JSON" in trial.lines.entries("cluster connection failed")[0]["exception"]
         assert trial.connection.is_connected
+
+
+def configured(file: Path, *, tls: bool = False, root: Path | None = None) -> ClusterConfig:
+    return ClusterConfig((ClusterServer("127.0.0.1", 4222, tls=tls),), file, root, "main", "edge_main")
+
+
+def test_a_seed_is_a_secret_of_its_own_and_needs_no_tls_on_this_machine(tmp_path: Path) -> None:
+    seed, _ = new_nkey(os.urandom)
+    write_atomic(file := tmp_path / "seed", seed + "\n", PRIVATE)
+    credentials = read_credentials(configured(file))
+    assert (credentials.seed, credentials.tls) == (seed, None)
+    assert seed not in repr(credentials)
+    assert read_credentials(configured(file, tls=True)).tls is not None
+
+
+@pytest.mark.parametrize("text", ["", "SU", "SUAAAAAAAAAA", "U" * 58, "no seed at all"])
+def test_what_is_no_seed_is_refused_without_a_byte_of_it(tmp_path: Path, text: str) -> None:
+    write_atomic(file := tmp_path / "seed", text, PRIVATE)
+    with pytest.raises(CredentialsError) as refused:
+        read_credentials(configured(file))
+    assert text == "" or text not in str(refused.value).removeprefix(str(file))
+
+
+def test_credentials_that_others_can_read_are_not_used(tmp_path: Path) -> None:
+    seed, _ = new_nkey(os.urandom)
+    write_atomic(file := tmp_path / "seed", seed, PUBLIC)
+    with pytest.raises(
+        CredentialsError, match=f"^--cluster-credentials: .*chmod 600 {re.escape(str(file))}$"
+    ):
+        read_credentials(configured(file))
+
+
+def test_a_certificate_without_its_key_is_refused_with_the_option(tmp_path: Path) -> None:
+    server = TlsNatsServer(tmp_path)
+    write_atomic(file := tmp_path / "alone.pem", server.root.read_text("ascii"), PRIVATE)
+    with pytest.raises(
+        CredentialsError, match=r"^--cluster-credentials: .*are not a certificate and its key"
+    ):
+        read_credentials(configured(file))
+
+
+def test_a_certificate_with_its_key_is_shown_over_tls(tmp_path: Path) -> None:
+    server = TlsNatsServer(tmp_path)
+    credentials = read_credentials(configured(server.credentials, root=server.root))
+    assert credentials.seed is None
+    assert credentials.tls is not None
+
+
+def test_a_root_that_holds_no_certificate_is_refused(tmp_path: Path) -> None:
+    server = TlsNatsServer(tmp_path)
+    write_atomic(root := tmp_path / "nothing.pem", "nothing")
+    with pytest.raises(
+        CredentialsError, match=f"^--cluster-root: {re.escape(str(root))} holds no certificate"
+    ):
+        read_credentials(configured(server.credentials, root=root))

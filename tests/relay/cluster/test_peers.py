@@ -1,17 +1,21 @@
 """Questions between two relays, over a real nats-server."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from relay.cluster import peers as relay_peers
-from relay.routing.port import NoResponderError
+from relay.cluster.messages import FRAME, MAX_PEER_BYTES, ClusterMessageError, PeerMessages
+from relay.routing.port import Asker, NoResponderError
 from schemas.errors import Failure, ToolError
+from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET
 from tests.fakes.polling import BOUND_S, until
+from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +30,7 @@ class Waiting:
         self.go_on = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def __call__(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def __call__(self, _asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
         self.began.put_nowait(body)
         try:
             await self.go_on.wait()
@@ -51,8 +55,8 @@ async def failure_of(member: Member, relay: str, kind: str, body: Mapping[str, A
 
 
 async def test_a_question_is_answered_by_the_handler_of_its_kind(asker: Member, owner: Member) -> None:
-    async def told(relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"asked_by": relay, **body}
+    async def told(asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"asked_by": asker.relay, **body}
 
     owner.part.peers.answer("told", told)
     answer = await asker.part.peers.ask(await relay_of(owner, asker), "told", {"some": 1}, BOUND_S)
@@ -81,7 +85,7 @@ async def test_a_question_whose_time_is_over_fails_and_the_next_is_answered(
 
 
 async def test_why_a_question_has_failed_is_told_without_a_text(asker: Member, owner: Member) -> None:
-    async def fails(_relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def fails(_asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
         if body:
             raise ToolError(Failure.SESSION_UNKNOWN, "a text", retry_after_ms=7)
         raise ValueError("a bug")
@@ -99,12 +103,14 @@ async def test_why_a_question_has_failed_is_told_without_a_text(asker: Member, o
 
 
 async def test_what_is_too_large_is_not_sent_and_not_answered(asker: Member, owner: Member) -> None:
-    async def large(_relay: str, _body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def large(_asker: Asker, _body: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"some": "x" * (1 << 20)}
 
     owner.part.peers.answer("large", large)
     relay = await relay_of(owner, asker)
-    assert (await failure_of(asker, relay, "large", await large("", {}))).failure is Failure.ARGUMENTS_INVALID
+    assert (
+        await failure_of(asker, relay, "large", await large(Asker("", None), {}))
+    ).failure is Failure.ARGUMENTS_INVALID
     assert (await failure_of(asker, relay, "large", {})).failure is Failure.RESULT_INVALID
     await owner.fake.lines.until("answer to another relay too large")
 
@@ -151,3 +157,57 @@ async def test_a_relay_that_ends_answers_no_question_any_more(asker: Member, own
     question.cancel()
     with pytest.raises(asyncio.CancelledError):
         await question
+
+
+# --- what relays ask each other, as bytes: what one writes another reads, and nothing else is read
+
+
+RELAY, OTHER_RELAY = "01HZX9K3M4P7Q8R9S0T1V2W3XA", "01HZX9K3M4P7Q8R9S0T1V2W3XB"
+
+BODY = {"node_id": NODE_ID, "session_id": ASK_ID, "type": "telemetry", "payload": {"cap_id": "metrics"}}
+
+
+@pytest.fixture
+def messages(registry: SchemaRegistry) -> PeerMessages:
+    return PeerMessages(registry, RELAY)
+
+
+def question(**members: Any) -> bytes:
+    return json.dumps({"relay": OTHER_RELAY, "id": ASK_ID, "body": BODY} | members).encode()
+
+
+def test_a_body_of_any_form_is_read_where_no_kind_is_asked_for(messages: PeerMessages) -> None:
+    assert messages.read_ask(question(body={"any": 1}), None).body == {"any": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"no JSON", id="no JSON"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(question().replace(b'"id"', b'"relay": "x", "id"', 1), id="a member twice"),
+        pytest.param(question(relay="a relay"), id="no id of a relay"),
+        pytest.param(question(id=7), id="no id"),
+        pytest.param(question(body=[]), id="no body"),
+        pytest.param(question(more=1), id="an unknown member"),
+        pytest.param(question(body={**BODY, "node_id": "x"}), id="a body of another form"),
+        pytest.param(question(body={**BODY, "payload": {"x": "x" * MAX_PEER_BYTES}}), id="too large"),
+    ],
+)
+def test_what_is_no_question_is_refused_without_its_content(messages: PeerMessages, data: bytes) -> None:
+    with pytest.raises(ClusterMessageError) as refused:
+        messages.read_ask(data, FRAME)
+    assert NODE_ID not in str(refused.value)
+
+
+def test_a_failure_of_a_later_version_is_an_internal_one(messages: PeerMessages) -> None:
+    with pytest.raises(ToolError) as told:
+        messages.read_reply(b'{"failure": {"name": "OF_A_LATER_VERSION"}}')
+    assert told.value.failure is Failure.INTERNAL
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"reply": 1}', b'{"reply": {}, "failure": {"name": "X"}}'])
+def test_what_is_no_answer_is_refused(messages: PeerMessages, data: bytes) -> None:
+    with pytest.raises(ClusterMessageError):
+        messages.read_reply(data)

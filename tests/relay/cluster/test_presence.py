@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from relay.auth.permissions import Rights
 from relay.calls.idempotency import REMEMBERED_S
 from relay.cluster.presence import (
     ENDED_KEPT_S,
@@ -15,9 +16,12 @@ from relay.cluster.presence import (
     NodeEntry,
     Presence,
 )
+from relay.fleet.fleet import GRACE_MS
+from relay.fleet.node_record import Where
 from relay.routing.port import NodeRef
+from tests.fakes.hub import READ_ONLY, Hub
 from tests.fakes.seconds import Seconds
-from tests.fakes.signer import NODE_ID
+from tests.fakes.signer import NODE_ID, TENANT
 
 OWN, OTHER, THIRD = "OWN", "OTHER", "THIRD"
 BUCKET = "made at noon"
@@ -290,12 +294,6 @@ def test_which_is_newer_is_settled_when_the_own_entry_has_its_revision(stage: St
     assert stage.superseded == [NODE_ID]
 
 
-def test_a_node_that_returns_from_another_relay_has_moved(stage: Stage) -> None:
-    stage.see(7)
-    stage.connect()
-    assert stage.moved == [NODE_ID]
-
-
 def test_a_node_has_moved_once_whether_its_entry_is_read_or_acknowledged_first(stage: Stage) -> None:
     stage.see(7)
     stage.connect()
@@ -494,3 +492,40 @@ def test_a_bucket_that_was_made_anew_is_written_again(stage: Stage) -> None:
     stage.write(4)
     stage.see(3)
     assert stage.superseded == []
+
+
+# --- what a relay lists of the nodes of other relays when it reads nothing of them any more
+
+
+def listed(hub: Hub) -> int:
+    return len(list(hub.fleet.selected.listed(Rights.of(TENANT, [READ_ONLY]))))
+
+
+def ignore(*_: object) -> None:
+    """Change nothing of sessions and keys."""
+
+
+def test_tools_of_nodes_elsewhere_leave_half_a_minute_after_their_nodes(hub: Hub) -> None:
+    seconds = Seconds()
+
+    def show(node_id: str, elsewhere: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+        return hub.fleet.connection_changed(node_id, Where.ELSEWHERE if elsewhere else Where.NOWHERE)
+
+    presence = Presence(OWN, Effects(ignore, show, ignore, ignore), seconds)
+    hub.announce(hub.ca.issue())
+    presence.begin("a bucket")
+    presence.relay_seen(OWN)
+    presence.node_seen(NODE_ID, NodeEntry(OTHER, "S1", connected=True, revision=7), 7)
+    hub.clock.advance(2 * GRACE_MS)
+    assert listed(hub) == 2
+    seconds.now += UNREAD_S - 1
+    presence.forget_unread()
+    assert presence.nodes_elsewhere() == 1
+    seconds.now += 1
+    presence.forget_unread()
+    assert presence.nodes_elsewhere() == 0
+    hub.clock.advance(GRACE_MS - 1)
+    assert listed(hub) == 2
+    hub.clock.advance(1)
+    assert listed(hub) == 0
+    assert (UNREAD_S, GRACE_MS) == (30, 30_000)  # as docs/cluster.md says

@@ -3,31 +3,330 @@
 A node of this relay is reached by its session. A frame for any other goes to the relay that holds it, as
 presence has it, and those of a node go to the relays that they are for: lent tools to the one that has opened
 the caller's session, samples to all that have leased them. A frame is of one session of its node, and is lost
-with it. Must not know agents.
+with it.
+
+On its way to another relay a frame waits in a queue, in order for each node and bounded, and is acknowledged.
+One that the other relay has refused because it is busy is sent again; one that may have arrived never is.
+Samples go to every relay that has leased them: each by its channel in a fleet that is sealed; until then
+they are published once, on ``edge.<fleet>.telemetry.<node_id>``, by the relay that holds the node's session.
+Must not know agents.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.frame_queues import SAMPLE, FrameQueues, NodeAt, QueuedFrame, SampleSubjects
-from relay.cluster.messages import FRAME, CountMessage, PeerMessages
-from relay.cluster.presence import NodeEntry
-from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef, Peers
-from schemas.caller_tools import MAX_SESSIONS
+from relay.cluster.messages import FRAME, Asked, ClusterMessageError, CountMessage, PeerMessages
+from relay.cluster.sealed_link import SealedAsk, SealedLink
+from relay.observability.ascii_json import encoded
+from relay.routing.port import Asker, NodeRef, NoResponderError, Peers
 from schemas.errors import Failure, ToolError
-from schemas.frames import ONE_WAY, OneWayType, Role
-from schemas.handlers import Followers, Handlers
+from schemas.frames import MAX_FRAME_BYTES, OneWayType
+from schemas.ulids import UlidSource
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from functools import partial
+
+from relay.cluster.presence import NodeEntry
+from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames
+from schemas.callbacks import Followers, Handlers
+from schemas.caller_tools import MAX_SESSIONS
+from schemas.frames import ONE_WAY, Role
 from schemas.payloads import SessionEnd, TelemetryLease
 from schemas.registry import SchemaRegistry
-from schemas.ulids import UlidSource
+
+MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
+"""How much waits for one node on its way to one relay; the frame that exceeds it is the last."""
+
+_TIMEOUT_S = 2.0
+_RETRY_S = 1.0
+_FULL_RETRY_MS = 1000
+_MOST_TRIES = 100
+"""How often a frame is sent to a relay that refuses it for now: about as long as a request waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAt:
+    """A session of a node, and the other relay: the one that holds it, or the one that a frame goes to."""
+
+    node: NodeRef
+    relay: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFrame:
+    """A frame that waits."""
+
+    type: OneWayType
+    payload: Mapping[str, Any]
+    size: int
+
+
+def _body(node: NodeRef, type_: OneWayType, payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "node_id": node.node_id,
+        "session_id": node.session_id,
+        "type": type_.value,
+        "payload": payload,
+    }
+
+
+@define(eq=False)
+class _FrameQueue:
+    """What waits. ``is_broken`` from a frame that was lost until its loss was told."""
+
+    frames: deque[QueuedFrame] = field(factory=deque)
+    size: int = 0
+    is_broken: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+Before = Callable[[NodeAt, QueuedFrame], Awaitable[None]]
+"""Prepares for what a frame will cause. Is awaited before the frame is sent."""
+Lost = Callable[[NodeAt, QueuedFrame], None]
+"""Is called with the frame with which a queue broke. What waited behind it is lost too."""
+
+
+@define(eq=False, repr=False)
+class FrameQueues:
+    """The queues to all other relays. One that broke takes frames again when ``lost`` is called."""
+
+    _peers: Peers
+    _before: Before = field(kw_only=True)
+    _lost: Lost = field(kw_only=True)
+    _count: CountMessage = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _queues: dict[NodeAt, _FrameQueue] = field(init=False, factory=dict)
+
+    def put(self, where: NodeAt, type_: OneWayType, payload: Mapping[str, Any]) -> None:
+        """Queue a frame.
+
+        Raises:
+            ToolError: NODE_OFFLINE while the queue is broken; RATE_LIMITED if too much waits; INTERNAL if it
+                is larger than its type allows.
+        """
+        size = len(encoded(payload))
+        if size > type_.max_bytes:
+            raise ToolError(Failure.INTERNAL, "The frame does not fit its type.")
+        queue = self._queues.setdefault(where, _FrameQueue())
+        if queue.is_broken:
+            raise ToolError(Failure.NODE_OFFLINE)
+        if queue.size >= MAX_QUEUED_BYTES:
+            self._count(FRAME, "asked", "refused")
+            raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_FULL_RETRY_MS)
+        queue.frames.append(QueuedFrame(type_, payload, size))
+        queue.size += size
+        if queue.task is None:
+            queue.task = asyncio.create_task(self._run(where, queue))
+
+    def drop(self, node_id: str, but: NodeRef | None = None) -> None:
+        """Drop what waits for a node, or of it, except in its session ``but``."""
+        for where in [known for known in self._queues if known.node.node_id == node_id]:
+            if where.node == but:
+                continue
+            if (task := self._queues.pop(where).task) is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
+        self._queues.clear()
+        if tasks:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _run(self, where: NodeAt, queue: _FrameQueue) -> None:
+        try:
+            while queue.frames:
+                frame = queue.frames[0]
+                try:
+                    await self._send(where, frame)
+                except (NoResponderError, TimeoutError):
+                    await self._broke(where, queue, frame)
+                    return
+                queue.frames.popleft()
+                queue.size -= frame.size
+        except Exception as error:  # noqa: BLE001 - a bug must end one queue, and be seen
+            self._log.error("frames not sent", node_id=where.node.node_id, exc_info=error)
+        finally:
+            if self._queues.get(where) is queue:
+                del self._queues[where]
+
+    async def _send(self, where: NodeAt, frame: QueuedFrame) -> None:
+        """Send one frame, again while the other relay refuses it for now.
+
+        Raises:
+            NoResponderError: no relay holds it any more.
+            TimeoutError: no answer: it may have been taken.
+        """
+        await self._before(where, frame)
+        body = _body(where.node, frame.type, frame.payload)
+        for _ in range(_MOST_TRIES):
+            try:
+                await self._peers.ask(where.relay, FRAME, body, _TIMEOUT_S)
+            except ToolError as error:
+                if error.failure is Failure.NODE_OFFLINE:
+                    raise NoResponderError("the node is not there") from None
+                if error.failure is not Failure.RATE_LIMITED:
+                    break
+                await self._sleep((error.retry_after_ms or _FULL_RETRY_MS) / 1000)
+            else:
+                self._count(FRAME, "asked", "ok")
+                return
+        self._count(FRAME, "asked", "refused")
+        self._log.warning(
+            "frame not taken by another relay",
+            node_id=where.node.node_id,
+            relay=where.relay,
+            type=frame.type.value,
+        )
+
+    async def _broke(self, where: NodeAt, queue: _FrameQueue, frame: QueuedFrame) -> None:
+        for _ in queue.frames:
+            self._count(FRAME, "asked", "lost")
+        queue.frames.clear()
+        queue.is_broken = True
+        await self._sleep(_RETRY_S)
+        del self._queues[where]
+        self._lost(where, frame)
+
+
+SAMPLE = "sample"
+"""What a sample is counted as."""
+MAX_WAITING = 256
+"""The samples that wait to be published: those of all nodes of this relay."""
+MAX_UNREAD = 64
+"""The samples of one node that wait to be read."""
+
+TakeFrame = Callable[[str, Mapping[str, Any]], None]
+"""Takes a body of ``cluster.frame`` that the named relay has published. Must not block."""
+
+
+@define(eq=False, repr=False, kw_only=True)
+class SampleSubjects:
+    """Sends samples to the relays that have leased them, and reads those of the nodes that are followed."""
+
+    _link: SealedLink
+    _is_sealed: Callable[[], bool]
+    _messages: PeerMessages
+    _fleet: str
+    _take: TakeFrame
+    _ulids: UlidSource
+    _count: CountMessage
+    _log: FilteringBoundLogger
+    _waiting: deque[tuple[str, Collection[str], bytes]] = field(init=False, factory=deque)
+    _wake: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _client: Client | None = field(init=False, default=None)
+    _followed: dict[str, "Subscription | None"] = field(init=False, factory=dict)
+    _ended: list["Subscription"] = field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self._link.answer(SAMPLE, self._told)
+
+    def publish(self, node: NodeRef, payload: Mapping[str, Any], relays: Collection[str]) -> None:
+        """Send a sample of a node of this relay to ``relays``; the oldest that waits makes space for it."""
+        body = _body(node, OneWayType.TELEMETRY, payload)
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.popleft()
+            self._count(SAMPLE, "asked", "dropped")
+        message = self._messages.ask(self._ulids.new(), body)
+        self._waiting.append((self._subject(node.node_id), relays, message))
+        self._wake.set()
+
+    async def follow(self, node_id: str) -> None:
+        """Read the samples of a node from now on, during every connection."""
+        if node_id not in self._followed:
+            self._followed[node_id] = None
+            if self._client is not None:
+                # The connection may have just ended: the next one reads the samples of all that is followed.
+                with suppress(NatsError):
+                    await self._subscribe(self._client, node_id)
+
+    def unfollow(self, node_id: str) -> None:
+        if (subscription := self._followed.pop(node_id, None)) is not None:
+            self._ended.append(subscription)
+            self._wake.set()
+
+    async def serve(self, client: Client) -> None:
+        self._waiting.clear()  # from before the connection: too old
+        self._ended.clear()
+        self._followed = dict.fromkeys(self._followed)  # the subscriptions of a former client ended with it
+        self._client = client
+        try:
+            for node_id in list(self._followed):
+                await self._subscribe(client, node_id)
+            while True:
+                while self._waiting:
+                    await self._send(client, *self._waiting.popleft())
+                while self._ended:
+                    await self._ended.pop().unsubscribe()
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            self._client = None
+
+    async def _send(self, client: Client, subject: str, relays: Collection[str], message: bytes) -> None:
+        if not self._is_sealed():
+            await client.publish(subject, message)
+            self._count(SAMPLE, "asked", "ok")
+            return
+        for relay in relays:
+            is_sent = await self._link.send(relay, SAMPLE, message)
+            self._count(SAMPLE, "asked", "ok" if is_sent else "dropped")
+
+    async def _subscribe(self, client: Client, node_id: str) -> None:
+        if self._is_sealed():
+            return  # they come by the channels
+        subscription = await client.subscribe(
+            self._subject(node_id), cb=self._received, pending_msgs_limit=MAX_UNREAD
+        )
+        if self._client is not client:
+            return  # it has ended meanwhile, and its subscriptions with it
+        if node_id in self._followed:
+            self._followed[node_id] = subscription
+        else:
+            self._ended.append(subscription)
+            self._wake.set()
+
+    def _subject(self, node_id: str) -> str:
+        return f"edge.{self._fleet}.telemetry.{node_id}"
+
+    async def _received(self, message: Msg) -> None:
+        if self._is_sealed() or (asked := self._read(message.data)) is None:
+            return
+        if message.subject != self._subject(asked.body["node_id"]):
+            self._count(SAMPLE, "answered", "invalid")
+            self._log.warning("sample of another relay dropped", reason="it is of another node")
+            return
+        self._take(asked.relay, asked.body)
+
+    def _told(self, ask: SealedAsk) -> None:
+        # Whether that relay has the node, what takes it looks at.
+        if (asked := self._read(ask.body)) is not None:
+            self._take(ask.relay, asked.body)
+
+    def _read(self, data: bytes) -> Asked | None:
+        try:
+            return self._messages.read_ask(data, FRAME)
+        except ClusterMessageError as error:
+            self._count(SAMPLE, "answered", "invalid")
+            self._log.warning("sample of another relay dropped", reason=str(error))
+            return None
+
 
 _RETRY_MS = 60_000
 
@@ -188,6 +487,8 @@ class FleetFrames:
         peers: Peers,
         messages: PeerMessages,
         *,
+        link: SealedLink,
+        is_sealed: Callable[[], bool],
         fleet: str,
         relay: str,
         tenant_of: Callable[[str], str | None],
@@ -205,7 +506,14 @@ class FleetFrames:
         self._log = log
         self._queues = FrameQueues(peers, before=self._before, lost=self._lost, count=count, log=log)
         self._samples = SampleSubjects(
-            messages=messages, fleet=fleet, take=self._published, ulids=ulids, count=count, log=log
+            link=link,
+            is_sealed=is_sealed,
+            messages=messages,
+            fleet=fleet,
+            take=self._published,
+            ulids=ulids,
+            count=count,
+            log=log,
         )
         self._leases = SharedLeases(local, seconds)
         self._callers = CallerSessionRelays()
@@ -217,7 +525,8 @@ class FleetFrames:
         peers.answer(FRAME, self._asked)
         local.on_connection(self._connection_changed)
         for type_ in OneWayType:
-            if type_.sender is Role.NODE:
+            # What nodes find is shown by presence: no relay is handed the frame.
+            if type_.sender is Role.NODE and type_ is not OneWayType.FINDINGS:
                 local.on_frame(type_, partial(self._sent_by_node, type_))
 
     async def serve(self, client: Client) -> None:
@@ -322,8 +631,8 @@ class FleetFrames:
         """Hand a frame of a node of this relay to the relays that it is for."""
         if type_ is OneWayType.TELEMETRY:
             relays = self._leases.relays_of(node.node_id, payload["cap_id"])
-            if any(relay != self._relay for relay in relays):
-                self._samples.publish(node, payload)
+            if others := [relay for relay in relays if relay != self._relay]:
+                self._samples.publish(node, payload, others)
             if self._relay in relays or not relays:
                 self._hand_over(type_, node, payload)
         elif (relay := self._callers.relay_of(node, payload["session_id"])) is None:
@@ -338,8 +647,9 @@ class FleetFrames:
 
     # --- frames of other relays
 
-    async def _asked(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _asked(self, asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Take in a frame that another relay has sent here: a ``PeerHandler``."""
+        relay = asker.relay
         type_, node_id, payload = ONE_WAY[body["type"]], body["node_id"], body["payload"]
         if not self._fits(type_, payload):
             self._count(FRAME, "answered", "invalid")

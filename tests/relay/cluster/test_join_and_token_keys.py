@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,19 @@ from schemas.certificates import make_csr
 from schemas.enrolment import NODE, EnrolRequest, JoinToken, proven
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import TENANT, Member
-from tests.fakes.cluster_machine import Machine
+from tests.fakes.cluster import TENANT, Machine, Member
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.enrolling import enrolments_of
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
 from tests.fakes.polling import until
-from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, key_named
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
 
 pytestmark = pytest.mark.integration
 
 INFO = EnrolmentInfo(PUBLIC_URL, None, own_root=True)
 SOON_S = 0.2
 """How long an enrolment waits that is to be refused: nothing else is done meanwhile."""
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    with NatsServer.running(tmp_path) as server:
-        yield server
 
 
 @pytest.fixture
@@ -170,3 +163,63 @@ async def test_a_token_that_is_revoked_while_its_use_is_counted_enrols_no_node(
         await until(lambda: one.join_tokens.all()[0].node_ids == (NODE_ID,))
         one.join_tokens.revoke(token.id)
         assert await enrolling == "used_up"
+
+
+# --- the keys that verify agents' tokens reach all relays by a real nats-server, and the CA endorses each
+
+
+FIRST, SECOND = (bytes(key_named(f"token key {number}").verify_key) for number in (1, 2))
+
+
+@pytest.fixture
+def keyed(one: Machine) -> Machine:
+    """The machine with the CA, and with a key of tokens."""
+    one.keys.add(FIRST, NOW_MS)
+    return one
+
+
+def ends(machine: Machine) -> dict[bytes, int | None]:
+    return {key.public_key: key.until_ms for key in machine.keys.accepted().values()}
+
+
+async def test_a_key_that_replaces_another_is_accepted_by_all_and_the_old_one_until_its_end(
+    keyed: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    others = [Machine.like(keyed, tmp_path / name) for name in ("two", "three")]
+    assert not any(other.ca.can_issue() for other in others)
+    async with (
+        keyed.joined(nats.config, registry) as first,
+        others[0].joined(nats.config, registry),
+        others[1].joined(nats.config, registry),
+    ):
+        await until(lambda: all(ends(other) == {FIRST: None} for other in others))
+        keyed.keys.add(SECOND, NOW_MS + DAY_MS)
+        first.part.ledgers.changed("token_key")
+        await until(lambda: all(ends(other) == {FIRST: NOW_MS + DAY_MS, SECOND: None} for other in others))
+    assert [other.refused for other in others] == [0, 0]
+
+
+async def test_a_relay_restored_from_an_older_backup_learns_that_its_key_was_replaced(
+    keyed: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    older = Machine.restored(keyed, tmp_path / "older")
+    keyed.keys.add(SECOND, NOW_MS + DAY_MS)
+    async with keyed.joined(nats.config, registry) as first:
+        await until(lambda: first.counted_entries("appended", "token_key") == 2)
+    async with older.joined(nats.config, registry):
+        await until(lambda: older.keys.is_replaced(FIRST))
+    assert ends(older) == ends(keyed)
+
+
+async def test_the_keys_of_another_ca_are_refused_and_all_else_is_understood(
+    keyed: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    foreign = Machine.made(tmp_path / "foreign", issues=True)
+    foreign.keys.add(SECOND, NOW_MS)
+    async with foreign.joined(nats.config, registry) as stranger:
+        await until(lambda: stranger.counted_entries("appended", "token_key") == 1)
+    async with keyed.joined(nats.config, registry) as first:
+        await until(lambda: first.part.ledgers.is_current and keyed.refused == 1)
+        assert first.part.ledgers.understands
+    assert ends(keyed) == {FIRST: None}
+    assert len(keyed.lines.entries("token key refused: no root endorses it")) == 1

@@ -1,0 +1,274 @@
+"""Relays of one fleet that is sealed, on a real server: what each does, hears and believes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from relay.audit.log import AuditUnavailableError
+from relay.cluster.messages import AskedCommand, command_subject
+from relay.routing.port import Asker
+from schemas.certificates import is_relay_name
+from schemas.errors import Failure, ToolError
+from schemas.frames import OneWayType
+from schemas.registry import SchemaRegistry
+from tests.fakes.cluster import Member, echo
+from tests.fakes.cluster_server import FLEET, NatsServer
+from tests.fakes.polling import BOUND_S, until
+from tests.fakes.relay_keys import RelayCa
+from tests.fakes.routers import HeldRouter, echoed
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
+
+pytestmark = pytest.mark.integration
+
+AGENT = "ab" * 32
+
+
+@pytest.fixture
+def ca() -> RelayCa:
+    return RelayCa()
+
+
+@pytest_asyncio.fixture
+async def owner(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, ca: RelayCa
+) -> AsyncIterator[Member]:
+    joined = Member.joined(nats.config, tmp_path / "owner", registry, HeldRouter(), ca=ca, sealed=True)
+    async with joined as member:
+        yield member
+
+
+@pytest_asyncio.fixture
+async def asker(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, ca: RelayCa
+) -> AsyncIterator[Member]:
+    async with Member.joined(nats.config, tmp_path / "asker", registry, ca=ca, sealed=True) as member:
+        yield member
+
+
+@pytest_asyncio.fixture
+async def third(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, ca: RelayCa
+) -> AsyncIterator[Member]:
+    async with Member.joined(nats.config, tmp_path / "third", registry, ca=ca, sealed=True) as member:
+        yield member
+
+
+def held(member: Member) -> HeldRouter:
+    assert isinstance(member.local, HeldRouter)
+    return member.local
+
+
+async def know_each_other(*members: Member) -> None:
+    for member in members:
+        await until(lambda member=member: len(member.part.peers.running()) == len(members) - 1)  # type: ignore[misc]
+
+
+async def hold(owner: Member, asker: Member, node_id: str = NODE_ID) -> None:
+    """Let a node connect to ``owner``, and return when ``asker`` knows it."""
+    owner.nodes.connect(node_id)
+    await until(lambda: asker.part.presence.relay_of(node_id) == owner.part.relay)
+
+
+async def test_a_command_is_answered_by_the_relay_that_presence_names_and_recorded_there(
+    asker: Member, owner: Member, third: Member
+) -> None:
+    await know_each_other(asker, owner, third)
+    await hold(owner, asker)
+    asked = echo(NODE_ID, caller=AGENT, cost=0.5)
+    answer = asyncio.create_task(asker.part.router.run(asked))
+    command, waiter = await held(owner).next()
+    waiter.set_result(echoed(command))
+    assert await answer == echoed(asked)
+    assert (command.caller, command.cost) == (AGENT, 0.5)
+    assert 0 < command.deadline_ms <= asked.deadline_ms
+    key = asker.part.link._key()  # noqa: SLF001 - what it has proven itself with
+    assert key is not None
+    ((name, recorded),) = owner.recorded
+    assert (name, recorded.tool) == (RelayCa().relay(key.certificate).name, asked.tool)
+    assert not third.recorded
+    assert (asker.counted("asked", "ok"), owner.counted("answered", "ok")) == (1, 1)
+
+
+async def test_a_relay_that_does_not_hold_the_node_says_so_and_the_next_is_asked(
+    asker: Member, owner: Member, third: Member
+) -> None:
+    await know_each_other(asker, owner, third)
+    await hold(third, asker)
+    # It has moved, and nothing has told the asking relay yet.
+    third.part.owner._held.clear()  # noqa: SLF001 - as between the loss of a session and its entry
+    owner.part.owner._held.add(NODE_ID)  # noqa: SLF001 - as between a session and its entry
+    answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    command, waiter = await held(owner).next()
+    waiter.set_result(echoed(command))
+    assert await answer == echoed(echo(NODE_ID))
+    assert not third.recorded
+
+
+async def test_a_node_that_no_relay_holds_is_offline_before_anything_is_run(
+    asker: Member, owner: Member
+) -> None:
+    await know_each_other(asker, owner)
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(OTHER_NODE_ID))
+    assert refused.value.failure is Failure.NODE_OFFLINE
+    assert not owner.recorded
+
+
+async def test_a_command_that_is_not_needed_is_cancelled_there(asker: Member, owner: Member) -> None:
+    await know_each_other(asker, owner)
+    await hold(owner, asker)
+    answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    _, waiter = await held(owner).next()
+    answer.cancel()
+    await until(waiter.cancelled)
+
+
+async def test_a_command_that_cannot_be_recorded_is_not_run(
+    asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_relay: str, _command: object) -> None:
+        raise AuditUnavailableError("No space left on device")
+
+    await know_each_other(asker, owner)
+    await hold(owner, asker)
+    monkeypatch.setattr(owner.part.owner, "_record", full)
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID))
+    assert refused.value.failure is Failure.INTERNAL
+    assert owner.fake.lines.entries("command of another relay not recorded")
+
+
+async def test_a_question_is_answered_with_the_token_that_goes_along(asker: Member, owner: Member) -> None:
+    async def told(asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"asked_by": asker.relay, "token": asker.token, **body}
+
+    await know_each_other(asker, owner)
+    owner.part.peers.answer("told", told)
+    asked = asker.part.peers.ask(owner.part.relay, "told", {"some": 1}, BOUND_S, "a.token")
+    assert await asked == {"asked_by": asker.part.relay, "token": "a.token", "some": 1}
+    with pytest.raises(ToolError):
+        await asker.part.peers.ask(owner.part.relay, "unknown", {}, BOUND_S)
+
+
+async def test_a_sample_reaches_each_relay_that_has_leased_it(
+    asker: Member, owner: Member, third: Member
+) -> None:
+    await know_each_other(asker, owner, third)
+    await hold(owner, asker)
+    taken: list[Mapping[str, Any]] = []
+    asker.part.frames.on_frame(OneWayType.TELEMETRY, lambda _node, payload: taken.append(payload))
+    lease = {"cap_id": "metrics", "interval_ms": 1000, "ttl_ms": 30_000}
+    asker.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease)
+    await until(lambda: bool(owner.nodes.sent))
+    sample = {"cap_id": "metrics", "sample": {"number": 1}}
+    # The first makes the channel; what is told before there is one is lost, as a sample may be.
+    async with asyncio.timeout(BOUND_S):
+        while not taken:
+            owner.nodes.receive(NODE_ID, OneWayType.TELEMETRY, sample)
+            await asyncio.sleep(0.01)
+    assert taken[0]["cap_id"] == "metrics"
+    assert third.framed("answered", "ok") == 0
+
+
+async def test_what_is_said_between_two_relays_is_not_on_the_wire(
+    asker: Member, owner: Member, nats: NatsServer
+) -> None:
+    await know_each_other(asker, owner)
+    seen: list[bytes] = []
+
+    async def see(message: Any) -> None:
+        seen.append(message.data)
+
+    async with nats.connected() as stranger:
+        await stranger.subscribe("edge.main.>", cb=see)
+        await stranger.flush()
+        await hold(owner, asker)
+        secret = echo(NODE_ID, arguments={"message": "not for others"})
+        answer = asyncio.create_task(asker.part.router.run(secret))
+        command, waiter = await held(owner).next()
+        waiter.set_result(echoed(command))
+        await answer
+        await stranger.flush()
+    assert len(seen) >= 6  # a handshake, the command and its answer
+    assert not [data for data in seen if b"not for others" in data or b"echo" in data]
+
+
+async def test_a_relay_that_is_revoked_is_neither_heard_nor_asked(
+    asker: Member, owner: Member, ca: RelayCa
+) -> None:
+    await know_each_other(asker, owner)
+    await hold(owner, asker)
+    first = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    command, waiter = await held(owner).next()
+    waiter.set_result(echoed(command))
+    await first
+    key = asker.part.link._key()  # noqa: SLF001 - what it has proven itself with
+    assert key is not None
+    ca.revoked.add(ca.relay(key.certificate).name)
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID, deadline_ms=500))
+    assert refused.value.failure in {Failure.DEADLINE_EXCEEDED, Failure.NODE_OFFLINE}
+    # Nor by a new channel.
+    asker.part.link.relay_gone(owner.part.relay)
+    with pytest.raises(ToolError) as again:
+        await asker.part.router.run(echo(NODE_ID, deadline_ms=500))
+    assert again.value.failure is Failure.NODE_OFFLINE
+    assert len(owner.recorded) == 1
+
+
+async def test_a_relay_without_a_certificate_reaches_none(
+    owner: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    async with Member.joined(nats.config, tmp_path / "older", registry, sealed=True) as older:
+        assert "without-ca-key" in str(older.part.connection.problem)
+        owner.nodes.connect(NODE_ID)
+        with pytest.raises(ToolError) as refused:
+            await older.part.router.run(echo(NODE_ID))
+        assert refused.value.failure is Failure.NODE_OFFLINE
+        assert not owner.recorded
+
+
+async def test_a_relay_that_becomes_sealed_joins_anew_and_says_so(
+    owner: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, ca: RelayCa
+) -> None:
+    async with Member.joined(nats.config, tmp_path / "later", registry, ca=ca) as later:
+        await later.hold(OTHER_NODE_ID, later)
+        later.part.seal()
+        # Nor is anything else heard while the connection from before lasts.
+        asked = later.part.messages.command(AskedCommand(echo(OTHER_NODE_ID), owner.part.relay, 1))
+        async with nats.connected() as stranger:
+            with pytest.raises((NatsTimeoutError, NoRespondersError)):
+                await stranger.request(command_subject(FLEET, OTHER_NODE_ID), asked, 0.5)
+        assert not later.recorded
+        await later.fake.lines.until("this relay seals what it says to others from now on")
+        await until(lambda: len(later.fake.lines.entries("cluster connected")) == 2)
+        await know_each_other(later, owner)
+        await hold(owner, later)
+        answer = asyncio.create_task(later.part.router.run(echo(NODE_ID)))
+        command, waiter = await held(owner).next()
+        waiter.set_result(echoed(command))
+        assert await answer == echoed(echo(NODE_ID))
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["not sealed", "sealed"])
+async def test_relays_know_each_others_names(
+    nats: NatsServer,
+    tmp_path: Path,
+    registry: SchemaRegistry,
+    ca: RelayCa,
+    sealed: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    async with (
+        Member.joined(nats.config, tmp_path / "one", registry, ca=ca, sealed=sealed) as one,
+        Member.joined(nats.config, tmp_path / "other", registry, ca=ca, sealed=sealed) as other,
+    ):
+        await know_each_other(one, other)
+        name = other.part.status()["name"]
+        assert is_relay_name(name)
+        await until(lambda: [each["name"] for each in one.part.status()["others"]] == [name])
