@@ -16,6 +16,7 @@ nodes. Its files are those of ``roots`` with the prefix ``server-``, and
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from relay.pki.errors import (
     AuthorityStateError,
     CertificateRefusedError,
     IdTakenError,
+    MalformedNameError,
     UnknownTargetError,
 )
 from relay.pki.issuing import Issuing, Signer, make_crl, read_request
@@ -42,17 +44,17 @@ from relay.pki.roots import (
     server_key_to_pem,
 )
 from relay.settings.config import DEFAULT_TENANT
-from relay.settings.environment import SystemClock
-from relay.state.certificates import CaRecords, IssuedLeaf, revocations, rotation
-from relay.state.key_files import KeyFileError, read_key
+from relay.state.certificates import CaRecords, IssuedLeaf, IssuedServer, revocations, rotation
+from relay.state.key_files import KeyFileError, load_or_create_key, read_key
 from relay.state.ledger import Ledger, LedgerError
-from schemas.endorsement import endorse, endorse_servers, endorse_token_key
+from schemas.certificates import endorse, endorse_seal, endorse_servers, endorse_token_key, is_relay_name
 from schemas.error_roots import StateError
 from schemas.files import PRIVATE, make_private_directory, read_state, write_atomic
 from schemas.identity import CertificateFormatError, certificates_in, first_certificate_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles
-from schemas.node_ids import new_node_id
 from schemas.text import printable
+from schemas.times import SystemClock
+from schemas.ulids import new_node_id
 
 _SEED_BYTES = 32
 # More than answers that were lost on the way can explain; each is an entry that stays.
@@ -64,6 +66,9 @@ ENDORSEMENTS = "server-endorsements"
 # Longer than the relay's own: an operator has to issue it again, and what a broker's key gives its thief is
 # small: nodes and relay believe nothing that a broker says.
 _SERVER_DAYS = 397
+READER = re.compile(r"edge-reader-[a-z0-9-]{1,32}")
+"""Names of the broker's readers, see ``issue_reader_files``."""
+_READER_URI = "urn:edge-kubelet:reader"
 
 
 class CaLedger(Ledger[CaRecords]):
@@ -181,11 +186,17 @@ class ServerAuthority:
         return [line for line in text.splitlines() if _ENDORSEMENT.fullmatch(line)][:_MAX_ENDORSEMENTS]
 
     def issue(
-        self, name: str, hosts: Sequence[str], public_key: EllipticCurvePublicKey, valid_days: int
+        self,
+        name: str,
+        hosts: Sequence[str],
+        public_key: EllipticCurvePublicKey,
+        valid_days: int,
+        relay: str | None = None,
     ) -> str:
         """Return what a server shows that is reached under ``hosts``, in PEM: its certificate comes first.
 
-        Of the roots that are trusted the oldest issues it, for that is the one that every node knows.
+        ``relay`` is the name of another relay that it is for. Of the roots that are trusted the oldest issues
+        it, for that is the one that every node knows.
 
         Raises:
             AuthorityOptionError: name or hosts are not of their form.
@@ -195,7 +206,7 @@ class ServerAuthority:
             server, pem = self._issuing.server(
                 self._signer(self.roots()[-1]), name, hosts, public_key, valid_days
             )
-            self._ledger.append(server.entry())
+            self._ledger.append(replace(server, relay=relay).entry())
         return pem + self._cross_pem()
 
     def _cross_pem(self) -> str:
@@ -302,10 +313,17 @@ class CertificateAuthority:
 
     def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
         """Return the endorsement of ``statement`` by each trusted root whose key is here, by its kid."""
+        return self._endorsed(endorse_token_key, statement)
+
+    def endorse_seal(self, statement: bytes) -> Mapping[str, str]:
+        """Return the same for the decision that relays seal what they say."""
+        return self._endorsed(endorse_seal, statement)
+
+    def _endorsed(self, sign: Callable[[SigningKey, bytes], str], statement: bytes) -> Mapping[str, str]:
         made = {}
         for root in self.roots():
             with suppress(AuthorityStateError):
-                made[_kid(root)] = endorse_token_key(self._signer(root).key, statement)
+                made[_kid(root)] = sign(self._signer(root).key, statement)
         return made
 
     def can_issue(self) -> bool:
@@ -349,7 +367,7 @@ class CertificateAuthority:
         node_id, public_key = read_request(csr_pem)
         with self.ledger.locked() as records:
             held = records.unrevoked(node_id)
-            if records.existed(node_id) and not replace:
+            if records.was_issued(node_id) and not replace:
                 todo = (
                     "has a certificate: say --replace to revoke it" if held else "was revoked: say --replace"
                 )
@@ -374,7 +392,7 @@ class CertificateAuthority:
             gone: list[IssuedLeaf] = []
             if records.may_replace(node_id, join_id, replaces):
                 gone = records.unrevoked(node_id)
-            elif records.existed(node_id):
+            elif records.was_issued(node_id):
                 held = _in_use(records, node_id, self._now_ms())
                 if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
                     raise IdTakenError(f"{node_id} has a certificate")
@@ -421,10 +439,13 @@ class CertificateAuthority:
                 IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem, servers)
         return [leaf.node_id for _, leaf, _ in made]
 
-    def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str:
-        """Return the certificate of a client of the broker that is no node, in PEM.
+    def issue_client(
+        self, name: str, uri: str, public_key: bytes, valid_days: int, relay: str | None = None
+    ) -> str:
+        """Return the certificate of a client of the broker that is no node, or of a relay, in PEM.
 
-        Of the roots that are trusted the oldest issues it, for that is the one that every broker knows.
+        ``relay`` is the name of another relay that it is for. Of the roots that are trusted the oldest issues
+        it, for that is the one that every broker knows.
 
         Raises:
             AuthorityOptionError: name or key are not of their form.
@@ -432,7 +453,7 @@ class CertificateAuthority:
         with self.ledger.locked():
             signer = self._signer(self.roots()[-1])
             client, pem = self._issuing.client(signer, name, uri, public_key, valid_days)
-            self.ledger.append(client.entry())
+            self.ledger.append(replace(client, relay=relay).entry())
         return pem
 
     # --- what the ledger holds ------------------------------------------------------------------------------
@@ -444,15 +465,43 @@ class CertificateAuthority:
             UnknownTargetError: there never was such a node or kid.
         """
         with self.ledger.locked() as records:
-            held = records.named(target)
+            held = records.find(target)
             if held is None:
                 raise UnknownTargetError(f"no node and no kid is {printable(target)!r}: see `relay ca list`")
             if held:
                 self.ledger.append(*revocations(held, reason, self._now_ms()))
         return [each.kid for each in held]
 
+    def revoke_relay(self, name: str) -> list[str]:
+        """Revoke every certificate of another relay of the fleet; return the kids newly revoked.
+
+        Raises:
+            UnknownTargetError: none was issued here to a relay of that name.
+        """
+        with self.ledger.locked() as records:
+            if not (issued := records.of_relay(name) if is_relay_name(name) else []):
+                raise UnknownTargetError(
+                    f"no relay is {printable(name)!r}: see `relay ca list` on the relay with the CA's key"
+                )
+            held = [each for each in issued if each.kid not in records.revoked]
+            if held:
+                self.ledger.append(*revocations(held, "relay revoked", self._now_ms()))
+        return [each.kid for each in held]
+
     def records(self) -> CaRecords:
         return self.ledger.read()
+
+    def readers(self) -> list[str]:
+        """Return the names of the broker's readers that have a certificate in force."""
+        records, now = self.records(), self._now_ms()
+        names = {
+            each.name
+            for each in records.issued.values()
+            if isinstance(each, IssuedServer)
+            and READER.fullmatch(each.name)
+            and records.state(each, now) == "in force"
+        }
+        return sorted(names)
 
     def in_force(self) -> dict[str, IssuedLeaf]:
         """Return the newest leaf of each node that has one that is not revoked."""
@@ -551,6 +600,36 @@ def issue_server_files(
             write_atomic(key_file, server_key_to_pem(key), PRIVATE)
         write_atomic(directory / "roots.pem", roots)
         write_atomic(directory / "server.pem", certificate)
+
+
+def issue_reader_files(
+    ca: CertificateAuthority,
+    name: str,
+    directory: Path,
+    random_bytes: Callable[[int], bytes],
+    in_directory: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> str:
+    """Write into ``directory`` what an MQTT client shows that may read all manifests, and nothing else.
+
+    Return the name by which the broker knows it. A key that is there is kept. ``in_directory`` as in
+    ``issue_server_files``.
+
+    Raises:
+        AuthorityError: the name is not of its form, or the CA does not issue it.
+        KeyFileError: the key that is there is damaged.
+        OSError: a file cannot be written, or others can read the key.
+    """
+    common_name = f"edge-reader-{name}"
+    if not READER.fullmatch(common_name):
+        raise MalformedNameError("a reader's name is 1 to 32 of a-z, 0-9 and -, for example inventory")
+    with in_directory():
+        make_private_directory(directory)
+        key = load_or_create_key(directory / "reader.key", random_bytes)
+    certificate = ca.issue_client(common_name, _READER_URI, bytes(key.verify_key), _SERVER_DAYS)
+    with in_directory():
+        write_atomic(directory / "roots.pem", "".join(ca.servers.roots()))
+        write_atomic(directory / "reader.pem", certificate)
+    return common_name
 
 
 def _held_key(key_file: Path) -> EllipticCurvePrivateKey | None:

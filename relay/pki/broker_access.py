@@ -9,7 +9,7 @@
 
 The group is the directory's, which has the setgid bit where another user's broker reads it, so nothing has to
 be copied by root. A node may publish its own four topics and not subscribe; the relay may subscribe and not
-publish. Must not connect to the broker.
+publish, and a reader may subscribe to manifests alone (RFC-0001 section 1). Must not connect to the broker.
 """
 
 import asyncio
@@ -25,11 +25,12 @@ import psutil
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.pki.authority import READER
 from relay.pki.errors import AuthorityStateError
-from relay.pki.relay_tls import RELAY_NAME
 from schemas import topics
+from schemas.certificates import RELAY_NAME
 from schemas.error_roots import StateError
-from schemas.files import make_private_directory, write_atomic
+from schemas.files import make_private_directory, read_given, write_atomic
 from schemas.projection import is_node_id
 from schemas.text import printable
 
@@ -37,6 +38,7 @@ from schemas.text import printable
 _TOLERANCE_S = 5.0
 _DIRECTORY_MODE = 0o750
 _FILE_MODE = 0o640
+_MAX_PID_BYTES = 32
 
 
 class AccessAuthority(Protocol):
@@ -45,6 +47,7 @@ class AccessAuthority(Protocol):
     def roots(self) -> list[str]: ...
     def crl_pem(self) -> str: ...
     def in_force(self) -> Mapping[str, Any]: ...
+    def readers(self) -> Sequence[str]: ...
 
 
 class OwnBroker(Protocol):
@@ -115,7 +118,7 @@ class BrokerAccess:
         """
         roots = "".join(self._ca.roots())
         further = () if self._own_broker is None else self._own_broker.users
-        users = nats_users(self._ca.in_force(), further)
+        users = nats_users(self._ca.in_force(), self._ca.readers(), further)
         whole = True
         try:
             self._revoked = self._ca.crl_pem()
@@ -140,7 +143,7 @@ class BrokerAccess:
     def _notify(self, pid_file: Path) -> bool:
         """Send SIGHUP to the broker, at which both kinds reload their files; return whether it was sent."""
         try:
-            process = psutil.Process(int(pid_file.read_text("ascii")))
+            process = psutil.Process(int(read_given(pid_file, _MAX_PID_BYTES, wait_s=0)))
             if process.pid <= 1 or process.create_time() > pid_file.stat().st_mtime + _TOLERANCE_S:
                 # The number was reused by another process, which SIGHUP could end.
                 raise psutil.NoSuchProcess(process.pid)
@@ -164,7 +167,7 @@ def _survives_sighup(pid: int) -> bool:
     return any(mask >> (signal.SIGHUP - 1) & 1 for mask in masks)
 
 
-def nats_users(node_ids: Iterable[str], further: Sequence[str] = ()) -> str:
+def nats_users(node_ids: Iterable[str], readers: Iterable[str] = (), further: Sequence[str] = ()) -> str:
     """Return the users of a nats-server, whose names are the subjects of their certificates, and ``further``.
 
     A node may write its four topics, and not below: each of any number of topics would retain a message.
@@ -173,17 +176,18 @@ def nats_users(node_ids: Iterable[str], further: Sequence[str] = ()) -> str:
         _user(node_id, [topics.subject(topic) for topic in topics.written_by(node_id)], [])
         for node_id in sorted(node_ids)
     ]
-    # The broker delivers QoS 1 on a subject of its own.
+    # The broker delivers QoS 1 on a subject of its own, which no client can subscribe to.
+    users += [_user(name, [], ["$devices.*.announce", "$MQTT.sub.>"]) for name in readers]
     users += [_user(RELAY_NAME, [], ["$devices.>", "$MQTT.sub.>"]), *further]
     return "authorization {\n  users: [\n" + "".join(f"    {user}\n" for user in users) + "  ]\n}\n"
 
 
 def _user(name: str, publish: list[str], subscribe: list[str]) -> str:
-    if name != RELAY_NAME and not is_node_id(name):
+    if name != RELAY_NAME and not is_node_id(name) and not READER.fullmatch(name):
         raise AuthorityStateError(f"{printable(name)!r} is no node id")
-    permissions = {"publish": _allowed(publish), "subscribe": _allowed(subscribe)}
+    permissions = {"publish": _permission(publish), "subscribe": _permission(subscribe)}
     return json.dumps({"user": f"CN={name}", "permissions": permissions})
 
 
-def _allowed(subjects: list[str]) -> dict[str, list[str]]:
+def _permission(subjects: list[str]) -> dict[str, list[str]]:
     return {"allow": subjects} if subjects else {"deny": [">"]}

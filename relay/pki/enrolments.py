@@ -12,12 +12,12 @@ from typing import Protocol
 from attrs import define, field, frozen
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.writer import AuditWriter
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError, IdTakenError
 from relay.routing.authority_port import AWAY_RETRY_MS
-from relay.settings.environment import SystemClock
 from relay.state.join_tokens import JoinGrant, JoinRefusedError, JoinTokens
 from relay.state.sharer import NotShared, Sharing
 from schemas.addresses import BrokerAddress
@@ -26,6 +26,7 @@ from schemas.enrolment import NODE, RELAY, EnrolAnswer, EnrolRequest, EnrolRespo
 from schemas.error_roots import PeerError, StateError
 from schemas.identity import first_certificate_in, kid_of
 from schemas.text import printable
+from schemas.times import SystemClock
 
 _AT_ONCE = 4
 _MAX_ANSWERS = 5  # of which all but one may be lost
@@ -48,7 +49,7 @@ class PkiEnvironment:
     """
 
     ca: CertificateAuthority
-    audit: AuditLog
+    audit: AuditWriter
     refusals: RefusalCounter
     log: FilteringBoundLogger
     now_ms: SystemClock
@@ -120,22 +121,12 @@ class EnrolmentService(Protocol):
 
 
 @frozen
-class _Asked:
-    """What a node asks for that has spent a use of its token."""
-
-    grant: JoinGrant
-    node_id: str
-    csr: str
-
-
-@frozen
 class _Issued:
     node_id: str
-    tenant: str
+    grant: JoinGrant
     certificate: str
     roots: str
     server_roots: str
-    key: bytes = field(repr=False)
     label_given: bool
 
 
@@ -154,21 +145,51 @@ class EnrolmentInfo:
     own_root: bool
 
 
-class CountUse(Protocol):
-    """Has a use of a join token counted for all relays of the fleet."""
+class NotCountedError(PeerError):
+    """The servers that all relays share do not answer."""
 
-    async def counted(self, join_id: str, node_id: str) -> None:
+
+@define(eq=False, repr=False)
+class CountedUses:
+    """Has uses of join tokens counted by the stream that the relays share. ``connect`` it before it is used.
+
+    A relay that was restored from an older backup does not know by its own file what was used since; the
+    stream does, and each use in it is one node's. So a use that is not in the stream is none.
+    """
+
+    _tokens: JoinTokens
+    _timeout_s: float = COUNTED_TIMEOUT_S
+    _sharing: Sharing = field(init=False, factory=NotShared)
+
+    def connect(self, sharing: Sharing) -> None:
+        """Have uses counted by ``sharing`` from now on."""
+        self._sharing = sharing
+
+    async def count(self, join_id: str, node_id: str) -> None:
         """Return once the use is counted that ``node_id`` has spent here.
 
         Raises:
             JoinRefusedError: others have used the token up.
             NotCountedError: it is not counted in time; it may be later.
         """
-        ...
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not await asyncio.to_thread(self._is_counted, join_id, node_id):
+                    self._sharing.changed("join_token_use")
+                    await self._sharing.written(_POLL_S)
+        except TimeoutError:
+            raise NotCountedError("the use of the join token is not counted: NATS does not answer") from None
 
-
-class NotCountedError(PeerError):
-    """The servers that all relays share do not answer."""
+    def _is_counted(self, join_id: str, node_id: str) -> bool:
+        grant = self._tokens.find(join_id)
+        if grant is None:
+            raise JoinRefusedError("the join token has ended meanwhile")
+        uses = dict(grant.counted)
+        if node_id in uses.values():
+            return True
+        if len(uses) >= grant.uses:
+            raise JoinRefusedError("others have used the join token up")
+        return False
 
 
 @define(eq=False, repr=False)
@@ -180,7 +201,7 @@ class Enrolments:
 
     _environment: PkiEnvironment
     _join_tokens: JoinTokens = field(kw_only=True)
-    _fleet: CountUse | None = field(kw_only=True)
+    _fleet: CountedUses | None = field(kw_only=True)
     _name_node: NameNode = field(kw_only=True)
     _info: EnrolmentInfo = field(kw_only=True)
     _ca: CertificateAuthority = field(init=False)
@@ -192,7 +213,7 @@ class Enrolments:
         self._ca, self._log = self._environment.ca, self._environment.log
 
     async def enrol(self, message: EnrolRequest) -> EnrolResponse:
-        return self._answered(message, await self._in_turn(message))
+        return self._answer(message, await self._in_turn(message))
 
     async def _in_turn(self, message: EnrolRequest) -> _Issued:
         """Decide on threads: they wait for the disk and for locks that a command may hold."""
@@ -201,12 +222,12 @@ class Enrolments:
         self._waiting += 1
         try:
             async with self._slots:
-                asked = await asyncio.to_thread(self._spend, message)
+                grant, node_id = await asyncio.to_thread(self._spend, message)
             # Without a slot: it waits for servers that may be away.
             if self._fleet is not None:
-                await self._fleet.counted(asked.grant.id, asked.node_id)
+                await self._fleet.count(grant.id, node_id)
             async with self._slots:
-                return await asyncio.to_thread(self._issue, asked)
+                return await asyncio.to_thread(self._issue, message["csr"], node_id, grant)
         except JoinRefusedError:
             raise EnrolmentRefusedError(EnrolmentRefusal.USED_UP) from None
         except NotCountedError as error:
@@ -220,8 +241,8 @@ class Enrolments:
         finally:
             self._waiting -= 1
 
-    def _spend(self, message: EnrolRequest) -> _Asked:
-        """Spend a use of the token on the node, before its leaf is issued.
+    def _spend(self, message: EnrolRequest) -> tuple[JoinGrant, str]:
+        """Spend a use of the token on the node, before its leaf is issued; return both.
 
         After a crash in between, the same node alone can enrol with it again.
         """
@@ -239,33 +260,25 @@ class Enrolments:
             raise EnrolmentRefusedError(error.reason) from None
         self._check_free(node_id, public_key, grant)
         self._join_tokens.spend(join_id, node_id)
-        return _Asked(grant, node_id, message["csr"])
+        return grant, node_id
 
-    def _issue(self, asked: _Asked) -> _Issued:
-        grant, node_id = asked.grant, asked.node_id
+    def _issue(self, csr: str, node_id: str, grant: JoinGrant) -> _Issued:
         try:
-            leaf = self._ca.enrol(asked.csr, grant.tenant, grant.id, grant.replaces)
+            leaf = self._ca.enrol(csr, grant.tenant, grant.id, grant.replaces)
         except IdTakenError:
             raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN) from None
-        label_given = self._give_names(node_id, grant)
-        roots, server_roots = (
-            "".join(self._ca.roots()),
-            "".join(self._ca.servers.roots()),
-        )
-        return _Issued(node_id, grant.tenant, leaf, roots, server_roots, grant.key, label_given)
-
-    def _give_names(self, node_id: str, grant: JoinGrant) -> bool:
-        """Give the node what the token carries; return False if that is another node's label by now."""
-        if not (grant.label or grant.tags):
-            return True
-        return self._name_node(node_id, grant.tenant, grant.label, grant.tags)
+        # The label may be another node's by now.
+        has_names = bool(grant.label or grant.tags)
+        given = not has_names or self._name_node(node_id, grant.tenant, grant.label, grant.tags)
+        roots, server_roots = "".join(self._ca.roots()), "".join(self._ca.servers.roots())
+        return _Issued(node_id, grant, leaf, roots, server_roots, given)
 
     def _check_free(self, node_id: str, public_key: bytes, grant: JoinGrant) -> None:
         """Refuse what the CA would refuse, before the token is spent on it."""
         records, join_id = self._ca.records(), grant.id
         if grant.replaces not in {"", node_id}:
             raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN)
-        if records.existed(node_id) and not records.may_replace(node_id, join_id, grant.replaces):
+        if records.was_issued(node_id) and not records.may_replace(node_id, join_id, grant.replaces):
             held = {(leaf.public_key, leaf.join_id) for leaf in records.unrevoked(node_id)}
             if (public_key, join_id) not in held:
                 raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN)
@@ -273,10 +286,10 @@ class Enrolments:
             if sum(leaf.join_id == join_id for leaf in records.unrevoked(node_id)) >= _MAX_ANSWERS:
                 raise EnrolmentRefusedError(EnrolmentRefusal.USED_UP)
 
-    def _answered(self, message: EnrolRequest, issued: _Issued) -> EnrolResponse:
+    def _answer(self, message: EnrolRequest, issued: _Issued) -> EnrolResponse:
         """Return the answer once it is in the audit: what is not recorded is not issued."""
         kid = kid_of(first_certificate_in(issued.certificate))
-        facts = {"node_id": issued.node_id, "tenant": issued.tenant, "join_id": message["join_id"]}
+        facts = {"node_id": issued.node_id, "tenant": issued.grant.tenant, "join_id": message["join_id"]}
         try:
             self._environment.audit.write(event="enrolled", kid=kid, **facts)
         except AuditUnavailableError as error:
@@ -296,41 +309,4 @@ class Enrolments:
         )
         if "server_roots" in message:
             answer["server_roots"] = issued.server_roots
-        return {**answer, "proof": proof_of(answer, issued.key, RELAY)}
-
-
-@define(eq=False, repr=False)
-class CountedUses:
-    """A ``CountUse`` by the stream that the relays share. ``connect`` it before it is used.
-
-    A relay that was restored from an older backup does not know by its own file what was used since; the
-    stream does, and each use in it is one node's. So a use that is not in the stream is none.
-    """
-
-    _tokens: JoinTokens
-    _timeout_s: float = COUNTED_TIMEOUT_S
-    _sharing: Sharing = field(init=False, factory=NotShared)
-
-    def connect(self, sharing: Sharing) -> None:
-        """Have uses counted by ``sharing`` from now on."""
-        self._sharing = sharing
-
-    async def counted(self, join_id: str, node_id: str) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while not await asyncio.to_thread(self._is_counted, join_id, node_id):
-                    self._sharing.changed("join_token_use")
-                    await self._sharing.written(_POLL_S)
-        except TimeoutError:
-            raise NotCountedError("the use of the join token is not counted: NATS does not answer") from None
-
-    def _is_counted(self, join_id: str, node_id: str) -> bool:
-        grant = self._tokens.find(join_id)
-        if grant is None:
-            raise JoinRefusedError("the join token has ended meanwhile")
-        uses = dict(grant.counted)
-        if node_id in uses.values():
-            return True
-        if len(uses) >= grant.uses:
-            raise JoinRefusedError("others have used the join token up")
-        return False
+        return {**answer, "proof": proof_of(answer, issued.grant.key, RELAY)}

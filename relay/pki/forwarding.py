@@ -7,18 +7,18 @@ requests.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import define
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalEvent
+from relay.audit.writer import AuditWriter
 from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError, EnrolmentService, PkiEnvironment
 from relay.pki.errors import AuthorityError, AuthorityStateError, CertificateRefusedError
-from relay.pki.relay_tls import issue_for_another_relay
+from relay.pki.relay_tls import RelayUse, issue_for_another_relay, named_by
 from relay.pki.renewals import HeldLeaf, Renewals
 from relay.routing.authority_port import (
     AuthorityAction,
@@ -27,7 +27,7 @@ from relay.routing.authority_port import (
     RemoteAuthority,
 )
 from relay.state.certificates import IssuedLeaf
-from schemas.certificates import IdentityError, IdentityReason, read_csr
+from schemas.certificates import IdentityError, IdentityReason, is_relay_name, read_csr
 from schemas.enrolment import EnrolRequest, EnrolResponse
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
@@ -48,7 +48,7 @@ class ForwardedEnrolments:
     """Enrols by ``authority``, and records in ``audit`` what it has answered."""
 
     _authority: RemoteAuthority
-    _audit: AuditLog
+    _audit: AuditWriter
     _log: FilteringBoundLogger
 
     async def enrol(self, message: EnrolRequest) -> EnrolResponse:
@@ -92,11 +92,7 @@ class ForwardedLeaves:
     _authority: RemoteAuthority
 
     async def renew(self, held: HeldLeaf, csr_pem: str, *, server_roots: bool) -> Renewed:
-        asked = {"node_id": held.node_id, "kid": held.kid, "csr": csr_pem, "server_roots": server_roots}
-        try:
-            answer = await self._authority.ask(AuthorityAction.RENEW, asked)
-        except (AuthorityUnavailableError, AuthorityRefusedError) as error:
-            raise _as_ours(error) from None
+        answer = await self._ask(AuthorityAction.RENEW, held, csr=csr_pem, server_roots=server_roots)
         issued = Renewed(certificate=answer["certificate"], roots=answer["roots"])
         if "endorsement" in answer:
             issued["endorsement"] = answer["endorsement"]
@@ -106,13 +102,14 @@ class ForwardedLeaves:
         return issued
 
     async def retire(self, held: HeldLeaf) -> Sequence[str]:
-        asked = {"node_id": held.node_id, "kid": held.kid}
+        kids: list[str] = (await self._ask(AuthorityAction.RETIRE, held))["kids"]
+        return kids
+
+    async def _ask(self, action: AuthorityAction, held: HeldLeaf, **members: Any) -> Mapping[str, Any]:
         try:
-            answer = await self._authority.ask(AuthorityAction.RETIRE, asked)
+            return await self._authority.ask(action, {"node_id": held.node_id, "kid": held.kid, **members})
         except (AuthorityUnavailableError, AuthorityRefusedError) as error:
             raise _as_ours(error) from None
-        kids: list[str] = answer["kids"]
-        return kids
 
 
 def _as_ours(error: AuthorityUnavailableError | AuthorityRefusedError) -> Exception:
@@ -130,47 +127,32 @@ def _as_ours(error: AuthorityUnavailableError | AuthorityRefusedError) -> Except
     return AuthorityStateError(f"the relay with the CA's key cannot do it: {error.reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A leaf as the ledger has it: a ``HeldLeaf``."""
-
-    node_id: str
-    tenant: str
-    kid: str
-    not_before_ms: int
-    not_after_ms: int
-
-
+@define(eq=False, repr=False)
 class AuthorityService:
     """Answers by this relay's own parts: an ``AnsweringAuthority``. ``public_url`` is the fleet's."""
 
-    def __init__(
-        self,
-        environment: PkiEnvironment,
-        *,
-        enrolments: EnrolmentService,
-        renewals: Renewals,
-        public_url: str,
-    ) -> None:
-        self._environment = environment
-        self._ca, self._log = environment.ca, environment.log
-        self._enrolments = enrolments
-        self._renewals = renewals
-        self._public_url = public_url
-        self._acts: Mapping[
-            AuthorityAction, Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-        ] = {
-            AuthorityAction.ENROL: self._enrol,
-            AuthorityAction.RENEW: self._renew,
-            AuthorityAction.RETIRE: self._retire,
-            AuthorityAction.CERTIFY: self._certify,
-        }
+    _environment: PkiEnvironment
+    _enrolments: EnrolmentService = field(kw_only=True)
+    _renewals: Renewals = field(kw_only=True)
+    _public_url: str = field(kw_only=True)
+    _log: FilteringBoundLogger = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._log = self._environment.log
 
     async def answer(
         self, relay: str, action: AuthorityAction, members: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         try:
-            return await self._acts[action](relay, members)
+            match action:
+                case AuthorityAction.ENROL:
+                    return await self._enrol(relay, members)
+                case AuthorityAction.RENEW:
+                    return await self._renew(members)
+                case AuthorityAction.RETIRE:
+                    return await self._retire(members)
+                case AuthorityAction.CERTIFY:
+                    return await self._certify(relay, members)
         except ToolError as error:
             raise AuthorityRefusedError(error.failure.name.lower(), error.retry_after_ms) from None
         except (AuthorityError, StateError, OSError) as error:
@@ -186,36 +168,41 @@ class AuthorityService:
             self._environment.refusals.count(RefusalEvent.ENROLMENT_REFUSED, f"relay {relay}", error.reason)
             raise AuthorityRefusedError(error.reason, error.retry_after_ms) from None
 
-    async def _renew(self, _relay: str, members: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _renew(self, members: Mapping[str, Any]) -> Mapping[str, Any]:
         held = await asyncio.to_thread(self._held, members["node_id"], members["kid"])
         issued = await self._renewals.renew(held, members["csr"], server_roots=members["server_roots"])
         return {"ok": True, **issued}
 
-    async def _retire(self, _relay: str, members: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _retire(self, members: Mapping[str, Any]) -> Mapping[str, Any]:
         held = await asyncio.to_thread(self._held, members["node_id"], members["kid"])
         return {"kids": list(await self._renewals.retire(held))}
 
-    def _held(self, node_id: str, kid: str) -> _Held:
+    def _held(self, node_id: str, kid: str) -> HeldLeaf:
         """Return the leaf that a node has shown to another relay, as this relay's ledger has it.
 
         Raises:
             AuthorityRefusedError: it was not issued to that node, is revoked, or has ended.
         """
-        records = self._ca.records()
+        records = self._environment.ca.records()
         leaf = records.issued.get(kid)
         if not isinstance(leaf, IssuedLeaf) or leaf.node_id != node_id or kid in records.revoked:
             raise AuthorityRefusedError(_REFUSED)
         if self._environment.now_ms() >= leaf.not_after_ms:
             raise AuthorityRefusedError(_REFUSED)
-        return _Held(node_id, leaf.tenant, kid, leaf.issued_ms, leaf.not_after_ms)
+        return leaf
 
     async def _certify(self, relay: str, members: Mapping[str, Any]) -> Mapping[str, Any]:
+        use, public_key = members["use"], members["public_key"]
+        name = relay if is_relay_name(relay) else None
+        if use == RelayUse.CLUSTER and named_by(public_key) != name:
+            # Renewed is the one that has asked, over a sealed channel; no relay gets its first one so.
+            raise AuthorityRefusedError(_REFUSED)
         certificate = await asyncio.to_thread(
-            issue_for_another_relay, self._ca, members["use"], members["public_key"], self._public_url
+            issue_for_another_relay, self._environment.ca, use, public_key, self._public_url, name
         )
         kid = kid_of(first_certificate_in(certificate))
         try:
-            self._environment.audit.write(event="relay_certified", relay=relay, use=members["use"], kid=kid)
+            self._environment.audit.write(event="relay_certified", relay=relay, use=use, kid=kid)
         except AuditUnavailableError:
             raise AuthorityRefusedError(_FAILED) from None
         return {"certificate": certificate}

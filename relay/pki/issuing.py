@@ -28,7 +28,6 @@ from relay.pki.errors import (
     CertificateRefusedError,
     MalformedNameError,
 )
-from relay.settings.environment import SystemClock
 from relay.state.certificates import IssuedLeaf, IssuedServer
 from schemas.addresses import is_host
 from schemas.certificates import (
@@ -50,7 +49,7 @@ from schemas.identity import TENANT_PATTERN, first_certificate_in, kid_of, san_u
 from schemas.keys import is_sound_public_key
 from schemas.projection import is_node_id
 from schemas.text import printable
-from schemas.times import FIRST_CREDIBLE_MS
+from schemas.times import SystemClock, is_credible
 
 _ROOT_DAYS = 3650
 _LEAF_DAYS = 90
@@ -112,7 +111,7 @@ class Issuing:
         return cross_certify(signer.pem, signer.key, server_root_pem, self._serial())
 
     def _credible_now_ms(self) -> int:
-        if self._now_ms() < FIRST_CREDIBLE_MS:
+        if not is_credible(self._now_ms()):
             raise AuthorityStateError("this machine's clock reads a time before 2023-11-14: set the clock")
         return self._now_ms()
 
@@ -131,7 +130,7 @@ class Issuing:
             AuthorityStateError: the root is damaged, or ends within a day.
         """
         now, serial = self._now_ms(), self._serial()
-        with _explained(signer, f"tenant {printable(tenant)!r}"):
+        with _explain_errors(signer, f"tenant {printable(tenant)!r}"):
             pem = issue_leaf(
                 signer.pem,
                 signer.key,
@@ -154,7 +153,7 @@ class Issuing:
             AuthorityStateError: the root is damaged, or ends within a day.
         """
         now, serial = self._now_ms(), self._serial()
-        with _explained(signer, f"client {printable(name)!r}"):
+        with _explain_errors(signer, f"client {printable(name)!r}"):
             pem = issue_client(
                 signer.pem,
                 signer.key,
@@ -182,7 +181,7 @@ class Issuing:
             AuthorityStateError: the root is damaged, or ends within a day.
         """
         now, serial = self._now_ms(), self._serial()
-        with _explained(signer, f"server {printable(name)!r}"):
+        with _explain_errors(signer, f"server {printable(name)!r}"):
             pem = issue_server(
                 signer.pem,
                 signer.key,
@@ -225,7 +224,7 @@ def _key_id(public_key: bytes) -> str:
 
 
 @contextmanager
-def _explained(signer: Signer[KeyT], subject: str) -> Iterator[None]:
+def _explain_errors(signer: Signer[KeyT], subject: str) -> Iterator[None]:
     try:
         yield
     except IdentityError as error:
@@ -274,7 +273,7 @@ def cross_certify(root_pem: str, root_key: SigningKey, server_root_pem: str, ser
     )
     for extension in server_root.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
-    return _signed(builder, root, root_key, serial)
+    return _sign(builder, root, root_key, serial)
 
 
 def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
@@ -302,7 +301,7 @@ def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
         raise IdentityError(IdentityReason.NOT_A_TENANT)
     root, days = _root_for(root_pem, now_ms, valid_days)
     builder = client_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, days)
-    return _signed(builder, root, root_key, serial)
+    return _sign(builder, root, root_key, serial)
 
 
 def issue_client(  # noqa: PLR0913 - a certificate has this many facts
@@ -322,18 +321,18 @@ def issue_client(  # noqa: PLR0913 - a certificate has this many facts
     form of a node's, so no relay takes it for a node.
 
     Raises:
-        IdentityError: the key is of low order, the name is none, or the root ends within a day.
+        IdentityError: the key is of low order, the name is not valid, or the root ends within a day.
     """
     if not is_sound_public_key(public_key):
         raise IdentityError(IdentityReason.LOW_ORDER_KEY)
     _check_common_name(name)
     root, days = _root_for(root_pem, now_ms, valid_days)
-    return _signed(client_builder(public_key, name, uri, now_ms, days), root, root_key, serial)
+    return _sign(client_builder(public_key, name, uri, now_ms, days), root, root_key, serial)
 
 
 def issue_server(  # noqa: PLR0913 - a certificate has this many facts
     root_pem: str,
-    root_key: EllipticCurvePrivateKey,
+    root_key: EllipticCurvePrivateKey | SigningKey,
     *,
     name: str,
     hosts: Sequence[str],
@@ -341,19 +340,22 @@ def issue_server(  # noqa: PLR0913 - a certificate has this many facts
     now_ms: int,
     valid_days: int,
     serial: int,
+    is_client_too: bool = False,
 ) -> str:
     """Return a certificate in PEM for a server that is reached under ``hosts``: names and addresses.
 
+    ``is_client_too``: it connects to others of its kind, which demand a certificate.
+
     Raises:
-        IdentityError: name or host is none, there is no host, or the root ends within a day.
+        IdentityError: name or host is not valid, there is no host, or the root ends within a day.
     """
     if not hosts:
         raise IdentityError(IdentityReason.NOT_A_HOST)
     _check_common_name(name)
     root, days = _root_for(root_pem, now_ms, valid_days)
     names = [_host_name(host) for host in hosts]
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH]
-    return _signed(builder_for(public_key, name, names, usages, now_ms, days), root, root_key, serial)
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if is_client_too else [])]
+    return _sign(builder_for(public_key, name, names, usages, now_ms, days), root, root_key, serial)
 
 
 def make_crl(root_pem: str, root_key: SigningKey, serials: Iterable[int], now_ms: int, number: int) -> str:
@@ -410,7 +412,7 @@ def _root_builder(
     )
 
 
-def _signed(
+def _sign(
     builder: x509.CertificateBuilder,
     root: x509.Certificate,
     root_key: SigningKey | EllipticCurvePrivateKey,

@@ -1,9 +1,10 @@
 """The relay's own certificates, and TLS at its two ends: to its clients and to the broker.
 
 It serves with a certificate of the root of servers, P-256; to the broker it shows one of the root of nodes,
-Ed25519, as all clients of the broker do. Both are valid for 90 days, since only their end keeps a stolen key
-from being believed, and are issued again when two thirds of that have passed. A certificate may change while
-it is served: new connections are shown the new one, open ones go on. Must not issue anew without a reason.
+Ed25519, as all clients of the broker do, and to the relays of its fleet another. All are valid for 90 days,
+since only their end keeps a stolen key from being believed, and are issued again when two thirds of that have
+passed. A certificate may change while it is served: new connections are shown the new one, open ones go on.
+Must not issue anew without a reason.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Protocol
 
 from attrs import define
 from cryptography import x509
@@ -24,24 +24,21 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from cryptography.x509.oid import NameOID
 from structlog.typing import FilteringBoundLogger
 
+from relay.pki.authority import CertificateAuthority, ServerAuthority
 from relay.pki.errors import AuthorityStateError, CertificateRefusedError
 from relay.pki.roots import load_or_create_server_key
 from relay.settings.config import RelayConfig, TlsFiles
-from relay.settings.environment import SystemClock
 from relay.state.key_files import load_or_create_key
 from schemas.addresses import host_of
-from schemas.certificates import moment
+from schemas.certificates import RELAY_NAME, RELAY_URI, moment, relay_name, relay_uri
 from schemas.error_roots import PeerError, StateError
-from schemas.files import read_state, write_atomic
+from schemas.files import read_given, read_state, write_atomic
 from schemas.health import Loop
 from schemas.identity import CertificateFormatError, first_certificate_in, validity_of
 from schemas.text import printable
+from schemas.times import SystemClock
 from schemas.tls import FreshContext, TlsFilesError, client_context, load_chain
 
-RELAY_NAME = "edge-relay"
-"""The common name by which a broker knows the relay. It is no node id."""
-RELAY_URI = "urn:edge-kubelet:relay"
-"""The other name of the relay's certificate for the broker: no node's has this form."""
 BROKER_NAME = "edge-broker"
 """The common name of the broker that the relay runs itself; it has no rights at a broker."""
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -69,24 +66,7 @@ class RelayUse(StrEnum):
 
     SERVE = "serve"
     BROKER = "broker"
-
-
-class OwnServerAuthority(Protocol):
-    """The part of the CA that issues for servers; see ``ServerAuthority``."""
-
-    def roots(self) -> list[str]: ...
-    def issue(
-        self, name: str, hosts: Sequence[str], public_key: EllipticCurvePublicKey, valid_days: int
-    ) -> str: ...
-
-
-class OwnAuthority(Protocol):
-    """The part of the CA that issues for the broker's clients, nodes among them."""
-
-    @property
-    def servers(self) -> OwnServerAuthority: ...
-    def roots(self) -> list[str]: ...
-    def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str: ...
+    CLUSTER = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +114,7 @@ class OwnCertificate:
             StateError, OSError: as ``renew``.
         """
         wanted = WantedCertificate(self._name, self._others, self._key())
-        reason = reason_to_renew(_held(self.files), wanted, self._roots(), self._now_ms())
+        reason = reason_to_renew(_read_certificate(self.files), wanted, self._roots(), self._now_ms())
         return None if reason is None else wanted
 
     def install(self, wanted: WantedCertificate, certificate: str) -> None:
@@ -153,7 +133,7 @@ class OwnCertificate:
 
 def served_certificate(  # noqa: PLR0913, PLR0917 - what comes in from outside
     files: TlsFiles,
-    ca: OwnServerAuthority,
+    ca: ServerAuthority,
     name: str,
     hosts: Sequence[str],
     now_ms: SystemClock,
@@ -178,7 +158,7 @@ def served_certificate(  # noqa: PLR0913, PLR0917 - what comes in from outside
 
 
 def broker_certificate(
-    files: TlsFiles, ca: OwnAuthority, now_ms: SystemClock, random_bytes: Callable[[int], bytes]
+    files: TlsFiles, ca: CertificateAuthority, now_ms: SystemClock, random_bytes: Callable[[int], bytes]
 ) -> OwnCertificate:
     """Return what the relay shows to the broker."""
 
@@ -197,13 +177,34 @@ def broker_certificate(
     )
 
 
-def issue_for_another_relay(ca: OwnAuthority, use: str, public_key_pem: str, public_url: str) -> str:
+def cluster_certificate(
+    files: TlsFiles, ca: CertificateAuthority, now_ms: SystemClock, random_bytes: Callable[[int], bytes]
+) -> OwnCertificate:
+    """Return what the relay proves to the others of its fleet by which one it is."""
+    public = bytes(load_or_create_key(files.key, random_bytes).verify_key)
+    name = relay_name(public)
+    return OwnCertificate(
+        use=RelayUse.CLUSTER,
+        files=files,
+        name=name,
+        others=frozenset({relay_uri(name)}),
+        key=lambda: Ed25519PublicKey.from_public_bytes(public),
+        issue=lambda: ca.issue_client(name, relay_uri(name), public, _DAYS),
+        roots=ca.roots,
+        now_ms=now_ms,
+    )
+
+
+def issue_for_another_relay(
+    ca: CertificateAuthority, use: str, public_key_pem: str, public_url: str, relay: str | None = None
+) -> str:
     """Return a certificate for a relay of the same fleet that has no CA key, in PEM.
 
-    It is for the names that this relay has itself: the other relay chooses nothing but its key.
+    It is for the names that this relay has itself, or follows from the key: the other relay chooses nothing
+    but that. ``relay`` is its name, if it is known.
 
     Raises:
-        CertificateRefusedError: the key is none for that use.
+        CertificateRefusedError: the key cannot have that use.
         AuthorityStateError: the CA cannot issue it.
     """
     try:
@@ -211,10 +212,22 @@ def issue_for_another_relay(ca: OwnAuthority, use: str, public_key_pem: str, pub
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if use == RelayUse.SERVE and isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
-        return ca.servers.issue(RELAY_NAME, relay_hosts(public_url), key, _DAYS)
+        return ca.servers.issue(RELAY_NAME, relay_hosts(public_url), key, _DAYS, relay)
     if use == RelayUse.BROKER and isinstance(key, Ed25519PublicKey):
-        return ca.issue_client(RELAY_NAME, RELAY_URI, key.public_bytes_raw(), _DAYS)
+        return ca.issue_client(RELAY_NAME, RELAY_URI, key.public_bytes_raw(), _DAYS, relay)
+    if use == RelayUse.CLUSTER and isinstance(key, Ed25519PublicKey):
+        name = relay_name(key.public_bytes_raw())
+        return ca.issue_client(name, relay_uri(name), key.public_bytes_raw(), _DAYS)
     raise CertificateRefusedError(f"a relay has sent no key that it could use to {use}")
+
+
+def named_by(public_key_pem: str) -> str:
+    """Return the name of the relay with that key, in PEM; empty if it is no key of a relay."""
+    try:
+        key = load_pem_public_key(public_key_pem.encode("utf-8"))
+    except (ValueError, UnsupportedAlgorithm):
+        return ""
+    return relay_name(key.public_bytes_raw()) if isinstance(key, Ed25519PublicKey) else ""
 
 
 def public_key_pem(key: PublicKey) -> str:
@@ -227,7 +240,7 @@ def relay_hosts(public_url: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((host_of(public_url), *_LOCAL)))
 
 
-def _held(files: TlsFiles) -> str:
+def _read_certificate(files: TlsFiles) -> str:
     try:
         return read_state(files.certificate).decode("utf-8", "replace")
     except FileNotFoundError:
@@ -318,7 +331,7 @@ class RelayTls:
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         config: RelayConfig,
-        ca: OwnAuthority,
+        ca: CertificateAuthority,
         *,
         certify: Certify | None = None,
         now_ms: SystemClock,
@@ -328,7 +341,7 @@ class RelayTls:
     ) -> None:
         self._own: list[OwnCertificate] = [
             served_certificate(files, ca.servers, name, hosts, now_ms, random_bytes)
-            for files, name, hosts in _served(config)
+            for files, name, hosts in _served_files(config)
         ]
         self._certify = certify
         self._live: LiveContext | None = None
@@ -344,6 +357,9 @@ class RelayTls:
             self.to_broker = broker_context(
                 state.broker_client_tls, lambda: [*ca.servers.roots(), *ca.roots()], config.broker_root
             )
+        # The first one of a relay without the CA's key comes with its state alone: it is never asked for.
+        if config.cluster is not None and (certify is None or state.cluster_tls.certificate.exists()):
+            self._own.append(cluster_certificate(state.cluster_tls, ca, now_ms, random_bytes))
         for certificate in self._own:
             if certify is None:
                 certificate.renew()
@@ -371,7 +387,7 @@ class RelayTls:
         async with self._refreshing:
             try:
                 for own in self._own:
-                    if await self._renewed(own):
+                    if await self._renew(own):
                         self._log.info("own certificate issued", file=str(own.files.certificate))
                 # Not on a thread: a context must not change during a handshake.
                 if self._live is not None and self._live.refresh():
@@ -381,7 +397,7 @@ class RelayTls:
                 return False
         return True
 
-    async def _renewed(self, own: OwnCertificate) -> bool:
+    async def _renew(self, own: OwnCertificate) -> bool:
         # On a thread: issuing waits for the ledger's lock and for the disk.
         if self._certify is None:
             return await asyncio.to_thread(own.renew)
@@ -392,7 +408,7 @@ class RelayTls:
         return True
 
 
-def _served(config: RelayConfig) -> Iterator[tuple[TlsFiles, str, Sequence[str]]]:
+def _served_files(config: RelayConfig) -> Iterator[tuple[TlsFiles, str, Sequence[str]]]:
     """Yield files, name and hosts of what the relay and its own broker serve with."""
     if config.own_root:
         yield config.state.own_tls, RELAY_NAME, [host_of(config.public_url)]
@@ -411,7 +427,11 @@ def broker_context(
 
     def make() -> ssl.SSLContext:
         try:
-            trusted = broker_root.read_text("ascii", "replace") if broker_root else "".join(roots())
+            trusted = (
+                read_given(broker_root, wait_s=0).decode("ascii", "replace")
+                if broker_root
+                else "".join(roots())
+            )
         except StateError as error:
             # paho retries after an OSError only.
             raise TlsFilesError(str(error)) from None
@@ -443,7 +463,9 @@ class Expiries:
         shown = (
             {"broker_client": config.state.broker_client_tls.certificate} if config.uses_broker_tls else {}
         )
-        self._files = served | shown
+        cluster = config.state.cluster_tls.certificate
+        joined = {"cluster": cluster} if config.cluster is not None and cluster.exists() else {}
+        self._files = served | shown | joined
 
     @property
     def names(self) -> tuple[str, ...]:

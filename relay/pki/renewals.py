@@ -11,15 +11,16 @@ from typing import Protocol
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditUnavailableError
+from relay.audit.writer import AuditWriter
 from relay.pki.authority import EndorsedRoots
 from relay.pki.errors import AuthorityError, CertificateRefusedError, UnknownTargetError
-from relay.settings.environment import SystemClock
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
 from schemas.identity import first_certificate_in, kid_of
 from schemas.payloads import Renewed
 from schemas.text import printable
+from schemas.times import SystemClock
 
 _AT_ONCE = 4
 _AGAIN_AFTER_MS = 3_600_000
@@ -102,7 +103,7 @@ class Renewals:
     """Renews and retires nodes that have proven their identity. What cannot be recorded is not answered."""
 
     _issuer: LeafIssuer
-    _audit: AuditLog
+    _audit: AuditWriter
     _now_ms: SystemClock
     _log: FilteringBoundLogger
     _renewed_ms: dict[str, int] = field(init=False, factory=dict)
@@ -120,11 +121,11 @@ class Renewals:
             try:
                 issued = await self._issuer.renew(held, csr_pem, server_roots=server_roots)
             except CertificateRefusedError as error:
-                raise self._refused("renewal refused", held, error) from None
+                raise self._refusal("renewal refused", held, error) from None
             except (AuthorityError, StateError, OSError, ToolError) as error:
                 # The node did not use up its turn.
                 self._renewed_ms.pop(held.node_id, None)
-                raise self._failed("renewal failed", held, error) from None
+                raise self._failure("renewal failed", held, error) from None
         self._record("renewed", held, kid_of(first_certificate_in(issued["certificate"])))
         return issued
 
@@ -147,9 +148,9 @@ class Renewals:
             try:
                 kids = await self._issuer.retire(held)
             except (CertificateRefusedError, UnknownTargetError) as error:
-                raise self._refused("retirement refused", held, error) from None
+                raise self._refusal("retirement refused", held, error) from None
             except (AuthorityError, StateError, OSError, ToolError) as error:
-                raise self._failed("retirement failed", held, error) from None
+                raise self._failure("retirement failed", held, error) from None
         for kid in kids:
             self._record("retired", held, kid)
         return kids
@@ -162,13 +163,13 @@ class Renewals:
             raise ToolError(Failure.INTERNAL, "It could not be recorded.") from error
         self._log.info(event, **facts)
 
-    def _failed(self, event: str, held: HeldLeaf, error: Exception) -> ToolError:
+    def _failure(self, event: str, held: HeldLeaf, error: Exception) -> ToolError:
         self._log.error(event, node_id=held.node_id, reason=printable(str(error)))
         if isinstance(error, ToolError):
             return error
         return ToolError(Failure.INTERNAL, "The certificate authority cannot do that at present.")
 
-    def _refused(self, event: str, held: HeldLeaf, error: Exception) -> ToolError:
+    def _refusal(self, event: str, held: HeldLeaf, error: Exception) -> ToolError:
         # The text is for our log: what the ledger holds of a node is not shown to one that asks for it.
         self._log.warning(event, node_id=held.node_id, reason=printable(str(error)))
         return ToolError(Failure.ATTESTATION_FAILED, "The certificate authority does not do that.")

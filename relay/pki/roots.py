@@ -130,7 +130,7 @@ class RootFiles(Generic[KeyT]):
         self._next_key = directory / f"{prefix}next.key"
         self._previous = directory / f"{prefix}previous.pem"
         self._previous_key = directory / f"{prefix}previous.key"
-        self._texts: dict[Path, tuple[tuple[int, ...], str]] = {}
+        self._known: dict[Path, tuple[tuple[int, ...], tuple[str, str]]] = {}
 
     @property
     def files(self) -> list[Path]:
@@ -169,7 +169,7 @@ class RootFiles(Generic[KeyT]):
             AuthorityStateError: there is no CA here, or its certificate is damaged.
         """
         try:
-            return _certificate_of(self.certificate, self._text(self.certificate))
+            return self._certificate_in(self.certificate)[0]
         except FileNotFoundError:
             raise AuthorityStateError(f"{self.directory} holds no CA: run `relay ca init`") from None
 
@@ -195,23 +195,24 @@ class RootFiles(Generic[KeyT]):
 
     def _before(self, current: str) -> "_Previous | None":
         try:
-            text = self._text(self._previous)
+            root, text = self._certificate_in(self._previous)
         except FileNotFoundError:
             return None
-        root, head = _certificate_of(self._previous, text), _HEAD.match(text)
+        head = _HEAD.match(text)
         if head is None:
             raise AuthorityStateError(f"{self._previous} is damaged: it names no end of trust")
         # A rotation that was cut short before its end has put the current root there too.
         return None if root == current else _Previous(root, int(head[1]), head[2])
 
-    def _text(self, path: Path) -> str:
-        """Return what a certificate's file holds. One that has not changed is not opened again."""
+    def _certificate_in(self, path: Path) -> tuple[str, str]:
+        """Return the certificate in a file, in PEM, and all of its text; one that has not changed is kept."""
         facts = path.lstat()
         stamp = (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode, facts.st_uid)
-        known = self._texts.get(path)
+        known = self._known.get(path)
         if known is None or known[0] != stamp:
             # The stamp before the content: a change during the read gives the next read another stamp.
-            known = self._texts[path] = (stamp, read_state(path).decode("utf-8", "replace"))
+            text = read_state(path).decode("utf-8", "replace")
+            known = self._known[path] = (stamp, (_certificate_of(path, text), text))
         return known[1]
 
     def key_of(self, root_pem: str) -> KeyT:

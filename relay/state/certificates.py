@@ -3,7 +3,7 @@
 | action | members besides ``ts_ms`` |
 |---|---|
 | `issue` | `node_id`, `tenant`, `public_key`, `kid`, `serial`, `not_after_ms`, `join_id` if it was enrolled |
-| `serve` | `name`, `kid`, `serial`, `not_after_ms`: a certificate of a broker or a relay |
+| `serve` | `name`, `kid`, `serial`, `not_after_ms`, and `relay` if it is for one without the CA's key |
 | `revoke` | `kid`, `reason`, and `node_id` or `name`; by another relay, `serial`, `not_after_ms` instead |
 | `rotate` | `root`, `previous`, `previous_until_ms`, and `of`: `servers` if it is their root |
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relay.state.ledger import Entry
+from relay.state.ledger import Entry, LedgerState
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.identity import certificates_in, issued_as, kid_of
 from schemas.text import printable
@@ -46,8 +46,11 @@ class IssuedLeaf:
 
     @property
     def name(self) -> str:
-        """The node that holds it."""
         return self.node_id
+
+    @property
+    def not_before_ms(self) -> int:
+        return self.issued_ms
 
     def subject(self) -> dict[str, str]:
         """Return what names it in other entries."""
@@ -55,7 +58,7 @@ class IssuedLeaf:
 
     def facts(self) -> dict[str, Any]:
         times = {"issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
-        return {**self.subject(), "tenant": self.tenant, **times, "join_id": self.join_id}
+        return self.subject() | {"tenant": self.tenant, **times, "join_id": self.join_id}
 
     def entry(self) -> dict[str, Any]:
         entry: dict[str, Any] = {
@@ -87,13 +90,17 @@ class IssuedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class IssuedServer:
-    """A broker's or relay's certificate as the ledger records it."""
+    """A broker's or relay's certificate as the ledger records it.
+
+    ``relay`` names the relay that it was made for, where that is not the one with the CA's key.
+    """
 
     name: str
     kid: str
     serial: int
     not_after_ms: int
     issued_ms: int
+    relay: str | None = None
 
     @property
     def tenant(self) -> None:
@@ -106,7 +113,7 @@ class IssuedServer:
         return {**self.subject(), "issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
 
     def entry(self) -> dict[str, Any]:
-        return {
+        entry: dict[str, Any] = {
             "action": "serve",
             "ts_ms": self.issued_ms,
             "name": self.name,
@@ -114,6 +121,7 @@ class IssuedServer:
             "serial": f"{self.serial:x}",
             "not_after_ms": self.not_after_ms,
         }
+        return entry if self.relay is None else {**entry, "relay": self.relay}
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> "IssuedServer":
@@ -123,55 +131,42 @@ class IssuedServer:
             serial=int(entry["serial"], 16),
             not_after_ms=int(entry["not_after_ms"]),
             issued_ms=int(entry["ts_ms"]),
+            relay=entry.get("relay"),
         )
 
 
-def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> dict[str, Any]:
+def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> Entry:
     """Return the entry that records another root; both are named by their thumbprints."""
-    return {
-        "action": "rotate",
-        "ts_ms": now_ms,
-        "root": root,
-        "previous": previous,
-        "previous_until_ms": previous_until_ms,
-    }
+    entry: Entry = {"action": "rotate", "ts_ms": now_ms, "root": root}
+    return entry | {"previous": previous, "previous_until_ms": previous_until_ms}
 
 
-def revocations(
-    held: "Sequence[IssuedLeaf | IssuedServer]", reason: str, now_ms: int
-) -> list[dict[str, Any]]:
+def revocations(held: Sequence[IssuedLeaf | IssuedServer], reason: str, now_ms: int) -> list[Entry]:
     """Return the entries that record revocations; of ``reason``, the first 64 printable characters."""
     entry = {"action": "revoke", "ts_ms": now_ms, "reason": printable(reason, 64)}
-    return [{**entry, **each.subject()} for each in held]
+    return [entry | each.subject() for each in held]
 
 
-class CaRecords:
-    """The sum of the entries of the CA's ledger: a ``relay.state.ledger.LedgerState``."""
+class CaRecords(LedgerState):
+    """The sum of the entries of the CA's ledger."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         self.issued: dict[str, IssuedLeaf | IssuedServer] = {}
         """By kid, oldest first."""
         self.revoked: dict[str, int] = {}
         """The kids of the revoked, and when that was."""
-        self._told_serials: dict[str, int] = {}
-        self._told_ends_ms: dict[str, int] = {}
+        self._reported_serials: dict[str, int] = {}
+        self._reported_ends_ms: dict[str, int] = {}
         self._moved: dict[str, IssuedLeaf] = {}
         self._of_node: dict[str, tuple[IssuedLeaf, ...]] = {}
         for entry in entries:
             self.apply(entry)
 
-    def copy(self) -> "CaRecords":
-        other = CaRecords()
-        other.issued, other.revoked = self.issued.copy(), self.revoked.copy()
-        other._told_serials, other._told_ends_ms = self._told_serials.copy(), self._told_ends_ms.copy()
-        other._of_node, other._moved = self._of_node.copy(), self._moved.copy()  # no value of them changes
-        return other
-
     def apply(self, entry: Mapping[str, Any]) -> None:
         """Apply the next entry.
 
         Raises:
-            KeyError, ValueError, TypeError, AttributeError: it is none that the CA writes.
+            KeyError, ValueError, TypeError, AttributeError: it is not one that the CA writes.
         """
         match entry["action"]:
             case "issue":
@@ -188,9 +183,9 @@ class CaRecords:
                 kid = str(entry["kid"])
                 self.revoked.setdefault(kid, int(entry.get("ts_ms", 0)))
                 if "serial" in entry:
-                    self._told_serials[kid] = int(entry["serial"], 16)
+                    self._reported_serials[kid] = int(entry["serial"], 16)
                 if "not_after_ms" in entry:
-                    self._told_ends_ms[kid] = int(entry["not_after_ms"])
+                    self._reported_ends_ms[kid] = int(entry["not_after_ms"])
             case "rotate":
                 pass
             case other:
@@ -205,7 +200,7 @@ class CaRecords:
         """Yield the kid of every leaf, oldest first."""
         return (kid for kid, issued in self.issued.items() if isinstance(issued, IssuedLeaf))
 
-    def existed(self, node_id: str) -> bool:
+    def was_issued(self, node_id: str) -> bool:
         """Return whether the id was ever issued: then it belongs to a key, even a revoked one."""
         return node_id in self._of_node
 
@@ -233,14 +228,13 @@ class CaRecords:
 
     def tenant_of(self, node_id: str) -> str | None:
         """Return the tenant of the node's newest leaf, revoked or not; None if there never was one."""
-        leaves = self._of_node.get(node_id)
-        return leaves[-1].tenant if leaves else None
+        return next((leaf.tenant for leaf in self.leaves_of(node_id)[-1:]), None)
 
-    def moved(self) -> Mapping[str, IssuedLeaf]:
+    def moved_leaves(self) -> Mapping[str, IssuedLeaf]:
         """Return, by kid, each leaf that is for another tenant than the same node's leaf before it."""
         return self._moved
 
-    def retired(self) -> frozenset[str]:
+    def retired_nodes(self) -> frozenset[str]:
         """Return the nodes all of whose leaves are revoked."""
         found = (self.issued.get(kid) for kid in self.revoked)
         nodes = {each.node_id for each in found if isinstance(each, IssuedLeaf)}
@@ -251,14 +245,19 @@ class CaRecords:
         leaves = {node_id: self.unrevoked(node_id) for node_id in self._of_node}
         return {node_id: held[-1] for node_id, held in leaves.items() if held}
 
-    def named(self, target: str) -> list[IssuedLeaf | IssuedServer] | None:
+    def find(self, target: str) -> list[IssuedLeaf | IssuedServer] | None:
         """Return what is unrevoked of a node, or of a kid or its first 16 digits; None if that is unknown."""
-        if self.existed(target):
+        if self.was_issued(target):
             return [*self.unrevoked(target)]
         found = [kid for kid in self.issued if kid.startswith(target)] if _KID.fullmatch(target) else []
         if len(found) != 1:
             return None
         return [self.issued[kid] for kid in found if kid not in self.revoked]
+
+    def of_relay(self, name: str) -> list[IssuedServer]:
+        """Return all that was issued to the relay of that name; nothing if there never was one."""
+        servers = [each for each in self.issued.values() if isinstance(each, IssuedServer)]
+        return [each for each in servers if name in {each.name, each.relay}]
 
     def revoked_as(self, roots: Iterable[str]) -> frozenset[str]:
         """Return issuer and serial number of every revoked certificate, for each of ``roots`` (PEM).
@@ -273,12 +272,12 @@ class CaRecords:
 
     def serial_of(self, kid: str) -> int:
         issued = self.issued.get(kid)
-        return issued.serial if issued is not None else self._told_serials.get(kid, 0)
+        return issued.serial if issued is not None else self._reported_serials.get(kid, 0)
 
     def end_ms_of(self, kid: str) -> int | None:
         """Return when a certificate expires, in ms since 1970; None if that is not on record."""
         issued = self.issued.get(kid)
-        return issued.not_after_ms if issued is not None else self._told_ends_ms.get(kid)
+        return issued.not_after_ms if issued is not None else self._reported_ends_ms.get(kid)
 
 
 # --- as the relays of a fleet have them in common ------------------------------------------------------
@@ -290,10 +289,11 @@ def _shared_revocation(records: CaRecords, kid: str) -> Entry:
     The reason is not shared: it is a person's free text.
     """
     entry: Entry = {"kid": kid, "revoked_ms": records.revoked[kid]}
-    serial = records.serial_of(kid)
-    entry |= {"serial": f"{serial:x}"} if serial else {}
-    end_ms = records.end_ms_of(kid)
-    return entry | ({"not_after_ms": end_ms} if end_ms is not None else {})
+    if serial := records.serial_of(kid):
+        entry["serial"] = f"{serial:x}"
+    if (end_ms := records.end_ms_of(kid)) is not None:
+        entry["not_after_ms"] = end_ms
+    return entry
 
 
 def _revocation_line(_records: CaRecords, entry: Entry, _now_ms: int) -> Entry:
@@ -303,22 +303,14 @@ def _revocation_line(_records: CaRecords, entry: Entry, _now_ms: int) -> Entry:
 
 def _shared_leaf(records: CaRecords, kid: str) -> Entry:
     """Return an entry without the join token's id, which is for the relay that enrols alone."""
-    leaf = records.issued[kid]
-    assert isinstance(leaf, IssuedLeaf)  # noqa: S101 - a key of the leaves
-    entry: Entry = {
-        "kid": leaf.kid,
-        "node_id": leaf.node_id,
-        "tenant": leaf.tenant,
-        "public_key": leaf.public_key.hex(),
-        "issued_ms": leaf.issued_ms,
-        "not_after_ms": leaf.not_after_ms,
-    }
-    return entry | ({"serial": f"{leaf.serial:x}"} if leaf.serial else {})
+    line = records.issued[kid].entry()
+    shared = {name: line[name] for name in ("kid", "node_id", "tenant", "public_key", "not_after_ms")}
+    serial = {} if line["serial"] == "0" else {"serial": line["serial"]}
+    return shared | {"issued_ms": line["ts_ms"]} | serial
 
 
 def _leaf_line(_records: CaRecords, entry: Entry, _now_ms: int) -> Entry:
-    own = {name: value for name, value in entry.items() if name != "issued_ms"}
-    return IssuedLeaf.of({"ts_ms": entry["issued_ms"], **own}).entry()
+    return IssuedLeaf.of(entry | {"ts_ms": entry["issued_ms"]}).entry()
 
 
 REVOCATIONS = SharedForm(

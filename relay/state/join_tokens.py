@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from relay.state.labels import kept_form, look_of, shown_form
-from relay.state.ledger import Entry, Ledger
+from relay.state.ledger import Entry, Ledger, LedgerState
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.certificates import UNENROLLED_TENANT
 from schemas.enrolment import JoinToken
@@ -30,6 +30,7 @@ from schemas.error_roots import OperatorError, PeerError
 from schemas.identity import TENANT_PATTERN, first_certificate_in
 from schemas.keys import base64url, from_base64url
 from schemas.text import printable
+from schemas.times import SystemClock
 from schemas.ulids import UlidSource
 
 KEY_BYTES = 32
@@ -130,7 +131,7 @@ class JoinGrant:
         return state is JoinState.OPEN or (state is JoinState.USED_UP and node_id in self.node_ids)
 
 
-class JoinGrants:
+class JoinGrants(LedgerState):
     """The grants that the entries add up to, by id.
 
     Attributes:
@@ -142,11 +143,6 @@ class JoinGrants:
         self.grants: dict[str, JoinGrant] = {}
         self.revoked: dict[str, int] = {}
         self._ids: dict[str, str] = {}
-
-    def copy(self) -> "JoinGrants":
-        other = JoinGrants()
-        other.grants, other.revoked, other._ids = self.grants.copy(), self.revoked.copy(), self._ids.copy()
-        return other
 
     def id_of(self, token: str) -> str | None:
         """Return the id of the token of that digest; None if it was not made here."""
@@ -179,8 +175,7 @@ class JoinGrants:
                 grant = self.grants[entry["id"]]
                 self.grants[grant.id] = replace(grant, node_ids=(*grant.node_ids, str(entry["node_id"])))
             case "count":
-                grant = self.grants[entry["id"]]
-                use = (int(entry["use"]), str(entry["node_id"]))
+                grant, use = self.grants[entry["id"]], (int(entry["use"]), str(entry["node_id"]))
                 self.grants[grant.id] = replace(grant, counted=(*grant.counted, use))
             case "revoke":
                 grant = self.grants[entry["id"]]
@@ -208,7 +203,7 @@ class JoinTokens:
     Everything raises LedgerError if the file is damaged, and OSError if it cannot be used.
     """
 
-    def __init__(self, path: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, path: Path, now_ms: SystemClock, random_bytes: Callable[[int], bytes]) -> None:
         self.ledger = Ledger(path, JoinGrants(), secret=True)
         self._now_ms = now_ms
         self._random_bytes = random_bytes
@@ -334,14 +329,8 @@ def _has_use(state: JoinGrants, entry: Entry) -> bool:
 
 def _use_line(state: JoinGrants, entry: Entry, now_ms: int) -> Entry:
     """Return the line that counts a use: that node may not enrol with it here for that."""
-    join_id = state.id_of(entry["token"])
-    return {
-        "action": "count",
-        "ts_ms": now_ms,
-        "id": join_id,
-        "use": entry["use"],
-        "node_id": entry["node_id"],
-    }
+    line = {"action": "count", "ts_ms": now_ms, "id": state.id_of(entry["token"])}
+    return line | {"use": entry["use"], "node_id": entry["node_id"]}
 
 
 def _all_uses(state: JoinGrants) -> Mapping[str, Entry]:

@@ -5,78 +5,27 @@ share and how that is merged, what a running relay watches, and `relay state sho
 document ``cluster.<kind>@1.0.0`` if it is shared. Must not read a file, nor apply what it says.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from relay.state.certificates import LEAVES, REVOCATIONS, CaRecords
+from relay.state.grants import GrantState
 from relay.state.join_tokens import JOIN_TOKEN_REVOCATIONS, JOIN_TOKEN_USES, JoinGrants
-from relay.state.ledger import Entry, Keyed, Ledger, LedgerState
-from relay.state.merging import Merging, Rule, SharedForm, SharedLedger
+from relay.state.ledger import Keyed, Ledger
+from relay.state.merging import SINCE_SEALED, Merging, Rule, SharedLedger, StateFile, StateKind
 from relay.state.names import NAMES, Names
-from relay.state.tokens import TOKEN_KEYS, TOKEN_REVOCATIONS, endorsed_in, issued_in, revoked_in
-
-OLDEST = "0.2"
-"""The version that a relay is taken for which does not say its own; those before cannot be in its fleet."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateFile:
-    """A file of JSON lines.
-
-    Attributes:
-        name: names it in the log, and to the operator.
-        path: below the state directory.
-        holds: what it is for, in a few words.
-        empty: makes the state of no entries.
-        watched: whether a running relay looks for changes of it.
-        applied: whether these take effect by themselves; what uses the file reads it for each use otherwise.
-        copied: whether another relay of the fleet starts with a copy.
-        secret: the members of its entries that are shown to no one.
-    """
-
-    name: str
-    path: str
-    holds: str
-    empty: Callable[[], LedgerState]
-    watched: bool = True
-    applied: bool = True
-    copied: bool = False
-    secret: frozenset[str] = frozenset()
-
-    def in_directory(self, root: Path) -> Path:
-        return root / self.path
-
-    def ledger(self, root: Path) -> Ledger[Any]:
-        """Return what reads and appends to it below ``root``."""
-        return Ledger(self.in_directory(root), self.empty(), secret=bool(self.secret))
-
-
-@dataclass(frozen=True, slots=True)
-class StateKind:
-    """Entries that are merged by one rule; several kinds may be in one file.
-
-    Attributes:
-        form: how they are shared; None if they are *local*.
-        since: the version from which relays know it: with an older one in the fleet it is not shared.
-        actions: what the member ``action`` of its lines may be; none if all lines of the file are of it.
-    """
-
-    name: str
-    file: StateFile
-    rule: Rule
-    form: SharedForm | None = None
-    since: str = OLDEST
-    actions: tuple[str, ...] = ()
-
-    def entries_in(self, lines: Iterable[Entry]) -> Iterator[Entry]:
-        """Yield the entries of this kind among ``lines``, without members that are secret."""
-        for line in lines:
-            if not self.actions or line.get("action") in self.actions:
-                yield {name: value for name, value in line.items() if name not in self.file.secret}
-
+from relay.state.people import PEOPLE as SHARED_PEOPLE
+from relay.state.people import PERSON_REVOCATIONS, People
+from relay.state.redemptions import REDEMPTIONS, RedemptionState
+from relay.state.seal import SEALS, read_seal
+from relay.state.tokens import (
+    TOKEN_KEYS,
+    TOKEN_REVOCATIONS,
+    read_endorsement,
+    read_issued_token,
+    read_revocation,
+)
 
 CERTIFICATES = StateFile(
     "leaves", "ca/ledger.jsonl", "the certificates that were issued and revoked", CaRecords, copied=True
@@ -85,7 +34,7 @@ REVOKED_TOKENS = StateFile(
     "tokens",
     "revoked_tokens.jsonl",
     "the agent tokens that were revoked",
-    partial(Keyed, revoked_in),
+    partial(Keyed, read_revocation),
     copied=True,
 )
 JOIN_TOKENS = StateFile(
@@ -100,7 +49,7 @@ VERIFYING_KEYS = StateFile(
     "token keys",
     "token_keys.jsonl",
     "the keys that agent tokens are verified with, as the CA endorses them",
-    partial(Keyed, endorsed_in),
+    partial(Keyed, read_endorsement),
     copied=True,
 )
 NODE_NAMES = StateFile("names", "node_names.jsonl", "the labels and tags of nodes", Names, copied=True)
@@ -108,15 +57,49 @@ ISSUED_TOKENS = StateFile(
     "issued tokens",
     "issued_tokens.jsonl",
     "what the agent tokens that were issued allow, without the tokens",
-    partial(Keyed, issued_in),
+    partial(Keyed, read_issued_token),
     watched=False,
 )
 
+PEOPLE = StateFile(
+    "people",
+    "people.jsonl",
+    "the people who may sign in, and their passkeys",
+    People,
+    secret=frozenset({"key"}),
+)
+GRANTS = StateFile(
+    "grants",
+    "grants.jsonl",
+    "what people have given to clients, and until when",
+    GrantState,
+    watched=False,
+    lasting=GrantState.lasting,
+)
+REDEEMED = StateFile(
+    "redemptions",
+    "redemptions.jsonl",
+    "which codes and refresh tokens were redeemed, by their digests",
+    RedemptionState,
+    watched=False,
+    lasting=RedemptionState.lasting,
+)
+FLEET_SEAL = StateFile(
+    "seal",
+    "cluster_seal.jsonl",
+    "that relays of the fleet seal what they say to each other, as the CA endorses it",
+    partial(Keyed, read_seal),
+    copied=True,
+)
+
 NAME = StateKind("name", NODE_NAMES, Rule.ORDERED, NAMES)
+PERSON = StateKind("person", PEOPLE, Rule.ISSUED, SHARED_PEOPLE, SINCE_SEALED, ("person",))
 KINDS = (
     # Revocations first: there are thousands of leaves.
     StateKind("token_revocation", REVOKED_TOKENS, Rule.FINAL, TOKEN_REVOCATIONS),
     StateKind("token_key", VERIFYING_KEYS, Rule.ENDORSED, TOKEN_KEYS),
+    # The command that decides it sees that every relay knows it: each has a certificate.
+    StateKind("seal", FLEET_SEAL, Rule.ENDORSED, SEALS),
     StateKind("revocation", CERTIFICATES, Rule.FINAL, REVOCATIONS, actions=("revoke",)),
     StateKind(
         "join_token_revocation",
@@ -132,16 +115,14 @@ KINDS = (
     StateKind("root_rotation", CERTIFICATES, Rule.LOCAL, actions=("rotate",)),
     StateKind("join_token", JOIN_TOKENS, Rule.LOCAL, actions=("create",)),
     StateKind("issued_token", ISSUED_TOKENS, Rule.LOCAL),
+    StateKind("person_revocation", PEOPLE, Rule.FINAL, PERSON_REVOCATIONS, SINCE_SEALED, ("revoke",)),
+    PERSON,
+    StateKind("redemption", REDEEMED, Rule.ISSUED, REDEMPTIONS, SINCE_SEALED, ("claim", "count")),
+    StateKind("invitation", PEOPLE, Rule.LOCAL, actions=("invite",)),
+    StateKind("passkey", PEOPLE, Rule.LOCAL, actions=("passkey", "reset")),
+    StateKind("registration_key", PEOPLE, Rule.LOCAL, actions=("key",)),
+    StateKind("grant", GRANTS, Rule.LOCAL, actions=("grant", "end")),
 )
-
-
-def is_older(version: str, since: str) -> bool:
-    """Return whether a relay of ``version`` does not know what relays know from ``since`` on."""
-    return _minor(version) < _minor(since)
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def files_of(kinds: Iterable[StateKind] = KINDS) -> Sequence[StateFile]:
@@ -168,8 +149,4 @@ def shared_ledgers(
         KeyError: a file is missing from ``ledgers``.
         ValueError: nothing says which entries of an *endorsed* kind are endorsed.
     """
-    return [
-        SharedLedger(kind.name, kind.rule, kind.form, kind.since, ledgers[kind.file], merging)
-        for kind in kinds
-        if kind.form is not None
-    ]
+    return [SharedLedger(kind, ledgers[kind.file], merging) for kind in kinds if kind.form is not None]

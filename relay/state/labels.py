@@ -179,7 +179,7 @@ def label_of(text: str) -> str:
     """Return the label that ``text`` means, as it is shown: in NFC, or from its kept form.
 
     Raises:
-        NameRuleError: it is none.
+        NameRuleError: it breaks a rule.
     """
     label = meant_by(text)
     if label.isascii():
@@ -252,6 +252,6 @@ def id_prefix_of(reference: str) -> str | None:
 
 
 def node_id_of(reference: str) -> str | None:
-    """Return ``reference`` as a node's full id, in the case of ids; None if it is none."""
+    """Return ``reference`` as a node's full id, in the case of ids; None if it is not an id."""
     lower = reference.lower()
     return lower if _NODE_ID.fullmatch(lower) else None

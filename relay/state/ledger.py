@@ -9,15 +9,15 @@ import errno
 import json
 import os
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, Protocol, Self, TypeVar
-
-from attrs import define, field
+from typing import Any, Generic, Self, TypeVar
 
 from schemas.error_roots import StateError
 from schemas.files import (
@@ -33,6 +33,8 @@ Entry = dict[str, Any]
 
 WORTH_COMPACTING = 256
 """How many lines a file has at least before some leave it."""
+MAX_LEDGER_BYTES = 512 << 20
+"""Of millions of entries: what is larger, as a file with a hole, would take all memory."""
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 
@@ -40,13 +42,17 @@ class LedgerError(StateError):
     """The file is damaged; the text names it."""
 
 
-class LedgerState(Protocol):
-    """What the entries of one kind of ledger add up to."""
+class LedgerState:
+    """What the entries of one kind of ledger add up to, in dicts, lists and sets of what does not change."""
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        ...
+        other = copy(self)
+        for name, value in vars(self).items():
+            setattr(other, name, copy(value))
+        return other
 
+    @abstractmethod
     def apply(self, entry: Entry) -> None:
         """Apply the next entry.
 
@@ -54,25 +60,21 @@ class LedgerState(Protocol):
             KeyError, ValueError, TypeError, AttributeError, OverflowError: it is no entry of this kind. An
                 entry that is not understood must not be skipped: it may be a revocation.
         """
-        ...
 
 
 StateT = TypeVar("StateT", bound=LedgerState)
 ValueT = TypeVar("ValueT")
 
 
-@define(eq=False, repr=False)
-class Keyed(Generic[ValueT]):
+class Keyed(LedgerState, Generic[ValueT]):
     """Entries of which each says one thing, by key: of two with one key the first counts.
 
     ``read`` returns key and value of an entry; it raises as ``LedgerState.apply``.
     """
 
-    _read: Callable[[Entry], tuple[str, ValueT]]
-    by_key: dict[str, ValueT] = field(factory=dict)
-
-    def copy(self) -> "Keyed[ValueT]":
-        return Keyed(self._read, self.by_key.copy())
+    def __init__(self, read: Callable[[Entry], tuple[str, ValueT]]) -> None:
+        self._read = read
+        self.by_key: dict[str, ValueT] = {}
 
     def apply(self, entry: Entry) -> None:
         key, value = self._read(entry)
@@ -165,9 +167,12 @@ class Ledger(Generic[StateT]):
         if stamp == self._damaged_at:
             # Damage that was found once is not parsed again until the file changes.
             raise LedgerError(self._damage)
+        if facts.st_size > MAX_LEDGER_BYTES:
+            size = MAX_LEDGER_BYTES >> 20
+            raise LedgerError(f"{self.path} is larger than {size} MiB: move it away, and restore it")
         if stamp != self._parsed.stamp:
             known = self._parsed if self._was_appended(file, facts) else self._nothing
-            self._parsed = self._extended(known, file.read(known.end, facts.st_size), stamp)
+            self._parsed = self._extend(known, file.read(known.end, facts.st_size), stamp)
         return self._parsed
 
     def _current_file(self) -> _KeptFile | None:
@@ -195,7 +200,7 @@ class Ledger(Generic[StateT]):
             return False  # of the same size, yet modified: not by an append
         return file.read(known.end - len(known.last), known.end) == known.last
 
-    def _extended(self, known: _Parsed[StateT], data: bytes, stamp: tuple[int, int, int]) -> _Parsed[StateT]:
+    def _extend(self, known: _Parsed[StateT], data: bytes, stamp: tuple[int, int, int]) -> _Parsed[StateT]:
         # What follows the last line end was never acknowledged.
         lines = data.split(b"\n")[:-1]
         if not lines:
@@ -235,10 +240,8 @@ class Ledger(Generic[StateT]):
             parsed = self._read_on()
         entries = lasting(parsed.state)
         if parsed.number >= WORTH_COMPACTING and 2 * len(entries) <= parsed.number:
-            write_atomic(self.path, _lines(entries), self._mode())
-
-    def _mode(self) -> int:
-        return PRIVATE if self._secret else mode_without_secrets(self.path.parent)
+            mode = PRIVATE if self._secret else mode_without_secrets(self.path.parent)
+            write_atomic(self.path, _lines(entries), mode)
 
     @contextmanager
     def _exclusive_file(self) -> Iterator[FileIO]:

@@ -12,21 +12,29 @@ A rule is code once, for every kind that has it. What an entry says is known to 
 not read the table of kinds, and must not know what carries entries from relay to relay.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.state.ledger import Entry, Ledger
+from relay.state.ledger import Entry, Ledger, LedgerState
+from schemas.times import SystemClock
 
 AT_ONCE = 256
 """How many entries of one kind are shared before the others have their turn."""
 MAX_REFUSED = 64
 """How many entries that no root endorses are kept, to be judged again by another root."""
+OLDEST = "0.2"
+"""The version that a relay is taken for which does not say its own; those before cannot be in its fleet."""
+SINCE_SEALED = "0.3"
+"""From which version on relays seal: in a fleet that is sealed none is older, whatever it says."""
+SIGNED = "signed"
+"""The member, true, of an entry that a relay has signed, where its form notes that; not of its document."""
 State = Any
 """What the entries of a file add up to: its row in ``relay.state.kinds`` has the class."""
 
@@ -72,6 +80,7 @@ class SharedForm:
         holder_takes: of an *issued* kind, whether the holder of the CA's key takes entries, or all others do.
         unshared: of an *ordered* kind, what was decided here and is not in the stream yet, by key.
         displaced: of an *ordered* kind, the entries that make room for another in this file.
+        notes_signed: whether an entry that a relay has signed has the member ``signed``.
     """
 
     key_of: Callable[[Entry], str]
@@ -83,6 +92,75 @@ class SharedForm:
     unshared: Callable[[State], Mapping[str, Entry]] = lambda _state: {}
     displaced: Callable[[State, Entry], Iterable[Entry]] = lambda _state, _entry: ()
     displaced_event: str = "entry displaced by that of another node"
+    notes_signed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file of JSON lines.
+
+    Attributes:
+        name: names it in the log, and to the operator.
+        path: below the state directory.
+        holds: what it is for, in a few words.
+        empty: makes the state of no entries.
+        watched: whether a running relay looks for changes of it.
+        applied: whether these take effect by themselves; what uses the file reads it for each use otherwise.
+        copied: whether another relay of the fleet starts with a copy.
+        secret: the members of its entries that are shown to no one.
+        lasting: the entries of a state that must stay in the file; None: no line ever leaves it.
+    """
+
+    name: str
+    path: str
+    holds: str
+    empty: Callable[[], LedgerState]
+    watched: bool = True
+    applied: bool = True
+    copied: bool = False
+    secret: frozenset[str] = frozenset()
+    lasting: Callable[[State], Sequence[Entry]] | None = None
+
+    def in_directory(self, root: Path) -> Path:
+        return root / self.path
+
+    def ledger(self, root: Path) -> Ledger[Any]:
+        """Return what reads and appends to it below ``root``."""
+        path, is_secret = self.in_directory(root), bool(self.secret)
+        return Ledger(path, self.empty(), secret=is_secret, lasting=self.lasting)
+
+
+def is_older(version: str, since: str) -> bool:
+    """Return whether a relay of ``version`` does not know what relays know from ``since`` on."""
+    return _minor(version) < _minor(since)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class StateKind:
+    """Entries that are merged by one rule; several kinds may be in one file.
+
+    Attributes:
+        form: how they are shared; None if they are *local*.
+        since: the version from which relays know it: with an older one in the fleet it is not shared.
+        actions: what the member ``action`` of its lines may be; none if all lines of the file are of it.
+    """
+
+    name: str
+    file: StateFile
+    rule: Rule
+    form: SharedForm | None = None
+    since: str = OLDEST
+    actions: tuple[str, ...] = ()
+
+    def entries_in(self, lines: Iterable[Entry]) -> Iterator[Entry]:
+        """Yield the entries of this kind among ``lines``, without members that are secret."""
+        for line in lines:
+            if not self.actions or line.get("action") in self.actions:
+                yield {name: value for name, value in line.items() if name not in self.file.secret}
 
 
 @define(frozen=True, eq=False)
@@ -96,7 +174,7 @@ class Merging:
         refused: called for each entry that none has signed, with its kind.
     """
 
-    now_ms: Callable[[], int]
+    now_ms: SystemClock
     log: FilteringBoundLogger
     issues: bool = False
     is_endorsed: Mapping[str, Callable[[Entry], bool]] = field(factory=dict)
@@ -107,22 +185,24 @@ class Merging:
 class SharedLedger:
     """The entries of one kind in a file of this relay's, as all relays have them in common."""
 
-    kind: str
-    rule: Rule
-    form: SharedForm
-    since: str
+    row: StateKind
     _ledger: Ledger[Any]
     _merging: Merging
     _refused: dict[str, Entry] = field(init=False, factory=dict)
+    kind: str = field(init=False)
+    form: SharedForm = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        if self.rule is Rule.ENDORSED and self.kind not in self._merging.is_endorsed:
+        if self.row.form is None:
+            raise ValueError(f"{self.row.name} is not shared")
+        self.kind, self.form = self.row.name, self.row.form
+        if self.row.rule is Rule.ENDORSED and self.kind not in self._merging.is_endorsed:
             raise ValueError(f"nothing says which entries of {self.kind} are endorsed")
 
     @property
     def ordered(self) -> bool:
         """Whether an entry is valid only after those before it. Others commute."""
-        return self.rule is Rule.ORDERED
+        return self.row.rule is Rule.ORDERED
 
     def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
         """Add to the file what has ``arrived`` and is not in it, by key.
@@ -134,7 +214,7 @@ class SharedLedger:
         Raises:
             StateError, OSError: the file cannot be used. What has arrived is given again.
         """
-        match self.rule:
+        match self.row.rule:
             case Rule.ORDERED:
                 return self._settle_ordered(arrived, known)
             case Rule.ENDORSED:
@@ -146,7 +226,7 @@ class SharedLedger:
                     return {}
             case _:
                 self._take(arrived)
-        return self._lacking(known)
+        return self._missing(known)
 
     def _take_endorsed(self, arrived: Mapping[str, Entry]) -> None:
         state, is_endorsed = self._ledger.read(), self._merging.is_endorsed[self.kind]
@@ -195,7 +275,7 @@ class SharedLedger:
             decided_here = form.unshared(draft).get(key)
             if decided_here is not None:
                 # What was decided here and is on its way to the others comes later; or it has come back.
-                if decided_here == entry:
+                if decided_here == {name: value for name, value in entry.items() if name != SIGNED}:
                     write(entry, shared=True)
             elif not form.has(draft, entry):
                 for changed in form.displaced(draft, entry):
@@ -218,7 +298,7 @@ class SharedLedger:
         lines = (form.line(state, entry, now) for entry in arrived.values() if not form.has(state, entry))
         return sorted(lines, key=lambda line: int(line.get("ts_ms", 0)))
 
-    def _lacking(self, known: Container[str]) -> Mapping[str, Entry]:
+    def _missing(self, known: Container[str]) -> Mapping[str, Entry]:
         entries = self.form.entries(self._ledger.read())
         lacking = ((key, entries[key]) for key in entries if key not in known)
         return dict(islice(((key, entry) for key, entry in lacking if self._lasts(entry)), AT_ONCE))

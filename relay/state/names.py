@@ -6,18 +6,17 @@
 | `forget` | none: its names are gone, and it is not listed until it is issued a certificate again |
 
 Either may have `shared`, true: the other relays of the fleet have it too. Without that it was decided here.
+By a name tokens reach a node: one of another relay counts for that only with `signed`, true, where a relay
+has signed it.
 
 Commands append, and so does the relay when a node enrols with a token that carries names; a running relay
 reads. An entry is for the node while it is in that tenant: another tenant must not read its names. Must not
 know which nodes exist.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 
 from relay.state.labels import (
     NameRuleError,
@@ -30,10 +29,11 @@ from relay.state.labels import (
     shown_form,
     tag_key,
 )
-from relay.state.ledger import Entry, Ledger
-from relay.state.merging import LazyEntries, SharedForm
+from relay.state.ledger import Entry, Ledger, LedgerState
+from relay.state.merging import SIGNED, LazyEntries, SharedForm
 from schemas.error_roots import OperatorError
 from schemas.projection import is_node_id
+from schemas.times import SystemClock
 
 
 class LabelTakenError(OperatorError):
@@ -49,43 +49,46 @@ class LabelTakenError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class NodeName:
-    """What the operator calls a node of ``tenant``: by a label (empty: none) and tags, sorted."""
+    """What the operator calls a node of ``tenant``: by a label (empty: none) and tags, sorted.
+
+    ``proven`` is the name by which tokens reach it, where that is another: the last that was decided here or
+    that a relay has signed.
+    """
 
     tenant: str
     label: str = ""
     tags: tuple[str, ...] = ()
+    proven: "NodeName | None" = None
 
 
-class Names:
-    """The names of all nodes: what the entries add up to."""
+class Names(LedgerState):
+    """The names of all nodes: what the entries add up to.
+
+    Attributes:
+        proven: the last name of each node that was decided here, or that a relay has signed.
+        forgotten: the nodes that were forgotten and not named since.
+        unshared: what was decided here last of each node, if no other relay has it yet; None: to forget it.
+    """
 
     def __init__(self) -> None:
-        self._by_node: dict[str, NodeName] = {}
+        self.by_node: dict[str, NodeName] = {}
+        self.proven: dict[str, NodeName] = {}
+        self.forgotten: set[str] = set()
+        self.unshared: dict[str, NodeName | None] = {}
         self._by_label: dict[tuple[str, str], str] = {}
         self._by_look: dict[tuple[str, str], str] = {}
-        self._forgotten: set[str] = set()
-        self._unshared: dict[str, NodeName | None] = {}
 
-    @property
-    def unshared(self) -> Mapping[str, NodeName | None]:
-        """What was decided here last of each node, if no other relay has been told; None: to forget it."""
-        return MappingProxyType(self._unshared)
-
-    @property
-    def forgotten(self) -> AbstractSet[str]:
-        """The nodes that were forgotten and not named since."""
-        return self._forgotten
-
-    @property
-    def by_node(self) -> Mapping[str, NodeName]:
-        return MappingProxyType(self._by_node)
-
-    def copy(self) -> "Names":
-        other = Names()
-        other._by_node, other._by_label = self._by_node.copy(), self._by_label.copy()
-        other._by_look = self._by_look.copy()
-        other._forgotten, other._unshared = self._forgotten.copy(), self._unshared.copy()
-        return other
+    def with_proven(self) -> Mapping[str, NodeName]:
+        """Return the names of all nodes, each with the one that is proven where that is another."""
+        named = dict(self.by_node)
+        for node_id in named.keys() | self.proven.keys():
+            proven = self.proven.get(node_id)
+            name = named.get(node_id) or NodeName(proven.tenant if proven else "")
+            if proven is None or proven.tenant != name.tenant:
+                proven = NodeName(name.tenant)
+            if proven != name:
+                named[node_id] = replace(name, proven=proven)
+        return named
 
     def holder(self, tenant: str, label: str) -> str | None:
         """Return the node of ``tenant`` that has ``label``, without regard to case."""
@@ -103,40 +106,44 @@ class Names:
         """Apply the next entry.
 
         Raises:
-            KeyError, ValueError, TypeError: it is none, or would give one label to two nodes.
+            KeyError, ValueError, TypeError: it is malformed, or would give one label to two nodes.
         """
         node_id = entry["node_id"]
         if not is_node_id(node_id):
             raise ValueError(node_id)
         match entry["action"]:
             case "name":
-                said: NodeName | None = name_in(entry)
-                self._put(node_id, said)
-                self._forgotten.discard(node_id)
+                name: NodeName | None = name_in(entry)
+                self.forgotten.discard(node_id)
             case "forget":
-                said = None
-                self._put(node_id, None)
-                self._forgotten.add(node_id)
+                name = None
+                self.forgotten.add(node_id)
             case other:
                 raise ValueError(other)
-        if entry.get("shared") is True:
-            self._unshared.pop(node_id, None)
+        self._put(node_id, name)
+        is_shared = entry.get("shared") is True
+        if name is not None and (not is_shared or entry.get(SIGNED) is True):
+            self.proven[node_id] = name
+        elif not is_shared or entry.get(SIGNED) is True:
+            self.proven.pop(node_id, None)
+        if is_shared:
+            self.unshared.pop(node_id, None)
         else:
-            self._unshared[node_id] = said
+            self.unshared[node_id] = name
 
     def _put(self, node_id: str, name: NodeName | None) -> None:
         if name is not None and name.label:
             holder = self.holder(name.tenant, name.label)
             if holder not in {None, node_id}:
                 raise ValueError(name.label)
-        former = self._by_node.pop(node_id, None)
+        former = self.by_node.pop(node_id, None)
         if former is not None and former.label:
             del self._by_label[former.tenant, folded(former.label)]
             if self._by_look.get(look := (former.tenant, look_of(former.label))) == node_id:
                 del self._by_look[look]
         if name is None or not (name.label or name.tags):
             return
-        self._by_node[node_id] = name
+        self.by_node[node_id] = name
         if name.label:
             self._by_label[name.tenant, folded(name.label)] = node_id
             if not name.label.isascii():  # the look of another is its folded form
@@ -150,7 +157,7 @@ class NameLedger:
     the ledger's lock and for the disk: call it on a thread, not on the event loop.
     """
 
-    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+    def __init__(self, path: Path, now_ms: SystemClock) -> None:
         self.ledger = Ledger(path, Names())
         self._now_ms = now_ms
 
@@ -245,67 +252,65 @@ def name_in(entry: Entry) -> NodeName:
     return NodeName(tenant, shown_form(label or ""), tuple(sorted(tags)))
 
 
-def _line(node_id: str, said: NodeName | None, now_ms: int) -> Entry:
+def _line(node_id: str, name: NodeName | None, now_ms: int) -> Entry:
     """Return the line that names a node from now on, or forgets it."""
-    line: Entry = {"action": "forget", "ts_ms": now_ms, "node_id": node_id}
-    if said is not None:
-        line |= {
-            "action": "name",
-            "tenant": said.tenant,
-            "label": kept_form(said.label) or None,
-            "tags": list(said.tags),
-        }
-    return line
+    line: Entry = {"action": "forget" if name is None else "name", "ts_ms": now_ms, "node_id": node_id}
+    return line if name is None else line | _members(name)
+
+
+def _members(name: NodeName) -> Entry:
+    return {"tenant": name.tenant, "label": kept_form(name.label) or None, "tags": list(name.tags)}
 
 
 # --- as the relays of a fleet have them in common: in the order of the stream: a label is one node's ---
 
 
-def _said_in(entry: Entry) -> NodeName | None:
+def _shared_name_in(entry: Entry) -> NodeName | None:
     return None if "forgotten" in entry else name_in(entry)
 
 
 def _key_of(entry: Entry) -> str:
-    _said_in(entry)  # raises where a label or a tag is none
+    _shared_name_in(entry)  # raises where a label or a tag is malformed
     return str(entry["node_id"])
 
 
-def _shared(node_id: str, said: NodeName | None) -> Entry:
-    if said is None:
-        return {"node_id": node_id, "forgotten": True}
-    names = {"tenant": said.tenant, "label": kept_form(said.label) or None, "tags": list(said.tags)}
-    return {"node_id": node_id, **names}
-
-
-def _decided(names: Names) -> Mapping[str, Entry]:
-    nodes = chain(names.forgotten, names.by_node)
-    return LazyEntries(nodes, lambda node_id: _shared(node_id, names.by_node.get(node_id)))
+def _shared(node_id: str, name: NodeName | None) -> Entry:
+    return {"node_id": node_id} | ({"forgotten": True} if name is None else _members(name))
 
 
 def _has(names: Names, entry: Entry) -> bool:
-    node_id, said = entry["node_id"], _said_in(entry)
-    if said is None or node_id in names.forgotten:
-        return said is None and node_id in names.forgotten
+    node_id, name = entry["node_id"], _shared_name_in(entry)
+    if name is None or node_id in names.forgotten:
+        is_known = entry.get(SIGNED) is not True or node_id not in names.proven
+        return name is None and node_id in names.forgotten and is_known
     has = names.by_node.get(node_id)
-    return has == said if said.label or said.tags else has is None
+    if entry.get(SIGNED) is True and names.proven.get(node_id) != name:
+        return False
+    return has == name if name.label or name.tags else has is None
 
 
 def _without_its_label(names: Names, entry: Entry) -> Iterable[Entry]:
     """Yield the name of the node that has the label of ``entry``, without it: the first one has it."""
-    said = _said_in(entry)
-    holder = names.holder(said.tenant, said.label) if said is not None and said.label else None
+    name = _shared_name_in(entry)
+    holder = names.holder(name.tenant, name.label) if name is not None and name.label else None
     if holder not in {None, entry["node_id"]}:
         yield _shared(holder, replace(names.by_node[holder], label=""))
 
 
 NAMES = SharedForm(
     key_of=_key_of,
-    entries=_decided,
+    entries=lambda names: LazyEntries(
+        [*names.forgotten, *names.by_node], lambda node_id: _shared(node_id, names.by_node.get(node_id))
+    ),
     has=_has,
-    line=lambda _names, entry, now_ms: _line(entry["node_id"], _said_in(entry), now_ms),
+    line=lambda _names, entry, now_ms: (
+        _line(entry["node_id"], _shared_name_in(entry), now_ms)
+        | ({SIGNED: True} if entry.get(SIGNED) is True else {})
+    ),
     unshared=lambda names: LazyEntries(
         names.unshared, lambda node_id: _shared(node_id, names.unshared[node_id])
     ),
     displaced=_without_its_label,
     displaced_event="label taken: another node has it",
+    notes_signed=True,
 )

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import NamedTuple, Protocol
 
 from attrs import define, field
@@ -19,18 +19,20 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.state.ledger import Entry
 from relay.state.merging import AT_ONCE, SharedLedger
-from schemas.backoff import Backoff, half_by_chance
 from schemas.error_roots import EdgeError, PeerError, StateError
 from schemas.faults import connection_reason
+from schemas.pacing import Backoff, half_by_chance
 from schemas.text import printable
+from schemas.times import SystemClock
 
 MAX_KEYS = 1_000_000
 """How many entries of the stream are read. One more is not understood."""
+MAX_IGNORED = 100_000
+"""How many entries of one kind that no relay has signed are replaced by those of files."""
 _HOUR_MS = 3_600_000
 _CHECK_INTERVAL_S = 2.5
 _CHECKS_FOR_ONE_COUNT = 24
 """The entries are counted each minute."""
-_END_S = 1.0
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S, _LONGEST_WAIT_TO_READ_S = 10.0, 30.0
 _READ_AGAIN_S = 5.0
@@ -62,12 +64,24 @@ class NotUnderstoodError(PeerError):
         return f"entry {self.sequence} ({self.subject}) {self.problem}"
 
 
+class NotTakenError(NotUnderstoodError):
+    """An entry is of no relay of the fleet: it is ignored, and may be replaced.
+
+    ``kind`` and ``key`` are those that it has in the stream: not proven.
+    """
+
+    def __init__(self, sequence: int, subject: str, problem: str, kind: str, key: str) -> None:
+        super().__init__(sequence, subject, problem)
+        self.kind = kind
+        self.key = key
+
+
 class HeldBackError(StreamError):
     """Entries wait while a relay of the fleet does not know their kind: it would refuse every call."""
 
 
 class UnfitEntryError(StateError):
-    """An entry of this relay's own file is none that others understand."""
+    """An entry of this relay's own file is not one that others understand."""
 
 
 class StreamEntry(NamedTuple):
@@ -102,23 +116,6 @@ class StreamFacts(NamedTuple):
     filled: float
 
 
-class EntryReader(Protocol):
-    """What brings the entries of the stream, from its oldest on."""
-
-    async def pending(self) -> tuple[int, bool]:
-        """Return how many entries have not arrived, and whether none was ever sent.
-
-        Raises:
-            LostReaderError: the servers do not know this reader.
-            StreamError: they do not answer.
-        """
-        ...
-
-    async def end(self) -> None:
-        """Read no more. Raises as ``pending``."""
-        ...
-
-
 class EntryStream(Protocol):
     """The stream by one connection. Where the servers do not answer, or refuse, it raises StreamError."""
 
@@ -127,8 +124,16 @@ class EntryStream(Protocol):
         """Whether the connection is there."""
         ...
 
-    async def follow(self, arrive: Callable[[Arrived], None]) -> EntryReader:
+    def followed(self, arrive: Callable[[Arrived], None]) -> AbstractAsyncContextManager[None]:
         """Have ``arrive`` called for every entry, from the oldest, and for those that follow."""
+        ...
+
+    async def pending(self) -> tuple[int, bool]:
+        """Return how many entries have not arrived, and whether none was ever sent; while ``followed``.
+
+        Raises:
+            LostReaderError: the servers do not know this reader.
+        """
         ...
 
     async def facts(self) -> StreamFacts:
@@ -138,7 +143,8 @@ class EntryStream(Protocol):
     async def append(self, ledger: SharedLedger, key: str, entry: Entry, after: int) -> int | None:
         """Append ``entry``; return its sequence number, or None if another relay has appended meanwhile.
 
-        ``after`` is the newest sequence number of its kind that was read, for a kind that is ordered.
+        ``after`` is the newest sequence number of its kind that was read, for a kind that is ordered, or else
+        that of what is replaced, 0 for nothing.
 
         Raises:
             UnfitEntryError: the others would not understand it.
@@ -185,6 +191,7 @@ class Compared:
         unfit: the keys of those of the file that others would not understand.
         arrived: the entries that were read, and are not in the file yet.
         newest: the sequence number of the newest.
+        ignored: the keys under which there is what no relay has written, and its sequence number.
         due: whether file and stream are to be compared.
         waits: whether that has failed, and is not tried again yet.
     """
@@ -195,6 +202,7 @@ class Compared:
     unfit: set[str] = field(factory=set)
     arrived: dict[str, Entry] = field(factory=dict)
     newest: int = 0
+    ignored: dict[str, int] = field(factory=dict)
     due: bool = True
     waits: bool = False
 
@@ -203,6 +211,7 @@ class Compared:
         return key in self.known or key in self.unfit
 
 
+@define(eq=False, repr=False)
 class Reading:
     """What one reading of the stream has brought. With each all is forgotten and read again.
 
@@ -214,35 +223,28 @@ class Reading:
         caught_up: set once all has arrived that was in the stream.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        ledgers: Sequence[Compared],
-        *,
-        now_ms: Callable[[], int],
-        is_reported: bool,
-        wake: Callable[[], None],
-        count: CountEntry,
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._now_ms = now_ms
-        self._is_reported = is_reported
-        self._wake = wake
-        self._count = count
-        self._log = log
-        self._made: object = None
-        # How many entries end in the hour that begins then, and how many never end.
-        self._ends: Counter[int | None] = Counter()
-        self.ledgers = {compared.ledger.kind: compared for compared in ledgers}
-        self.messages = 0
-        self.refused_at: int | None = None
-        self.not_understood: NotUnderstoodError | None = None
-        self.caught_up = asyncio.Event()
+    ledgers: Mapping[str, Compared]
+    _now_ms: SystemClock = field(kw_only=True)
+    _is_reported: bool = field(kw_only=True)
+    _wake: Callable[[], None] = field(kw_only=True)
+    _count: CountEntry = field(kw_only=True)
+    _log: FilteringBoundLogger = field(kw_only=True)
+    messages: int = field(init=False, default=0)
+    refused_at: int | None = field(init=False, default=None)
+    not_understood: NotUnderstoodError | None = field(init=False, default=None)
+    caught_up: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _made: object = field(init=False, default=None)
+    _ignores: bool = field(init=False, default=False)
+    # How many entries end in the hour that begins then, and how many never end.
+    _ends: Counter[int | None] = field(init=False, factory=Counter)
 
     def arrive(self, arrived: Arrived) -> None:
         """Take an entry that has arrived; one that cannot be read is not understood."""
         self.messages += 1
         try:
             self._take(arrived.read())
+        except NotTakenError as error:
+            self._ignore(error)
         except NotUnderstoodError as error:
             self._misunderstand(error)
         except Exception as error:  # noqa: BLE001 - what carries it would drop what may be a revocation
@@ -258,6 +260,22 @@ class Reading:
         self.not_understood = self.not_understood or error
         self._count("unknown", "not_understood")
 
+    def _ignore(self, error: NotTakenError) -> None:
+        """Note that an entry is to be replaced, if the file of this relay has one of its key."""
+        if not self._ignores:
+            self._ignores = True
+            self._log.error("entries that no relay has signed are not taken", first=str(error))
+        compared = self.ledgers.get(error.kind)
+        self._count(error.kind if compared is not None else "unknown", "not_signed")
+        if compared is None or (len(compared.ignored) >= MAX_IGNORED and error.key not in compared.ignored):
+            return
+        compared.ignored[error.key] = error.sequence
+        compared.newest = max(compared.newest, error.sequence)
+        compared.arrived.pop(error.key, None)
+        if error.key in compared.known:
+            self._ends[_hour_of(compared.known.pop(error.key))] -= 1
+        compared.due = True
+
     def _take(self, read: StreamEntry) -> None:
         compared = self.ledgers[read.kind]
         count = sum(len(each.known) for each in self.ledgers.values())
@@ -267,6 +285,7 @@ class Reading:
         if read.key in compared.known:
             self._ends[_hour_of(compared.known[read.key])] -= 1
         compared.known[read.key] = end_ms
+        compared.ignored.pop(read.key, None)
         self._ends[_hour_of(end_ms)] += 1
         compared.arrived[read.key] = read.entry
         compared.newest = max(compared.newest, read.sequence)
@@ -325,7 +344,7 @@ class Sharer:
     """
 
     _ledgers: Sequence[SharedLedger]
-    _now_ms: Callable[[], int] = field(kw_only=True)
+    _now_ms: SystemClock = field(kw_only=True)
     _on_thread: OnThread = field(kw_only=True)
     _count: CountEntry = field(kw_only=True)
     _filled: Callable[[float], None] = field(kw_only=True)
@@ -348,17 +367,13 @@ class Sharer:
         self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_TO_READ_S, half_by_chance(self._chance))
         self._reading = self._new_reading()
 
-    def _begin(self) -> None:
-        self._understands = self.understands
-        self.is_current = False
-        self._answers = True
-        self._reading = self._new_reading()
-
     def _new_reading(self) -> Reading:
         drawn = half_by_chance(self._chance)
-        backoffs = (Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S, drawn) for _ in self._ledgers)
         return Reading(
-            list(map(Compared, self._ledgers, backoffs)),
+            {
+                ledger.kind: Compared(ledger, Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S, drawn))
+                for ledger in self._ledgers
+            },
             now_ms=self._now_ms,
             is_reported=not self._understands,
             wake=self._wake.set,
@@ -393,7 +408,8 @@ class Sharer:
                 self._report(errors.exceptions[0])
                 wait_s = _READ_AGAIN_S
             except* (PeerError, OSError) as errors:
-                self._report(errors.exceptions[0])
+                if self._stream is stream:  # not of one that has ended, after the next has begun
+                    self._report(errors.exceptions[0])
             await self._sleep(wait_s or self._backoff.next_s())
 
     def _report(self, error: Exception, kind: str = "all") -> None:
@@ -407,57 +423,54 @@ class Sharer:
             self._log.error("shared ledgers not current", ledger=kind, reason=self.problem)
 
     async def _follow(self, stream: EntryStream) -> None:
-        self._begin()
-        reader = await stream.follow(self._reading.arrive)
+        self._understands, self._answers = self.understands, True
+        self._reading = self._new_reading()
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with stream.followed(self._reading.arrive), asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_equal(stream, tasks))
-                tasks.create_task(self._check(stream, reader))
+                tasks.create_task(self._check(stream))
         finally:
-            self.is_current = False
-            with suppress(StreamError, TimeoutError):
-                async with asyncio.timeout(_END_S):
-                    await reader.end()
+            if self._stream is stream:
+                self.is_current = False
 
     async def _keep_equal(self, stream: EntryStream, tasks: asyncio.TaskGroup) -> None:
         await self._reading.caught_up.wait()
         while True:
             self._wake.clear()
             for compared in self._reading.ledgers.values():
-                if compared.due and not compared.waits and not await self._is_settled(stream, compared):
-                    compared.waits = True
-                    tasks.create_task(self._try_again(compared))
+                if compared.due and not compared.waits:
+                    await self._settle_or_wait(stream, compared, tasks)
             if self._reading.not_understood is not None:
                 # After the others are kept. All is read again: an operator may have removed it.
                 raise self._reading.not_understood
             self._understands = True
             if self._answers and not any(each.waits for each in self._reading.ledgers.values()):
-                self._be_current()
+                self.is_current = True
+                self._backoff.reset()
+                if self.problem:
+                    self.problem = ""
+                    self._reported.clear()
+                    self._log.info("shared ledgers current")
             await self._wake.wait()
 
-    def _be_current(self) -> None:
-        self.is_current = True
-        self._backoff.reset()
-        if self.problem:
-            self.problem = ""
-            self._reported.clear()
-            self._log.info("shared ledgers current")
-
-    async def _is_settled(self, stream: EntryStream, compared: Compared) -> bool:
-        """Settle one ledger; return whether that has worked. The others do not wait for it."""
+    async def _settle_or_wait(
+        self, stream: EntryStream, compared: Compared, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Settle one ledger, or have that tried again: the others do not wait for it."""
+        kind = compared.ledger.kind
         try:
             await self._settle(stream, compared)
-        except (StreamError, StateError, OSError) as error:
-            self._count(compared.ledger.kind, "failed")
-            self._report(error, compared.ledger.kind)
-            return False
-        except Exception as error:  # noqa: BLE001 - a fault of one kind must not end the sharing of all
-            self._count(compared.ledger.kind, "failed")
-            self._log.error("shared ledger failed", ledger=compared.ledger.kind, exc_info=error)
-            self._report(error, compared.ledger.kind)
-            return False
-        compared.backoff.reset()
-        return True
+        except Exception as error:
+            if not stream.is_connected:
+                raise  # what carries it may have swallowed the cancellation with which that has ended
+            if not isinstance(error, (StreamError, StateError, OSError)):
+                self._log.error("shared ledger failed", ledger=kind, exc_info=error)
+            self._count(kind, "failed")
+            self._report(error, kind)
+            compared.waits = True
+            tasks.create_task(self._try_again(compared))
+        else:
+            compared.backoff.reset()
 
     async def _try_again(self, compared: Compared) -> None:
         await self._sleep(compared.backoff.next_s())
@@ -470,7 +483,7 @@ class Sharer:
         # What arrives from now on is not in the file when the entries are appended.
         newest = compared.newest
         try:
-            missing = await self._settled(compared, arrived)
+            missing = await self._run_settle(compared, arrived)
         except (StateError, OSError):
             compared.arrived = arrived | compared.arrived
             raise
@@ -480,8 +493,10 @@ class Sharer:
             compared.due = True
             self._wake.set()
         ledger = compared.ledger
-        if missing and (older := self._older_relay(ledger.since)) is not None:
-            raise HeldBackError(f"{ledger.kind}: kept here until relay {older} has version {ledger.since}")
+        if missing and (older := self._older_relay(ledger.row.since)) is not None:
+            raise HeldBackError(
+                f"{ledger.kind}: kept here until relay {older} has version {ledger.row.since}"
+            )
         for key, entry in missing.items():
             appended = await self._append(stream, compared, key, entry, newest)
             if compared.ledger.ordered:
@@ -489,9 +504,9 @@ class Sharer:
                     return
                 newest = appended
                 # At once: the entry that comes back may be replaced by a later one of another relay.
-                await self._settled(compared, {key: entry})
+                await self._run_settle(compared, {key: entry})
 
-    async def _settled(self, compared: Compared, arrived: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    async def _run_settle(self, compared: Compared, arrived: Mapping[str, Entry]) -> Mapping[str, Entry]:
         return await self._on_thread(lambda: compared.ledger.settle(arrived, compared))
 
     async def _append(
@@ -499,8 +514,9 @@ class Sharer:
     ) -> int | None:
         """Append an entry of the file; return its sequence number, or None if it was not appended."""
         kind = compared.ledger.kind
+        after = newest if compared.ledger.ordered else compared.ignored.get(key, 0)
         try:
-            sequence = await stream.append(compared.ledger, key, entry, newest)
+            sequence = await stream.append(compared.ledger, key, entry, after)
         except UnfitEntryError as error:
             self._log.error("entry not shared", reason=printable(str(error), 200))
             self._count(kind, "unfit")
@@ -512,7 +528,7 @@ class Sharer:
             self._reading.refused_at = self._reading.messages
         return sequence
 
-    async def _check(self, stream: EntryStream, reader: EntryReader) -> None:
+    async def _check(self, stream: EntryStream) -> None:
         """End when what is there does not arrive: the servers can lose a reader without a word.
 
         Also when it is not what was read. Servers that do not answer have lost nothing yet.
@@ -525,22 +541,19 @@ class Sharer:
                     facts = await stream.facts()
                     self._filled(facts.filled)
                     self._reading.compare(facts, lasting)
-                pending, is_new = await reader.pending()
+                pending, is_new = await stream.pending()
             except LostReaderError:
                 raise
             except StreamError:
                 self._answers = False
                 self._report(LostReaderError("the servers do not answer"))
             else:
-                self._answered()
+                if not self._answers:
+                    self._answers = True
+                    self._wake.set()
                 self._reading.check_arrival(before, pending, is_new=is_new)
             before = self._reading.messages
             await self._sleep(_CHECK_INTERVAL_S)
-
-    def _answered(self) -> None:
-        if not self._answers:
-            self._answers = True
-            self._wake.set()
 
 
 def _reason_of(error: Exception) -> str:

@@ -11,7 +11,7 @@ a private key, nor verify a token.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, Protocol
 from relay.state.ledger import Entry, Keyed, Ledger
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.canonical import jcs
-from schemas.endorsement import is_token_key_endorsed
+from schemas.certificates import is_token_key_endorsed
 from schemas.identity import first_certificate_in, kid_of
 from schemas.keys import is_sound_public_key
+from schemas.times import SystemClock
 
 _JTI = re.compile(r"[\x20-\x7E]{1,128}")
 
@@ -32,7 +33,7 @@ def is_jti(text: str) -> bool:
     return _JTI.fullmatch(text) is not None
 
 
-def revoked_in(entry: Entry) -> tuple[str, int]:
+def read_revocation(entry: Entry) -> tuple[str, int]:
     """Return the ``jti`` of a revoked token, and when that was, in ms; 0 if it is not on record."""
     jti = entry["jti"]
     if not isinstance(jti, str):
@@ -47,7 +48,7 @@ class RevokedTokens:
     """
 
     def __init__(self, path: Path) -> None:
-        self.ledger = Ledger(path, Keyed(revoked_in))
+        self.ledger = Ledger(path, Keyed(read_revocation))
 
     def revoke(self, jti: str, now_ms: int) -> None:
         """Revoke the token ``jti``. Repeating it changes nothing."""
@@ -84,7 +85,7 @@ class IssuedToken:
         return asdict(self)
 
 
-def issued_in(entry: Entry) -> tuple[str, IssuedToken]:
+def read_issued_token(entry: Entry) -> tuple[str, IssuedToken]:
     """Return the token that was signed, by its ``jti``."""
     token = IssuedToken(**{**entry, "scopes": tuple(entry["scopes"])})
     return token.jti, token
@@ -94,7 +95,7 @@ class IssuedTokens:
     """The list in ``path``, which is made with the first entry; errors are as those of ``RevokedTokens``."""
 
     def __init__(self, path: Path) -> None:
-        self.ledger = Ledger(path, Keyed(issued_in))
+        self.ledger = Ledger(path, Keyed(read_issued_token))
 
     def add(self, token: IssuedToken) -> None:
         """Add a token, before it is handed out."""
@@ -198,7 +199,7 @@ def key_of(entry: Entry) -> str:
     return f"{key_id(TokenKey.of(entry).public_key)}-{entry['root']}"
 
 
-def endorsed_in(entry: Entry) -> tuple[str, Entry]:
+def read_endorsement(entry: Entry) -> tuple[str, Entry]:
     """Return an entry by what names it."""
     return key_of(entry), entry
 
@@ -213,10 +214,8 @@ class TokenKeys:
     if a file cannot be used.
     """
 
-    def __init__(
-        self, path: Path, ca: KeyEndorser, now_ms: Callable[[], int], own: bytes | None = None
-    ) -> None:
-        self.ledger = Ledger(path, Keyed(endorsed_in))
+    def __init__(self, path: Path, ca: KeyEndorser, now_ms: SystemClock, own: bytes | None = None) -> None:
+        self.ledger = Ledger(path, Keyed(read_endorsement))
         self._ca = ca
         self._now_ms = now_ms
         self._own = own

@@ -1,28 +1,32 @@
 """Applies what the operator decides while the relay runs, and knows whether it can be known.
 
-The commands write ledgers, which are looked at four times a second: that costs less than a way into this
-process. One thread looks, and wakes the event loop when a file has changed: an idle relay would do little
-else. Whatever that thread finds, all are polled once a second. They are read on threads of their own: with
-thousands of nodes that takes a while, and calls go on.
+The commands write ledgers, which one thread looks at four times a second: that costs less than a way into
+this process. It wakes the event loop for those that have changed alone. Each second the loop polls what no
+look has found unchanged, so that a look that hangs holds up no other file. Each file is read on a thread of
+its own: with thousands of nodes that takes a while, and calls go on.
 A relay that cannot read a ledger cannot know of a revocation, nor that a label now is another node's, so it
-must refuse calls. A disk that hangs raises no error, so the age of the last successful read counts. The
-thread counts ledgers that have not changed, however busy the event loop is. Must not know what a ledger says.
+must refuse calls (decision 0023). A disk that hangs raises no error, so the age of the last successful read
+counts; the thread counts ledgers that have not changed, however busy the event loop is. Must not know what a
+ledger says.
 """
 
 import asyncio
 import errno
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Lock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.state.kinds import KINDS, files_of, kinds_in
+from relay.state.ledger import Ledger
+from relay.state.merging import StateFile, StateKind
 from relay.state.sharer import Sharing
 from schemas.error_roots import StateError
 from schemas.health import Health, Loop, endless
@@ -32,7 +36,7 @@ from schemas.threads import prestarted_pool
 LOOK_S = 0.25
 """How often the ledgers are looked at."""
 POLL_S = 1.0
-"""How often they are polled, changed or not."""
+"""How often those are polled that no look has found unchanged."""
 LIMIT_S = 3.0
 """How long ago each ledger may have been read."""
 SHARED = "shared"
@@ -139,26 +143,59 @@ class Record(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Watched(Generic[ContentT]):
-    """A file of what was decided, and what applies it.
+class Applied(NamedTuple, Generic[ContentT]):
+    """What applies a file.
 
     Attributes:
-        name: the file's.
-        kinds: of its entries, those that relays of a fleet share.
-        stamp: returns what differs after every change: a cheap check. Thread-safe. As ``read``, raises
-            StateError or OSError where that cannot be found out.
-        read: returns what the file says. Runs on a thread.
+        read: returns what the file says. Runs on a thread; raises StateError or OSError if it cannot be read.
         begin: applies what was decided before the relay was started, and is on record.
         apply: applies what was decided since, and records it.
+        also: returns what differs when something else has changed that is applied with the file. Thread-safe.
     """
 
-    name: str
-    kinds: Collection[str]
-    stamp: Callable[[], object]
     read: Callable[[], ContentT]
     begin: Callable[[ContentT], object]
     apply: Callable[[ContentT], object]
+    also: Callable[[], object] = lambda: None
+
+
+NOTHING_APPLIED = Applied[None](lambda: None, lambda _: None, lambda _: None)
+"""Of a file that is read for each use, a change is only shared with other relays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A file of the table, its ``kinds`` that relays of a fleet share, and what applies it."""
+
+    name: str
+    kinds: Collection[str]
+    ledger: Ledger[Any]
+    applied: Applied[Any]
+
+    def stamp(self) -> object:
+        """Return what differs after every change: a cheap check. Thread-safe; raises as ``Applied.read``."""
+        return self.ledger.stamp, self.applied.also()
+
+
+def watched_files(
+    ledgers: Mapping[StateFile, Ledger[Any]],
+    applied: Mapping[StateFile, Applied[Any]],
+    kinds: Sequence[StateKind] = KINDS,
+) -> Sequence[Watched]:
+    """Return the files of ``kinds`` that are watched, each with what applies it.
+
+    They come in the order of ``applied``: a later one may depend on an earlier one.
+
+    Raises:
+        KeyError: a file is missing from ``ledgers``.
+        ValueError: a file is declared and not applied, or the other way round.
+    """
+    files = [file for file in files_of(kinds) if file.watched]
+    if differing := {file for file in files if file.applied} ^ applied.keys():
+        names = ", ".join(sorted(file.name for file in differing))
+        raise ValueError(f"declared as applied, or applied, and not both: {names}")
+    acts = {**applied, **{file: NOTHING_APPLIED for file in files if not file.applied}}
+    return [Watched(file.name, kinds_in(file, kinds), ledgers[file], acts[file]) for file in acts]
 
 
 @define(eq=False, repr=False)
@@ -172,7 +209,7 @@ class Watcher:
         loop: the progress of ``run``.
     """
 
-    _files: Sequence[Watched[Any]]
+    _files: Sequence[Watched]
     _freshness: Freshness = field(kw_only=True)
     _sharing: Sharing = field(kw_only=True)
     _reserve: DescriptorReserve = field(kw_only=True)
@@ -184,6 +221,8 @@ class Watcher:
     _due: asyncio.Event = field(init=False, factory=asyncio.Event)
     _threads: LedgerThreads = field(init=False)
     _was_fresh: bool = field(init=False, default=True)
+    # What no look since the last poll has found unchanged. Looks replace it, on their thread.
+    _unsure: Sequence[Watched] = field(init=False)
     # The stamps of what was applied, and of what the other relays were told of.
     _seen: dict[str, object] = field(init=False, factory=dict)
     _shared: dict[str, object] = field(init=False, factory=dict)
@@ -192,6 +231,7 @@ class Watcher:
     def __attrs_post_init__(self) -> None:
         # One for each file, and the one that looks at all of them.
         self._threads = LedgerThreads(self._reserve, len(self._files) + 1, "watch")
+        self._unsure = self._files
 
     def begin(self) -> None:
         """Apply what was decided before the relay was started.
@@ -202,13 +242,13 @@ class Watcher:
         """
         for file in self._files:
             stamp = file.stamp()
-            file.begin(file.read())
+            file.applied.begin(file.applied.read())
             self._seen[file.name] = stamp
             self._freshness.read(file.name)
         self._freshness.read(SHARED)
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Watch until cancelled."""
         ended = Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, self._due.set)
         async with asyncio.TaskGroup() as tasks:
@@ -217,51 +257,54 @@ class Watcher:
             try:
                 while True:
                     self.loop.busy(self._poll_s + _ROUND_S)
-                    await self._due.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._poll_s):
+                            await self._due.wait()
                     self._due.clear()
-                    await self.poll()
+                    unsure, self._unsure = self._unsure, self._files
+                    await self.poll(unsure)
             finally:
                 ended.set()
 
     async def _wake_when_written(self) -> None:
         while True:
-            await self._sharing.written(self._poll_s)
+            await self._sharing.written(_ROUND_S)
+            self._unsure = self._files
             self._due.set()
 
-    def confirm_unchanged(self) -> bool:
-        """Count the files that are as they were when they were last applied; return whether all are.
+    def look(self) -> Sequence[Watched]:
+        """Return the files that have changed since they were applied, or cannot be looked at.
 
-        Of one that has changed, or cannot be looked at, only the poll that applies it counts. Thread-safe.
+        The others count as read; one of these does once a poll has applied it. Thread-safe.
         """
         if self._sharing.understands:
             self._freshness.read(SHARED)
-        changed = False
+        changed = []
         for file in self._files:
-            try:
-                is_unchanged = self._reserve.run(file.stamp) == self._seen.get(file.name)
-            except (StateError, OSError):
-                is_unchanged = False
-            if is_unchanged:
-                self._freshness.read(file.name)
-            else:
-                changed = True
-        return not changed
+            with suppress(StateError, OSError):
+                is_seen = self._reserve.run(file.stamp) == self._seen.get(file.name)
+                if is_seen and file.name not in self._read_errors:
+                    self._freshness.read(file.name)
+                    continue
+            changed.append(file)
+        return changed
 
     def _look_until(self, ended: Event, wake: Callable[[], object]) -> None:
         while not ended.wait(self._look_s):
-            if not self.confirm_unchanged():
+            self._unsure = self.look()
+            if self._unsure:
                 wake()
 
-    async def poll(self) -> None:
-        """Apply what has been decided since the last poll."""
-        await asyncio.gather(*map(self._poll, self._files))
+    async def poll(self, files: Sequence[Watched] | None = None) -> None:
+        """Apply what has been decided in ``files``, or in all, since they were applied."""
+        await asyncio.gather(*map(self._poll, self._files if files is None else files))
         if self._sharing.understands:
             self._freshness.read(SHARED)
         self._log_freshness()
         for act in self._after_poll:
             act()
 
-    async def _poll(self, file: Watched[Any]) -> None:
+    async def _poll(self, file: Watched) -> None:
         try:
             # The stamp first: a change during the read is found by the next poll.
             stamp = await self._threads.run(file.stamp)
@@ -270,7 +313,7 @@ class Watcher:
                     # Before it is applied here: the other relays need not wait for that.
                     self._sharing.changed(*file.kinds)
                     self._shared[file.name] = stamp
-                file.apply(await self._threads.run(file.read))
+                file.applied.apply(await self._threads.run(file.applied.read))
                 self._seen[file.name] = stamp
             self._freshness.read(file.name)
             self._read_errors.pop(file.name, None)

@@ -10,7 +10,7 @@ from relay.pki.authority import CertificateAuthority
 from tests.fakes.clock import FakeClock
 from tests.fakes.enrolling import Stage
 from tests.fakes.hub import Hub
-from tests.fakes.issuing_authority import authority
+from tests.fakes.real_ca import authority
 from tests.fakes.signer import DAY_MS, NOW_MS
 
 
@@ -22,8 +22,8 @@ async def stage(hub: Hub, tmp_path: Path) -> AsyncIterator[Stage]:
 
 
 @pytest.fixture
-def ca(tmp_path: Path) -> CertificateAuthority:
-    ca = authority(tmp_path / "ca")
+def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
+    ca = authority(tmp_path / "ca", clock)
     ca.create()
     return ca
 

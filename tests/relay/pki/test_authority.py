@@ -25,14 +25,13 @@ from schemas.certificates import make_csr, verify_leaf
 from schemas.error_roots import OperatorError, PeerError, StateError
 from schemas.identity_files import IdentityFiles
 from tests.fakes.clock import FakeClock
-from tests.fakes.issuing_authority import (
+from tests.fakes.real_ca import (
     CSR,
     JOIN_ID,
     KEY,
     OTHER_JOIN_ID,
     OTHER_KEY,
     authority,
-    files,
     kid_of,
     ledger,
     mode,
@@ -60,16 +59,6 @@ def test_a_root_is_not_made_while_the_clock_reads_a_time_before_the_first_credib
 def test_the_key_of_the_root_is_for_its_owner_alone(ca: CertificateAuthority) -> None:
     assert mode(ca.root_file.with_name("root.key")) == 0o600
     assert mode(ca.root_file.parent) == 0o700
-
-
-@pytest.mark.parametrize("lost", [None, "root.key", "root.pem"])
-def test_a_root_is_never_overwritten(ca: CertificateAuthority, lost: str | None) -> None:
-    if lost is not None:
-        ca.root_file.with_name(lost).unlink()
-    before = files(ca)
-    with pytest.raises(AuthorityError, match=r"holds a CA already|root\.key is there without"):
-        ca.create()
-    assert files(ca) == before
 
 
 def test_of_two_who_make_a_root_at_once_one_does(tmp_path: Path) -> None:
@@ -121,13 +110,6 @@ def test_without_a_root_the_error_says_how_to_make_one(tmp_path: Path, use: Any)
 # --- issuing ------------------------------------------------------------------------------------------
 
 
-def test_a_leaf_names_node_and_tenant_and_chains_to_the_root(ca: CertificateAuthority) -> None:
-    identity = verify_leaf(ca.issue(CSR, "acme"), [ca.root_pem()], NOW_MS)
-    assert (identity.node_id, identity.tenant) == (NODE_ID, "acme")
-    assert identity.public_key == bytes(KEY.verify_key)
-    assert identity.not_after_ms == NOW_MS + 90 * DAY_MS
-
-
 def test_the_ledger_binds_the_id_to_tenant_and_key(ca: CertificateAuthority) -> None:
     pem = ca.issue(CSR, "acme")
     assert ledger(ca) == [
@@ -144,22 +126,6 @@ def test_the_ledger_binds_the_id_to_tenant_and_key(ca: CertificateAuthority) -> 
     ]
 
 
-@pytest.mark.parametrize(
-    "csr",
-    [
-        pytest.param(CSR, id="the same request"),
-        pytest.param(make_csr(OTHER_KEY, NODE_ID), id="another's key"),
-    ],
-)
-def test_an_id_that_was_issued_is_not_issued_again(ca: CertificateAuthority, csr: str) -> None:
-    ca.issue(CSR, "acme")
-    before = ledger(ca)
-    with pytest.raises(AuthorityError, match=f"{NODE_ID} has a certificate: say --replace"):
-        ca.issue(csr, "acme")
-    assert ledger(ca) == before
-    assert ca.revoked_kids() == frozenset()
-
-
 def test_replace_revokes_the_leaf_in_force_and_issues_a_new_one(ca: CertificateAuthority) -> None:
     roots = [ca.root_pem()]
     first = verify_leaf(ca.issue(CSR, "acme"), roots, NOW_MS)
@@ -167,18 +133,6 @@ def test_replace_revokes_the_leaf_in_force_and_issues_a_new_one(ca: CertificateA
     third = verify_leaf(ca.issue(CSR, "acme", replace=True), roots, NOW_MS)
     assert ca.revoked_kids() == {first.kid, second.kid}
     assert third.kid not in ca.revoked_kids()
-
-
-def test_replacing_what_was_never_issued_revokes_nothing(ca: CertificateAuthority) -> None:
-    ca.issue(CSR, "acme", replace=True)
-    assert ca.revoked_kids() == frozenset()
-
-
-def test_revocations_are_still_known_to_the_next_process(ca: CertificateAuthority, tmp_path: Path) -> None:
-    ca.issue(CSR, "acme")
-    ca.issue(CSR, "acme", replace=True)
-    assert authority(tmp_path / "ca").revoked_kids() == ca.revoked_kids()
-    assert len(ca.revoked_kids()) == 1
 
 
 def test_who_asks_while_another_is_being_served_finds_the_id_taken(
@@ -206,36 +160,13 @@ def test_who_asks_while_another_is_being_served_finds_the_id_taken(
     assert [entry["tenant"] for entry in ledger(ca)] == ["acme"]
 
 
-@pytest.mark.parametrize(
-    ("csr", "reason"),
-    [
-        pytest.param("", "not_a_request", id="empty"),
-        pytest.param("-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n", "not_a_request", id="cut off"),
-        pytest.param(CSR.replace("M", "N", 1), "not_a_request", id="damaged"),
-        pytest.param("\u202e" + CSR, "not_a_request", id="not ASCII"),
-        pytest.param(make_csr(KEY, "root"), "not_a_node_id", id="another kind of name"),
-    ],
-)
-def test_a_request_that_proves_nothing_is_refused(ca: CertificateAuthority, csr: str, reason: str) -> None:
-    with pytest.raises(AuthorityError, match=reason):
-        ca.issue(csr, "acme")
-    assert ca.revoked_kids() == frozenset()
-
-
-@pytest.mark.parametrize("tenant", ["", "Acme", "a/b", "x" * 64, "acme:node:x"])
-def test_a_tenant_that_is_not_of_its_form_gets_no_leaf(ca: CertificateAuthority, tenant: str) -> None:
-    with pytest.raises(AuthorityError, match="not issued for tenant"):
-        ca.issue(CSR, tenant)
-    ca.issue(CSR, "acme")
-
-
 @pytest.mark.parametrize("revoked", [False, True], ids=["in force", "revoked"])
 def test_a_node_that_is_replaced_keeps_its_tenant(ca: CertificateAuthority, *, revoked: bool) -> None:
     ca.issue(CSR, "acme")
     if revoked:
         ca.revoke(NODE_ID)
     assert verify_leaf(ca.issue(CSR, replace=True), ca.roots(), NOW_MS).tenant == "acme"
-    assert ca.records().moved() == {}
+    assert ca.records().moved_leaves() == {}
 
 
 def test_a_node_comes_to_another_tenant_when_that_is_named(ca: CertificateAuthority) -> None:
@@ -244,7 +175,7 @@ def test_a_node_comes_to_another_tenant_when_that_is_named(ca: CertificateAuthor
     assert moved.tenant == "globex"
     kept = verify_leaf(ca.issue(CSR, replace=True), ca.roots(), NOW_MS)
     assert kept.tenant == "globex"
-    assert {kid: leaf.tenant for kid, leaf in ca.records().moved().items()} == {moved.kid: "globex"}
+    assert {kid: leaf.tenant for kid, leaf in ca.records().moved_leaves().items()} == {moved.kid: "globex"}
 
 
 def test_a_new_node_is_in_the_default_tenant(ca: CertificateAuthority) -> None:
@@ -327,27 +258,7 @@ def test_nothing_is_issued_while_the_files_of_the_authority_are_read(
     assert issued
 
 
-def test_without_the_key_there_is_nothing_to_back_up(ca: CertificateAuthority) -> None:
-    ca.root_file.with_name("root.key").unlink()
-    with pytest.raises(AuthorityError, match=r"root\.key"), ca.unchanged():
-        pytest.fail("went on")
-
-
 # --- enrolling ----------------------------------------------------------------------------------------
-
-
-def test_an_enrolled_node_is_bound_to_tenant_key_and_join_token(ca: CertificateAuthority) -> None:
-    identity = verify_leaf(ca.enrol(CSR, "acme", JOIN_ID), ca.roots(), NOW_MS)
-    assert (identity.node_id, identity.tenant) == (NODE_ID, "acme")
-    assert ca.in_force()[NODE_ID].join_id == ledger(ca)[0]["join_id"] == JOIN_ID
-
-
-def test_a_node_that_lost_the_answer_is_given_another(ca: CertificateAuthority) -> None:
-    first = kid_of(ca.enrol(CSR, "acme", JOIN_ID))
-    second = kid_of(ca.enrol(CSR, "acme", JOIN_ID))
-    assert first != second
-    assert ca.revoked_kids() == frozenset()
-    assert ca.in_force()[NODE_ID].kid == second
 
 
 def enrolled(ca: CertificateAuthority) -> None:
@@ -417,60 +328,7 @@ def test_a_request_for_a_key_of_low_order_gets_nothing(ca: CertificateAuthority,
     assert len(ledger(ca)) == 1
 
 
-def test_a_request_with_anothers_key_proves_nothing(ca: CertificateAuthority) -> None:
-    own, other = bytes(KEY.verify_key), bytes(OTHER_KEY.verify_key)
-    body = base64.b64decode("".join(CSR.splitlines()[1:-1])).replace(own, other)
-    csr = ssl.DER_cert_to_PEM_cert(body).replace("CERTIFICATE", "CERTIFICATE REQUEST")
-    with pytest.raises(AuthorityError, match="no_proof_of_possession"):
-        ca.enrol(csr, "acme", JOIN_ID)
-
-
 # --- renewing -----------------------------------------------------------------------------------------
-
-
-def test_a_renewed_leaf_is_another_and_the_old_one_stays_valid(tmp_path: Path) -> None:
-    clock = FakeClock(NOW_MS)
-    ca = authority(tmp_path / "ca", clock)
-    ca.create()
-    old = verify_leaf(ca.enrol(CSR, "acme", JOIN_ID), ca.roots(), NOW_MS)
-    clock.advance(60 * DAY_MS)
-    new = verify_leaf(ca.renew(CSR, NODE_ID), ca.roots(), clock())
-    assert (new.node_id, new.tenant, new.public_key) == (old.node_id, old.tenant, old.public_key)
-    assert new.kid != old.kid
-    assert new.not_after_ms == old.not_after_ms + 60 * DAY_MS
-    assert ca.revoked_kids() == frozenset()
-    assert ca.in_force()[NODE_ID].kid == new.kid
-
-
-def retired(ca: CertificateAuthority) -> None:
-    enrolled(ca)
-    renewed = kid_of(ca.renew(CSR, NODE_ID))
-    assert renewed in ca.revoke(NODE_ID, "retired")
-
-
-def nothing(_: CertificateAuthority) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("before", "csr"),
-    [
-        pytest.param(nothing, CSR, id="a node that never was"),
-        pytest.param(retired, CSR, id="a retired node"),
-        pytest.param(enrolled, make_csr(OTHER_KEY, NODE_ID), id="another key"),
-        pytest.param(enrolled, make_csr(KEY, OTHER_NODE_ID), id="another node, the same key"),
-        pytest.param(enrolled, "", id="no request"),
-    ],
-)
-def test_what_is_not_the_nodes_own_is_not_renewed(
-    ca: CertificateAuthority, before: Callable[[CertificateAuthority], None], csr: str
-) -> None:
-    before(ca)
-    ca.issue(make_csr(KEY, OTHER_NODE_ID), "globex")
-    entries = ledger(ca)
-    with pytest.raises(AuthorityError):
-        ca.renew(csr, NODE_ID)
-    assert ledger(ca) == entries
 
 
 def test_after_a_replacement_only_the_new_key_is_renewed(ca: CertificateAuthority) -> None:
@@ -583,25 +441,6 @@ def test_a_servers_certificate_can_be_revoked_by_its_kid(ca: CertificateAuthorit
     assert ca.revoke(kid_of(pem)) == [kid_of(pem)]
     assert ca.revoked_kids() == {kid_of(pem)}
     assert revoked_in(ca.crl_pem()) == [{serial_of(pem)}]
-
-
-@pytest.mark.parametrize(
-    ("name", "hosts"),
-    [
-        pytest.param(NODE_ID, ["mqtt.example"], id="a node's name"),
-        pytest.param(NODE_ID, [NODE_ID], id="a node's name, and host"),
-        pytest.param("mqtt.example", [], id="no host"),
-        pytest.param("mqtt.example", ["*.example"], id="any host"),
-        pytest.param("a/b", ["mqtt.example"], id="a name that is none"),
-        pytest.param("\x1b[31m", ["mqtt.example"], id="control characters"),
-        pytest.param("a" * 60 + ".example", ["mqtt.example"], id="a long name"),
-    ],
-)
-def test_a_server_cannot_have_every_name(ca: CertificateAuthority, name: str, hosts: list[str]) -> None:
-    with pytest.raises(AuthorityError) as caught:
-        ca.servers.issue(name, hosts, SERVER_KEY, 397)
-    assert str(caught.value).isprintable()
-    assert ledger(ca) == []
 
 
 ROOTS = (OperatorError, PeerError, StateError)

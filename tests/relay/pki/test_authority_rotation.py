@@ -11,12 +11,11 @@ from cryptography import x509
 
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError
-from schemas.certificates import make_csr, verify_leaf
-from schemas.endorsement import is_endorsed
+from schemas.certificates import is_endorsed, make_csr, verify_leaf
 from schemas.identity import certificates_in, first_certificate_in
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
-from tests.fakes.issuing_authority import (
+from tests.fakes.real_ca import (
     CSR,
     KEY,
     OTHER_KEY,
@@ -65,10 +64,6 @@ def test_a_new_root_is_endorsed_with_the_key_of_the_old_one(
     assert ca.endorsement() == endorsement
 
 
-def test_a_root_that_was_never_rotated_has_no_endorsement(ca: CertificateAuthority) -> None:
-    assert ca.endorsement() is None
-
-
 def test_the_name_of_a_root_is_that_of_its_key(ca: CertificateAuthority) -> None:
     root = x509.load_pem_x509_certificate(ca.root_pem().encode())
     key_id = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest.hex()
@@ -101,14 +96,6 @@ def test_the_old_root_is_trusted_until_its_time_is_up(
     clock.advance(1)
     assert ca.roots() == [ca.root_pem()]
     assert ca.stamp != stamp
-
-
-def test_a_leaf_of_the_old_root_is_renewed_by_the_new_one(tmp_path: Path) -> None:
-    ca = authority(tmp_path / "ca")
-    ca.create()
-    ca.issue(CSR, "acme")
-    ca.rotate_root()
-    assert verify_leaf(ca.renew(CSR, NODE_ID), [ca.root_pem()], NOW_MS).tenant == "acme"
 
 
 def test_there_is_no_rotation_within_a_rotation(
@@ -221,13 +208,6 @@ def test_a_damaged_file_is_an_error_that_names_it(
     damaged.write_bytes(content)
     with pytest.raises(AuthorityError, match=name):
         ca.issue(CSR, "acme")
-
-
-@pytest.mark.parametrize("content", [b"", b"no root", b"\xff\xfe"])
-def test_a_root_that_verifies_no_certificate_is_an_error(ca: CertificateAuthority, content: bytes) -> None:
-    ca.root_file.write_bytes(content)
-    with pytest.raises(AuthorityError, match=r"root\.pem is damaged"):
-        ca.root_pem()
 
 
 def test_a_key_that_others_can_read_is_not_used(ca: CertificateAuthority) -> None:

@@ -22,9 +22,9 @@ from relay.pki.errors import AuthorityStateError
 from schemas import topics
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.process.logs import make_logger
-from tests.fakes.broker import BOUND_S
+from tests.fakes.broker import BOUND_S, SHIPPED
+from tests.fakes.command_lines import OTHER_OWNER
 from tests.fakes.lines import LogLines
-from tests.fakes.owners import OTHER_OWNER
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa
 from tests.fakes.tls_broker import Peer, PlayedAuthority, Shown, TlsBroker, until
 
@@ -160,6 +160,40 @@ def test_the_relay_writes_nothing(stage: Stage) -> None:
     assert relay.next() == (TOPIC, b"mine")
 
 
+@pytest.mark.holds("RFC-0001/1/agents-subscribe")
+def test_a_reader_has_the_manifests_of_all_nodes_and_nothing_else(stage: Stage) -> None:
+    name = "edge-reader-inventory"
+    shown = stage.authority.client(name, "urn:edge-kubelet:reader")
+    stage.connect(stage.node).publish(TOPIC, b"mine")
+    if stage.broker.kind == "mosquitto":
+        with (stage.broker.edge / "mosquitto.acl").open("a") as rules:
+            shown_there = (SHIPPED / "mosquitto.acl").read_text("utf-8")
+            rules.write("\n".join(line[4:] for line in shown_there.splitlines() if line.startswith("#   ")))
+    stage.authority.readers_in_force = [name]
+    stage.access.refresh()
+
+    def admitted(peer: Peer) -> bool:
+        return peer.connected and peer.subscribe("$devices/+/announce") and bool(peer.next())
+
+    reader = until(lambda: stage.connect(shown), admitted)
+    for topic in (TOPIC, "$devices/edge-reader-inventory/announce"):
+        stage.forbidden(shown, topic, b"forged")
+    wider = stage.connect(shown)
+    granted = wider.subscribe(f"$devices/{NODE_ID}/heartbeat", "$devices/#", "#", "$MQTT/sub/#")
+    assert granted is (stage.broker.kind == "mosquitto")
+    node = stage.connect(stage.node)
+    node.publish(f"$devices/{NODE_ID}/heartbeat", b"not for readers")
+    node.publish(TOPIC, b"again")
+    assert reader.next() == (TOPIC, b"again")
+    if granted:  # mosquitto grants it, and delivers what may be read of it alone
+        assert {wider.next(), wider.next()} == {(TOPIC, b"mine"), (TOPIC, b"again")}
+    assert wider.messages.empty()
+    stage.authority.readers_in_force = []
+    stage.authority.revoked.append(serial_of(shown))
+    stage.access.refresh()
+    until(lambda: stage.connect(shown), lambda peer: not peer.connected)
+
+
 def test_a_name_without_a_certificate_is_not_admitted(stage: Stage) -> None:
     relay = stage.listening_relay()
     for username in ("edge-relay", "CN=edge-relay", OTHER_NODE_ID, f"CN={OTHER_NODE_ID}"):
@@ -242,7 +276,18 @@ def authority(tmp_path: Path) -> PlayedAuthority:
     return PlayedAuthority(tmp_path, NOW_MS)
 
 
-@pytest.mark.parametrize("name", ["", "edge-relay2", 'x", permissions: {}', NODE_ID.upper(), NODE_ID + "\n"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "edge-relay2",
+        "edge-reader-",
+        "edge-reader-X",
+        'x", permissions: {}',
+        NODE_ID.upper(),
+        NODE_ID + "\n",
+    ],
+)
 def test_what_is_no_node_id_never_becomes_a_user(name: str) -> None:
     with pytest.raises(AuthorityStateError, match="is no node id"):
         nats_users([NODE_ID, name])
@@ -322,6 +367,8 @@ def handles_sighup() -> Iterator[None]:
         pytest.param("1", id="the first process"),
         pytest.param("9" * 40, id="no number of a process"),
         pytest.param(str(2**22 + 1), id="a process that is not there"),
+        pytest.param("1" * (8 << 20), id="without end"),
+        pytest.param("a pipe", id="a pipe"),
     ],
 )
 def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
@@ -329,7 +376,9 @@ def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
 ) -> None:
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a process was signalled"))
     pid_file, log = tmp_path / "pid", LogLines()
-    if content is not None:
+    if content == "a pipe":
+        os.mkfifo(pid_file)
+    elif content is not None:
         pid_file.write_text(content)
     assert not BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger("relay", log)).refresh()
     [line] = log.entries("broker not signalled for new access lists")

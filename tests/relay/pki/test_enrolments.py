@@ -29,8 +29,7 @@ from relay.state.join_tokens import JoinTokens
 from relay.state.ledger import Entry
 from relay.state.names import NodeName
 from schemas.addresses import HostPort
-from schemas.certificates import IdentityReason, make_csr, verify_leaf
-from schemas.endorsement import are_endorsed
+from schemas.certificates import IdentityReason, are_endorsed, make_csr, verify_leaf
 from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, proven, shown_endorsements
 from schemas.identity import certificates_in
 from schemas.keys import base64url
@@ -46,14 +45,14 @@ from tests.fakes.enrolling import (
     request_of,
     unproven,
 )
-from tests.fakes.hub import PUBLIC_URL
+from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.polling import until
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 20
+BOUND_S = 30
 
 
 # --- as it should be
@@ -298,20 +297,6 @@ async def test_all_refusals_look_the_same_and_the_audit_knows_why(stage: Stage, 
 
 def _a_node(name: str) -> tuple[str, SigningKey]:
     return new_node_ids(1)[0], key_named(name)
-
-
-async def test_no_token_enrols_a_node_id_that_exists(stage: Stage) -> None:
-    await stage.enrolled(stage.token())
-    for tenant in (TENANT, "globex"):
-        for key in (KEY, OTHER_KEY):
-            await refused(stage, request_of(stage.token(tenant=tenant), NODE_ID, key), "id_taken")
-
-
-async def test_a_node_that_was_revoked_does_not_come_back_with_its_token(stage: Stage) -> None:
-    token = stage.token()
-    await stage.enrolled(token)
-    stage.ca.revoke(NODE_ID)
-    await refused(stage, request_of(token), "id_taken")
 
 
 async def test_a_refusal_does_not_use_a_token_up(stage: Stage) -> None:

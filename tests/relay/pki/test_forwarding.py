@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from relay.pki.relay_tls import RELAY_NAME, public_key_pem
+from relay.pki.relay_tls import public_key_pem
 from relay.pki.roots import make_server_key
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
-from schemas.certificates import verify_leaf
-from schemas.enrolment import RELAY, is_proven
+from schemas.certificates import RELAY_NAME, private, relay_name, verify_relay
+from schemas.identity import first_certificate_in, kid_of
 from tests.fakes.authority import CSR, Holder
 from tests.fakes.disk import full_disk
 from tests.fakes.enrolling import HOUR_S, request_of
 from tests.fakes.hub import Hub
-from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT
+from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT, key_named
 
 ASKING = "01HZX9K3M4P7Q8R9S0T1V2W3XB"
 
@@ -41,13 +41,6 @@ def stage(hub: Hub, tmp_path: Path) -> Stage:
 # --- enrolment
 
 
-async def test_a_node_enrols_by_its_own_proof(stage: Stage) -> None:
-    token = stage.join_tokens.create(TENANT, HOUR_S, 1, stage.ca.root_pem())
-    response = (await stage.answer(AuthorityAction.ENROL, request=request_of(token)))["response"]
-    assert is_proven(response, token.key, RELAY)
-    assert [leaf.name for leaf in stage.ca.records().issued.values()] == [NODE_ID]
-
-
 async def test_why_a_node_is_not_enrolled_is_told_and_counted_for_the_relay_that_asks(
     stage: Stage,
 ) -> None:
@@ -62,23 +55,6 @@ async def test_why_a_node_is_not_enrolled_is_told_and_counted_for_the_relay_that
 
 
 # --- renewal and retirement
-
-
-async def test_a_leaf_is_renewed_for_its_own_key(stage: Stage) -> None:
-    held = stage.half_used_leaf()
-    members = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": True}
-    issued = await stage.answer(AuthorityAction.RENEW, **members)
-    assert issued["ok"] is True
-    fresh = verify_leaf(issued["certificate"], [issued["roots"]], stage.hub.clock())
-    assert (fresh.node_id, fresh.public_key) == (NODE_ID, held.public_key)
-    early = await stage.refusal(AuthorityAction.RENEW, **members)
-    assert (early.reason, early.retry_after_ms) == ("rate_limited", 3_600_000)
-
-
-async def test_a_node_is_retired_with_its_leaves(stage: Stage) -> None:
-    held = stage.half_used_leaf()
-    assert await stage.answer(AuthorityAction.RETIRE, node_id=NODE_ID, kid=held.kid) == {"kids": [held.kid]}
-    assert stage.ca.revoked_kids() == {held.kid}
 
 
 async def test_a_leaf_that_is_not_the_nodes_or_does_not_count_renews_and_retires_nothing(
@@ -98,13 +74,6 @@ async def test_a_leaf_that_is_not_the_nodes_or_does_not_count_renews_and_retires
     assert stage.ca.revoked_kids() == frozenset()
 
 
-async def test_a_revoked_leaf_renews_nothing(stage: Stage) -> None:
-    held = stage.half_used_leaf()
-    stage.ca.revoke(NODE_ID)
-    asked = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": False}
-    assert (await stage.refusal(AuthorityAction.RENEW, **asked)).reason == "attestation_failed"
-
-
 # --- certificates of relays
 
 
@@ -118,6 +87,22 @@ async def test_a_relay_gets_a_certificate_to_serve_with_which_the_audit_has(stag
     assert [each.name for each in stage.ca.records().issued.values()] == [RELAY_NAME]
     (line,) = stage.hub.audited()
     assert (line["event"], line["relay"], line["use"]) == ("relay_certified", ASKING, "serve")
+
+
+async def test_what_names_a_relay_is_renewed_for_that_relay_and_for_no_other(stage: Stage) -> None:
+    ours, other = (key_named(name) for name in ("a relay", "another relay"))
+    asked = {"use": "cluster", "public_key": public_key_pem(private(ours).public_key())}
+    # The process that asks is not proven; or another relay is.
+    for asking in (ASKING, relay_name(bytes(other.verify_key))):
+        with pytest.raises(AuthorityRefusedError):
+            await stage.service.answer(asking, AuthorityAction.CERTIFY, asked)
+    with pytest.raises(AuthorityRefusedError):
+        await stage.service.answer(ASKING, AuthorityAction.CERTIFY, asked | {"public_key": "none"})
+    assert not stage.ca.records().issued
+    name = relay_name(bytes(ours.verify_key))
+    renewed = (await stage.service.answer(name, AuthorityAction.CERTIFY, asked))["certificate"]
+    assert verify_relay(first_certificate_in(renewed), stage.ca.roots(), stage.hub.clock()).name == name
+    assert [each.kid for each in stage.ca.records().of_relay(name)] == [kid_of(first_certificate_in(renewed))]
 
 
 async def test_on_a_full_disk_no_certificate_is_given(stage: Stage) -> None:

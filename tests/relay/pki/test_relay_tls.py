@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -23,27 +24,24 @@ from relay.pki.broker_access import BrokerAccess
 from relay.pki.errors import AuthorityStateError
 from relay.pki.relay_tls import (
     INTERVAL_S,
-    RELAY_NAME,
-    RELAY_URI,
     Expiries,
     LiveContext,
-    OwnAuthority,
     OwnCertificate,
     RelayTls,
     WantedCertificate,
     broker_certificate,
     broker_context,
+    cluster_certificate,
     issue_for_another_relay,
     reason_to_renew,
     served_certificate,
 )
 from relay.routing.authority_port import AuthorityUnavailableError
 from relay.settings.config import RelayConfig, StateFiles, TlsFiles
-from relay.state.key_files import KeyFileError
 from schemas.addresses import BrokerAddress, HostPort, host_of
-from schemas.certificates import IdentityError, verify_leaf
+from schemas.certificates import RELAY_NAME, RELAY_URI, IdentityError, make_csr, verify_leaf, verify_relay
 from schemas.files import PRIVATE, ExposedFileError, make_private_directory, write_atomic
-from schemas.identity import first_certificate_in, validity_of
+from schemas.identity import first_certificate_in, to_pem, validity_of
 from schemas.keys import private_key_to_pem
 from schemas.process.logs import make_logger
 from schemas.tls import TlsFilesError, client_context, load_chain
@@ -52,7 +50,7 @@ from tests.fakes.environment import config
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.server_ca import SimulatedServerCa, issue_old_server, server_key_named
-from tests.fakes.signer import DAY_MS, NOW_MS, SimulatedCa, key_named
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa, key_named
 from tests.fakes.tls_broker import Peer, PlayedAuthority, TlsBroker
 
 URL = "https://relay.example:8443"
@@ -140,18 +138,6 @@ def test_a_root_of_the_same_name_is_not_the_same_root() -> None:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_MS)
-
-
-@pytest.fixture
-def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
-    ca = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
-    ca.create()
-    return ca
-
-
-@pytest.fixture
 def files(tmp_path: Path) -> TlsFiles:
     return TlsFiles(tmp_path / "tls" / "server.pem", tmp_path / "tls" / "server.key")
 
@@ -189,16 +175,6 @@ def test_a_relay_with_another_name_has_another_certificate_and_the_same_key(
     assert files.key.read_bytes() == key
 
 
-def test_it_is_renewed_in_time(ca: CertificateAuthority, files: TlsFiles, clock: FakeClock) -> None:
-    certificate = own(ca, files, clock)
-    certificate.renew()
-    ends = held(files).not_valid_after_utc
-    clock.now_ms += int((ends - datetime.fromtimestamp(NOW_MS / 1000, UTC)).total_seconds() * 800)
-    assert certificate.renew()
-    assert held(files).not_valid_after_utc > ends
-    assert not certificate.renew()
-
-
 def test_a_key_that_others_can_read_is_refused(
     ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
 ) -> None:
@@ -206,17 +182,6 @@ def test_a_key_that_others_can_read_is_refused(
     files.key.chmod(0o640)
     with pytest.raises(ExposedFileError, match="chmod 600"):
         own(ca, files, clock).renew()
-
-
-def test_a_damaged_key_is_said_and_not_replaced(
-    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
-) -> None:
-    own(ca, files, clock).renew()
-    files.key.write_text("what was a secret")
-    with pytest.raises(KeyFileError, match=r"server\.key is damaged") as failed:
-        own(ca, files, clock).renew()
-    assert "what was" not in str(failed.value)
-    assert files.key.read_text() == "what was a secret"
 
 
 def test_it_lives_for_90_days_and_is_for_servers_alone(
@@ -251,6 +216,46 @@ def test_the_broker_is_shown_a_client_s_certificate_of_the_nodes_root_that_is_no
     assert certificate.renew()
 
 
+def test_the_other_relays_are_shown_which_one_it_is_by_a_certificate_that_is_for_nothing_else(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    certificate = cluster_certificate(files, ca, clock, os.urandom)
+    assert certificate.renew()
+    assert not certificate.renew()
+    pem = files.certificate.read_text()
+    shown = verify_relay(first_certificate_in(pem), ca.roots(), clock())
+    assert shown.valid_at(clock())
+    assert held(files).subject.rfc4514_string() == f"CN={shown.name}"
+    with pytest.raises(IdentityError, match="wrong_form"):
+        verify_leaf(pem, ca.roots(), clock())
+    clock.advance(61 * DAY_MS)
+    assert cluster_certificate(files, ca, clock, os.urandom).renew()
+    renewed = verify_relay(first_certificate_in(files.certificate.read_text()), ca.roots(), clock())
+    assert (renewed.name, renewed.public_key) == (shown.name, shown.public_key)
+    assert renewed.kid != shown.kid
+
+
+@pytest.mark.parametrize("what", ["a node's", "the broker's", "another root's", "no certificate"])
+def test_no_other_certificate_proves_which_relay_it_is(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock, what: str, tmp_path: Path
+) -> None:
+    match what:
+        case "a node's":
+            pem = ca.issue(make_csr(key_named(NODE_ID), NODE_ID), "acme")
+        case "the broker's":
+            broker_certificate(files, ca, clock, os.urandom).renew()
+            pem = files.certificate.read_text()
+        case "another root's":
+            another = CertificateAuthority(tmp_path / "another", clock, os.urandom)
+            another.create()
+            cluster_certificate(files, another, clock, os.urandom).renew()
+            pem = files.certificate.read_text()
+        case _:
+            pem = to_pem([b"no certificate"])
+    with pytest.raises(IdentityError):
+        verify_relay(first_certificate_in(pem), ca.roots(), clock())
+
+
 def test_a_certificate_from_before_there_was_a_root_of_servers_is_replaced_and_its_key_stays(
     ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
 ) -> None:
@@ -274,7 +279,7 @@ def test_a_certificate_from_before_there_was_a_root_of_servers_is_replaced_and_i
     assert files.key.read_text() == private_key_to_pem(key)
 
 
-BOUND_S = 10
+BOUND_S = 30
 REAL_MS = time.time_ns() // 1_000_000
 LOCAL = HostPort("127.0.0.1", 8700)
 LOCAL_URL = "https://localhost:8700"
@@ -408,8 +413,8 @@ async def test_a_relay_without_tls_has_neither_contexts_nor_a_certificate(
     assert not state.own_tls.certificate.exists()
 
 
-def made(config: RelayConfig, ca: OwnAuthority, clock: FakeClock, log: LogLines) -> RelayTls:
-    return RelayTls(config, ca, now_ms=clock, random_bytes=os.urandom, log=make_logger("relay", log))
+def made(config: RelayConfig, ca: Any, clock: FakeClock, log: LogLines, **more: Any) -> RelayTls:
+    return RelayTls(config, ca, now_ms=clock, random_bytes=os.urandom, log=make_logger("relay", log), **more)
 
 
 @pytest.fixture
@@ -475,14 +480,7 @@ async def test_it_looks_from_time_to_time_and_outlives_what_it_finds(
                 raise asyncio.CancelledError
 
     config = RelayConfig(PLAIN_BROKER, LOCAL_URL, LOCAL, state, tls=served)
-    tls = RelayTls(
-        config,
-        authority,
-        now_ms=FakeClock(REAL_MS),
-        random_bytes=os.urandom,
-        log=make_logger("relay", log),
-        sleep=sleep,
-    )
+    tls = made(config, authority, FakeClock(REAL_MS), log, sleep=sleep)
     with contextlib.suppress(asyncio.CancelledError):
         await tls.run()
     assert waits == [INTERVAL_S] * 3
@@ -556,14 +554,7 @@ async def test_a_relay_without_the_ca_s_key_has_its_certificates_renewed_by_the_
     config = RelayConfig(broker, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
     made(config, ca, clock, log)  # as its first certificates come: with its state
     elsewhere = Elsewhere(ca)
-    tls = RelayTls(
-        config,
-        ca,
-        certify=elsewhere.certify,
-        now_ms=clock,
-        random_bytes=os.urandom,
-        log=make_logger("relay", log),
-    )
+    tls = made(config, ca, clock, log, certify=elsewhere.certify)
     assert await tls.refresh()
     assert elsewhere.asked == []
     before = state.own_tls.certificate.read_bytes()
@@ -589,9 +580,7 @@ async def test_a_certificate_that_was_not_asked_for_is_not_used(tmp_path: Path, 
     async def certify(_use: str, _public_key: str) -> str:
         return before
 
-    tls = RelayTls(
-        config, ca, certify=certify, now_ms=clock, random_bytes=os.urandom, log=make_logger("relay", log)
-    )
+    tls = made(config, ca, clock, log, certify=certify)
     clock.advance(61 * DAY_MS)
     assert not await tls.refresh()
     assert "another certificate: age" in log.entries("certificate not renewed")[-1]["reason"]
@@ -604,14 +593,7 @@ def test_without_a_first_certificate_the_error_says_where_it_comes_from(
     ca.create()
     config = RelayConfig(PLAIN_BROKER, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
     with pytest.raises(AuthorityStateError, match="--without-ca-key"):
-        RelayTls(
-            config,
-            ca,
-            certify=Elsewhere(ca).certify,
-            now_ms=FakeClock(REAL_MS),
-            random_bytes=os.urandom,
-            log=make_logger("relay", LogLines()),
-        )
+        made(config, ca, FakeClock(REAL_MS), LogLines(), certify=Elsewhere(ca).certify)
 
 
 def test_each_certificate_that_the_relay_shows_has_an_end(hub: Hub, tmp_path: Path) -> None:

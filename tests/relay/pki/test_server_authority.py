@@ -3,43 +3,24 @@
 import os
 import ssl
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from relay.pki.authority import CertificateAuthority, issue_server_files
+from relay.pki.authority import CertificateAuthority, issue_reader_files, issue_server_files
 from relay.pki.errors import AuthorityError, AuthorityOptionError, AuthorityStateError
 from relay.pki.issuing import Issuing
-from relay.state.key_files import KeyFileError
-from schemas.certificates import IdentityError, make_csr, verify_leaf
-from schemas.endorsement import are_endorsed, is_server_root
-from schemas.files import ExposedFileError
+from schemas.certificates import IdentityError, are_endorsed, is_server_root, make_csr, verify_leaf
 from schemas.identity import certificates_in, first_certificate_in
+from schemas.tls import client_context
 from tests.fakes.clock import FakeClock
 from tests.fakes.server_ca import server_key_named
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, key_named
 
 HOSTS = ["relay.example"]
 KEY = server_key_named("a server").public_key()
-
-
-def authority(directory: Path, clock: Callable[[], int]) -> CertificateAuthority:
-    return CertificateAuthority(directory, clock, os.urandom)
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_MS)
-
-
-@pytest.fixture
-def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
-    ca = authority(tmp_path / "ca", clock)
-    ca.create()
-    return ca
 
 
 @pytest.fixture
@@ -221,24 +202,28 @@ def test_a_server_that_is_reached_under_an_address_is_named_by_it(
     assert server.name == "::1"
 
 
-@pytest.mark.parametrize("content", [b"", b"no key", b"\xff"])
-def test_a_damaged_key_is_not_overwritten(ca: CertificateAuthority, tmp_path: Path, content: bytes) -> None:
-    key = tmp_path / "server.key"
-    key.touch(mode=0o600)
-    key.write_bytes(content)
-    with pytest.raises(KeyFileError, match=r"server\.key is damaged"):
-        issue_server_files(ca, ["mqtt.example"], tmp_path, os.urandom)
-    assert key.read_bytes() == content
+@pytest.mark.holds("RFC-0001/1/agents-subscribe")
+def test_a_reader_is_in_force_until_its_last_certificate_is_revoked(
+    ca: CertificateAuthority, tmp_path: Path
+) -> None:
+    assert issue_reader_files(ca, "inventory", tmp_path, os.urandom) == "edge-reader-inventory"
+    key = (tmp_path / "reader.key").read_bytes()
+    issue_reader_files(ca, "inventory", tmp_path, os.urandom)
+    assert (tmp_path / "reader.key").read_bytes() == key
+    assert stat.S_IMODE((tmp_path / "reader.key").stat().st_mode) == 0o600
+    assert (tmp_path / "roots.pem").read_text() == "".join(ca.servers.roots())
+    client_context((tmp_path / "roots.pem").read_text(), (tmp_path / "reader.pem", tmp_path / "reader.key"))
+    first, second = ca.records().issued
+    ca.revoke(first)
+    assert ca.readers() == ["edge-reader-inventory"]
+    ca.revoke(second)
+    assert ca.readers() == []
 
 
-def test_a_key_that_others_can_read_gets_no_certificate(ca: CertificateAuthority, tmp_path: Path) -> None:
-    issue_server_files(ca, ["mqtt.example"], tmp_path, os.urandom)
-    (tmp_path / "server.key").chmod(0o644)
-    with pytest.raises(ExposedFileError, match=r"server\.key"):
-        issue_server_files(ca, ["mqtt.example"], tmp_path, os.urandom)
-
-
-def test_a_node_is_no_server(ca: CertificateAuthority, tmp_path: Path) -> None:
-    with pytest.raises(AuthorityError, match="nothing else can have it"):
-        issue_server_files(ca, [NODE_ID], tmp_path / "out", os.urandom)
-    assert not (tmp_path / "out" / "server.pem").exists()
+@pytest.mark.parametrize("name", ["", "A", "a.b", "a b", "x" * 33, "a\n"])
+def test_what_is_no_name_of_a_reader_has_no_certificate(
+    ca: CertificateAuthority, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(AuthorityError, match="a reader's name is 1 to 32"):
+        issue_reader_files(ca, name, tmp_path / "out", os.urandom)
+    assert not (tmp_path / "out").exists()

@@ -34,8 +34,8 @@ def test_the_newest_unrevoked_leaf_is_in_force() -> None:
     assert records(LEAF, NEWER, revocation(NEWER.kid)).in_force() == {NODE_ID: LEAF}
     revoked = records(LEAF, revocation(LEAF.kid))
     assert revoked.in_force() == {}
-    assert revoked.existed(NODE_ID)
-    assert not revoked.existed(OTHER_NODE_ID)
+    assert revoked.was_issued(NODE_ID)
+    assert not revoked.was_issued(OTHER_NODE_ID)
 
 
 def test_a_revocation_is_final_wherever_it_is_in_the_ledger() -> None:
@@ -46,16 +46,16 @@ def test_a_revocation_is_final_wherever_it_is_in_the_ledger() -> None:
 
 def test_what_is_named_by_node_or_kid_is_what_can_be_revoked() -> None:
     all_of_them = records(LEAF, NEWER, OTHER, SERVER, revocation(NEWER.kid))
-    assert all_of_them.named(NODE_ID) == [LEAF]
-    assert all_of_them.named(LEAF.kid) == [LEAF]
-    assert all_of_them.named(NEWER.kid) == []
-    assert all_of_them.named(SERVER.kid[:16]) == [SERVER]
-    assert all_of_them.named(SERVER.name) is None
+    assert all_of_them.find(NODE_ID) == [LEAF]
+    assert all_of_them.find(LEAF.kid) == [LEAF]
+    assert all_of_them.find(NEWER.kid) == []
+    assert all_of_them.find(SERVER.kid[:16]) == [SERVER]
+    assert all_of_them.find(SERVER.name) is None
 
 
 def test_a_beginning_that_two_kids_share_names_neither() -> None:
-    assert records(LEAF, OTHER).named("a" * 16) is None
-    assert records(LEAF, OTHER).named("a" * 17) == [LEAF]
+    assert records(LEAF, OTHER).find("a" * 16) is None
+    assert records(LEAF, OTHER).find("a" * 17) == [LEAF]
 
 
 def test_the_revoked_serials_are_those_on_record() -> None:
@@ -115,8 +115,8 @@ def test_the_tenant_of_a_node_is_that_of_its_newest_leaf_revoked_or_not() -> Non
 
 def test_a_leaf_for_another_tenant_than_the_one_before_it_has_moved() -> None:
     moved = replace(NEWER, tenant="globex")
-    assert records(LEAF, OTHER, moved).moved() == {moved.kid: moved}
-    assert records(LEAF, NEWER, OTHER).moved() == {}
+    assert records(LEAF, OTHER, moved).moved_leaves() == {moved.kid: moved}
+    assert records(LEAF, NEWER, OTHER).moved_leaves() == {}
 
 
 def test_a_rotation_changes_no_certificate() -> None:
@@ -127,10 +127,11 @@ def test_a_rotation_changes_no_certificate() -> None:
 
 def test_a_node_is_retired_while_all_its_leaves_are_revoked() -> None:
     assert (
-        records(LEAF, NEWER, OTHER, revocation(LEAF.kid), revocation(SERVER.kid), SERVER).retired() == set()
+        records(LEAF, NEWER, OTHER, revocation(LEAF.kid), revocation(SERVER.kid), SERVER).retired_nodes()
+        == set()
     )
-    assert records(LEAF, NEWER, revocation(LEAF.kid), revocation(NEWER.kid)).retired() == {NODE_ID}
-    assert records(LEAF, revocation(LEAF.kid), NEWER).retired() == set()
+    assert records(LEAF, NEWER, revocation(LEAF.kid), revocation(NEWER.kid)).retired_nodes() == {NODE_ID}
+    assert records(LEAF, revocation(LEAF.kid), NEWER).retired_nodes() == set()
 
 
 def test_every_node_has_the_tenant_of_its_newest_leaf() -> None:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.state.join_tokens import digest_of
-from relay.state.kinds import KINDS, StateFile, StateKind, files_of
+from relay.state.kinds import KINDS, files_of
 from relay.state.ledger import Entry, Keyed, Ledger, LedgerError
-from relay.state.merging import Merging, Rule, SharedLedger
+from relay.state.merging import Merging, Rule, SharedLedger, StateFile, StateKind
 from schemas.keys import base64url
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
@@ -89,6 +89,7 @@ LINES: Mapping[str, Sequence[Entry]] = {
             "signature": base64url(bytes(64)),
         },
     ],
+    "seal": [{"sealed_ms": NOW_MS, "root": KID, "signature": _SIGNATURE}],
     "issued_token": [
         {
             "jti": "one",
@@ -98,6 +99,71 @@ LINES: Mapping[str, Sequence[Entry]] = {
             "audience": "https://hub.example",
             "issued_at_ms": NOW_MS,
             "expires_at_ms": _LATER,
+        }
+    ],
+    "person": [
+        {
+            "action": "person",
+            "ts_ms": NOW_MS,
+            "person": person,
+            "name": name,
+            "role": "member",
+            "tenant": TENANT,
+        }
+        for person, name in ((JOIN_ID, "ada"), (JOIN_ID[:-1] + "5", "bob"))
+    ],
+    "person_revocation": [
+        {"action": "revoke", "ts_ms": NOW_MS, "person": person}
+        for person in (JOIN_ID, JOIN_ID[:-1] + "6")  # and of one whom another relay has not told of yet
+    ],
+    "redemption": [
+        {"action": action, "ts_ms": NOW_MS, "what": KID, "by": JOIN_ID, "expires_at_ms": _LATER}
+        for action in ("claim", "count")
+    ],
+    "registration_key": [{"action": "key", "ts_ms": NOW_MS, "key": base64url(bytes(32))}],
+    "invitation": [
+        {
+            "action": "invite",
+            "ts_ms": NOW_MS,
+            "person": JOIN_ID,
+            "invitation": KID,
+            "expires_at_ms": _LATER,
+        }
+    ],
+    "passkey": [
+        {
+            "action": "passkey",
+            "ts_ms": NOW_MS,
+            "person": JOIN_ID,
+            "invitation": KID,
+            "credential": base64url(b"public"),
+        }
+    ],
+    "grant": [
+        {
+            "action": "grant",
+            "ts_ms": NOW_MS,
+            "id": JOIN_ID,
+            "handle": KID,
+            "person": JOIN_ID,
+            "client_id": "https://client.example/it",
+            "client_name": "It",
+            "origin": "client.example",
+            "redirect": "https://client.example/back",
+            "sub": "ada/client.example",
+            "asserts": False,
+            "remember": True,
+            "asked": ["read"],
+            "tenant": TENANT,
+            "scopes": ["read"],
+            "kinds": None,
+            "nodes": None,
+            "until_ms": _LATER,
+            "made_ms": NOW_MS,
+            "tokens": [[KID, 1]],
+            "generation": 1,
+            "rotated_at_ms": NOW_MS,
+            "access": [["one", _LATER]],
         }
     ],
     "name": [
@@ -239,7 +305,7 @@ def test_what_is_shared_fits_its_document_and_is_the_same_elsewhere(
         assert one.settle({}, frozenset(entries)) == {}
     made = [line for line in lines if line.get("action") == "create"]
     ledger = written(tmp_path / "other", kind.file, made)
-    other = SharedLedger(kind.name, kind.rule, one.form, kind.since, ledger, merging(kind))
+    other = SharedLedger(kind, ledger, merging(kind))
     other.settle(entries, entries)
     again = {key: one.form.entries(ledger.read())[key] for key in entries}
     assert again == dict(entries)

@@ -5,15 +5,6 @@ from relay.state.watcher import LIMIT_S, SHARED, Freshness
 from tests.fakes.seconds import Seconds
 
 
-def test_nothing_is_fresh_before_every_source_was_read() -> None:
-    freshness = Freshness(("a", "b"), Seconds())
-    assert not freshness.is_fresh()
-    freshness.read("a")
-    assert not freshness.is_fresh()
-    freshness.read("b")
-    assert freshness.is_fresh()
-
-
 @pytest.mark.parametrize("late", ["a", "b"])
 def test_one_source_that_was_not_read_for_three_seconds_is_enough(late: str) -> None:
     seconds = Seconds()

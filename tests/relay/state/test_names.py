@@ -2,14 +2,20 @@
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from relay.auth.permissions import Rights
+from relay.state.kinds import NAME
 from relay.state.labels import NameRuleError
 from relay.state.ledger import LedgerError
-from relay.state.names import LabelTakenError, NameLedger, NodeName
+from relay.state.merging import SIGNED, Merging, SharedLedger
+from relay.state.names import NAMES, LabelTakenError, NameLedger, Names, NodeName
+from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 GOOD = {"action": "name", "ts_ms": 1, "node_id": NODE_ID, "tenant": "acme", "label": "pi", "tags": ["a"]}
@@ -43,6 +49,57 @@ def test_a_change_leaves_what_was_read_before_as_it_was(ledger: NameLedger) -> N
     before = ledger.read()
     ledger.label(NODE_ID, "acme", "other")
     assert before.by_node[NODE_ID].label == "pi"
+
+
+def test_by_a_name_of_another_relay_tokens_reach_a_node_once_that_has_signed_it() -> None:
+    greenhouse, barn = Rights.of("acme", (), nodes=("tag:a",)), Rights.of("acme", (), nodes=("tag:b",))
+    not_a = Rights.of("acme", (), nodes=("*", "!tag:a"))
+
+    def reached(*lines: Mapping[str, object]) -> tuple[bool, bool, bool]:
+        names = Names()
+        for line in lines:
+            names.apply({**GOOD, **line})
+        name = names.with_proven().get(NODE_ID, NodeName("acme"))
+        admits = [rights.admit_node(NODE_ID, name) for rights in (greenhouse, barn, not_a)]
+        return admits[0], admits[1], admits[2]
+
+    shared, signed = {"shared": True}, {"shared": True, "signed": True}
+    assert reached({}) == (True, False, False)
+    assert reached(shared) == (False, False, False)  # it opens nothing, but excludes
+    assert reached(signed) == (True, False, False)
+    assert reached({}, shared) == (True, False, False)  # it has come back from the others
+    assert reached({}, {**shared, "tags": ["b"]}) == (True, False, False)
+    assert reached({}, {**signed, "tags": ["b"]}) == (False, True, True)
+    assert reached({**shared, "tags": ["b"]}, {"tags": ["b"]}) == (False, True, True)
+    assert reached({}, {**shared, "action": "forget"}) == (True, False, False)
+    assert reached({}, {**signed, "action": "forget"}) == (False, False, True)
+    assert reached({}, {**shared, "tenant": "globex"}) == (False, False, False)
+
+
+def test_a_name_that_a_relay_has_signed_is_written_over_the_same_without() -> None:
+    entry = {"node_id": NODE_ID, "tenant": "acme", "label": "pi", "tags": ["a"]}
+    names = Names()
+    names.apply({**GOOD, "shared": True})
+    assert NAMES.has(names, entry)
+    assert not NAMES.has(names, entry | {"signed": True})
+    names.apply(NAMES.line(names, entry | {"signed": True}, NOW_MS) | {"shared": True})
+    assert NAMES.has(names, entry | {"signed": True})
+
+
+def test_a_name_that_comes_back_signed_is_shared_and_one_of_another_relay_reaches_the_node(
+    ledger: NameLedger,
+) -> None:
+    shared = SharedLedger(NAME, ledger.ledger, Merging(FakeClock(NOW_MS), make_logger("relay", LogLines())))
+    ledger.tag(NODE_ID, "acme", ["a"])
+    missing = shared.settle({}, set())
+    assert missing.keys() == ledger.read().unshared.keys() == {NODE_ID}
+    shared.settle({NODE_ID: {**missing[NODE_ID], SIGNED: True}}, {NODE_ID})
+    assert ledger.read().unshared == {}
+    other = {"node_id": NODE_ID, "tenant": "acme", "label": None, "tags": ["b"]}
+    by_tag = Rights.of("acme", (), nodes=("tag:b",))
+    for entry, is_reached in ((other, False), ({**other, SIGNED: True}, True)):
+        shared.settle({NODE_ID: entry}, {NODE_ID})
+        assert by_tag.admit_node(NODE_ID, ledger.read().with_proven()[NODE_ID]) is is_reached
 
 
 def test_a_label_is_unique_within_a_tenant_without_regard_to_case(ledger: NameLedger, path: Path) -> None:

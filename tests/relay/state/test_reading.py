@@ -9,8 +9,9 @@ from relay.state.join_tokens import JoinTokens
 from relay.state.ledger import Entry
 from relay.state.sharer import Arrived, Compared, LostReaderError, Reading, StreamEntry
 from relay.state.tokens import RevokedTokens
-from schemas.backoff import Backoff
+from schemas.pacing import Backoff
 from schemas.process.logs import make_logger
+from schemas.times import SystemMs
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.shared import shared
@@ -25,9 +26,9 @@ class CountedClock(FakeClock):
 
     reads = 0
 
-    def __call__(self) -> int:
+    def __call__(self) -> SystemMs:
         self.reads += 1
-        return super().__call__()
+        return SystemMs(self.now_ms)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def reading(tmp_path: Path, clock: CountedClock) -> Reading:
         shared("join_token_use", JoinTokens(tmp_path / "join.jsonl", clock, bytes).ledger, clock),
     ]
     return Reading(
-        [Compared(ledger, Backoff(1.0, 10.0)) for ledger in ledgers],
+        {ledger.kind: Compared(ledger, Backoff(1.0, 10.0)) for ledger in ledgers},
         now_ms=clock,
         is_reported=False,
         wake=lambda: None,

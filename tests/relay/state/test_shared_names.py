@@ -8,7 +8,7 @@ import pytest
 
 from relay.state.labels import kept_form
 from relay.state.ledger import Entry
-from relay.state.names import NameLedger, NodeName
+from relay.state.names import NameLedger
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
@@ -74,25 +74,6 @@ def settled(*relays: Relay) -> None:
     raise AssertionError(missing)
 
 
-def test_what_is_named_at_one_relay_has_that_name_at_the_other(
-    one: Relay, other: Relay, registry: SchemaRegistry
-) -> None:
-    one.ledger.label(NODE_ID, TENANT, "Greenhouse Pi")
-    one.ledger.tag(NODE_ID, TENANT, ["site=north"])
-    other.ledger.forget(OTHER_NODE_ID)
-    settled(one, other)
-    assert other.ledger.read().by_node == {NODE_ID: NodeName(TENANT, "Greenhouse Pi", ("site=north",))}
-    assert one.ledger.read().forgotten == {OTHER_NODE_ID}
-    other.ledger.label(NODE_ID, TENANT, "")
-    other.ledger.tag(NODE_ID, TENANT, remove=["site"])
-    settled(one, other)
-    assert one.labels == {}
-    document = registry.load("cluster.name@1.0.0")
-    for key, entry in one.stream.entries.items():
-        assert document.is_valid(entry)
-        assert one.shared.form.key_of(entry) == key
-
-
 def test_of_two_nodes_that_are_given_one_label_at_once_the_first_has_it(one: Relay, other: Relay) -> None:
     one.ledger.label(NODE_ID, TENANT, "pump")
     other.ledger.label(OTHER_NODE_ID, TENANT, "PUMP")
@@ -102,13 +83,6 @@ def test_of_two_nodes_that_are_given_one_label_at_once_the_first_has_it(one: Rel
         assert relay.labels == {NODE_ID: "pump", OTHER_NODE_ID: ""}
     (line,) = other.lines.entries("label taken: another node has it")
     assert (line["node_id"], line["other"]) == (OTHER_NODE_ID, NODE_ID)
-
-
-def test_of_two_names_of_one_node_the_later_one_counts(one: Relay, other: Relay) -> None:
-    one.ledger.label(NODE_ID, TENANT, "first")
-    other.ledger.label(NODE_ID, TENANT, "second")
-    settled(one, other)
-    assert one.labels == other.labels == {NODE_ID: "second"}
 
 
 def test_labels_that_are_swapped_are_swapped_everywhere(one: Relay, other: Relay) -> None:
@@ -122,21 +96,14 @@ def test_labels_that_are_swapped_are_swapped_everywhere(one: Relay, other: Relay
     assert one.labels == other.labels == {NODE_ID: "a fan", OTHER_NODE_ID: "a pump"}
 
 
-def test_a_stream_that_is_lost_is_filled_again(one: Relay, other: Relay) -> None:
-    one.ledger.label(NODE_ID, TENANT, "pump")
-    one.ledger.forget(OTHER_NODE_ID)
-    settled(one, other)
-    before = dict(one.stream.entries)
-    one.stream.entries.clear()
-    settled(other)
-    assert other.stream.entries == before
-
-
-def test_two_nodes_with_one_label_in_the_stream_do_not_damage_the_file(one: Relay) -> None:
-    for node_id in (NODE_ID, OTHER_NODE_ID):
-        one.stream.append(node_id, {"node_id": node_id, "tenant": TENANT, "label": "pump", "tags": []})
+@pytest.mark.parametrize("labels", [("pump", "pump"), ("Äpfel", "äpfel")])
+def test_two_nodes_with_one_label_in_the_stream_do_not_damage_the_file(
+    one: Relay, labels: tuple[str, str]
+) -> None:
+    for node_id, label in zip((NODE_ID, OTHER_NODE_ID), map(kept_form, labels), strict=True):
+        one.stream.append(node_id, {"node_id": node_id, "tenant": TENANT, "label": label, "tags": []})
     one.settle(appends=False)
-    assert one.labels == {OTHER_NODE_ID: "pump"}
+    assert one.labels == {OTHER_NODE_ID: labels[1]}
 
 
 @pytest.mark.parametrize(
@@ -165,10 +132,3 @@ def test_labels_that_look_alike_from_two_relays_at_once_damage_no_file(one: Rela
     other.ledger.label(OTHER_NODE_ID, TENANT, "Gewachshaus")
     settled(one, other)
     assert one.labels == other.labels == {NODE_ID: "Gewächshaus", OTHER_NODE_ID: "Gewachshaus"}
-
-
-def test_two_kept_forms_of_one_label_in_the_stream_do_not_damage_the_file(one: Relay) -> None:
-    for node_id, label in ((NODE_ID, kept_form("Äpfel")), (OTHER_NODE_ID, kept_form("äpfel"))):
-        one.stream.append(node_id, {"node_id": node_id, "tenant": TENANT, "label": label, "tags": []})
-    one.settle(appends=False)
-    assert one.labels == {OTHER_NODE_ID: "äpfel"}

@@ -9,13 +9,12 @@ from relay.pki.authority import CertificateAuthority
 from relay.state.merging import MAX_REFUSED
 from relay.state.tokens import TokenKeys
 from schemas.keys import base64url
-from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.shared import shared
-from tests.fakes.signer import DAY_MS, NOW_MS, key_named
+from tests.fakes.signer import NOW_MS, key_named
 
-FIRST, SECOND = (bytes(key_named(f"token key {number}").verify_key) for number in (1, 2))
+FIRST = bytes(key_named("token key").verify_key)
 NONE: frozenset[str] = frozenset()
 
 
@@ -63,27 +62,6 @@ def made(directory: Path) -> CertificateAuthority:
 def side(directory: Path, ca: CertificateAuthority) -> Side:
     directory.mkdir(mode=0o700)
     return Side(directory, ca)
-
-
-def test_what_was_added_here_is_shared_until_it_is_known(one: Side, registry: SchemaRegistry) -> None:
-    one.keys.add(FIRST, NOW_MS)
-    one.keys.add(SECOND, NOW_MS + DAY_MS)
-    entries = one.shared.settle({}, NONE)
-    assert [one.shared.form.key_of(entry) for entry in entries.values()] == [*entries]
-    assert all(registry.load("cluster.token_key@1.0.0").is_valid(entry) for entry in entries.values())
-    assert one.shared.settle({}, frozenset([*entries][:1])).keys() == {[*entries][1]}
-    assert one.shared.settle(entries, frozenset(entries)) == {}
-
-
-def test_what_was_added_elsewhere_is_accepted_here_and_kept_once(one: Side, other: Side) -> None:
-    one.keys.add(FIRST, NOW_MS)
-    one.keys.add(SECOND, NOW_MS + DAY_MS)
-    entries = one.shared.settle({}, NONE)
-    for _ in range(2):
-        assert other.shared.settle(entries, frozenset(entries)) == {}
-    assert other.keys.accepted() == one.keys.accepted()
-    assert len((other.directory / "token_keys.jsonl").read_text("ascii").splitlines()) == 2
-    assert other.refused == []
 
 
 def test_what_no_trusted_root_endorses_is_refused_counted_and_said_once(tmp_path: Path, other: Side) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -10,27 +11,30 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo, RePublish, StreamSource, SubjectTransform
 
-from relay.cli.demo.more_relays import new_credentials
-from relay.cluster.ledger_stream import LedgerStream
+from relay.cluster.credentials import new_nkey
+from relay.cluster.ledger_stream import ConnectedStream, LedgerStream
 from relay.pki.authority import CertificateAuthority
 from relay.state.certificates import CaRecords
 from relay.state.kinds import KINDS
-from relay.state.merging import AT_ONCE
+from relay.state.merging import AT_ONCE, SINCE_SEALED
+from relay.state.people import PeopleLedger, PersonRole
+from relay.state.redemptions import Redemptions
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
-from tests.fakes.cluster import TENANT, Member, echo
-from tests.fakes.cluster_machine import Machine
+from tests.fakes.cluster import TENANT, Machine, Member, echo
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import counted
 from tests.fakes.polling import BOUND_S, until
-from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
+from tests.fakes.relay_keys import RelayCa
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
 
 pytestmark = pytest.mark.integration
 
 STREAM, REVOCATION = "edge_main_ledger", "revocation"
-SEED, PUBLIC = new_credentials(os.urandom)
+SEED, PUBLIC = new_nkey(os.urandom)
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def other(tmp_path: Path) -> Machine:
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[NatsServer]:
     """A server with an operator, who may do anything."""
-    with NatsServer.running(tmp_path, f"{{ nkey: {PUBLIC} }}\n") as server:
+    with NatsServer.running(tmp_path, users=[{"nkey": PUBLIC}]) as server:
         yield server
 
 
@@ -98,12 +102,13 @@ async def test_what_an_older_relay_does_not_know_is_kept_back_while_it_runs(
     one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry
 ) -> None:
     one.kinds = [replace(kind, since="999.0") for kind in KINDS]
-    one.tokens.revoke("meanwhile", NOW_MS)
     async with one.joined(nats.config, registry) as first:
         async with other.joined(nats.config, registry) as second:
-            await until(lambda: "kept here until relay" in first.part.ledgers.problem)
             name = second.part.peers.relay
-            await until(lambda: name in first.part.ledgers.problem)
+            await until(lambda: name in first.part.presence.others())
+            one.tokens.revoke("meanwhile", NOW_MS)
+            first.part.ledgers.changed("token_revocation")
+            await until(lambda: f"kept here until relay {name}" in first.part.ledgers.problem)
             # What the others send is taken all the same, and a relay says its version.
             other.tokens.revoke("elsewhere", NOW_MS)
             second.part.ledgers.changed("token_revocation")
@@ -121,7 +126,7 @@ async def test_a_node_that_the_relay_with_the_key_has_enrolled_is_revoked_by_its
 ) -> None:
     kid = one.issued(NODE_ID)
     async with one.joined(nats.config, registry), other.joined(nats.config, registry) as second:
-        await until(lambda: other.ca.records().existed(NODE_ID))
+        await until(lambda: other.ca.records().was_issued(NODE_ID))
         other.revoke(NODE_ID, second)
         await until(lambda: one.revoked == {kid})
 
@@ -168,7 +173,7 @@ async def test_a_relay_that_was_away_learns_it_when_it_is_back_and_keeps_it_with
     assert restarted.revoked_kids() == {kid}
 
 
-async def test_a_stream_that_is_lost_is_made_and_filled_again(
+async def test_a_stream_that_was_lost_is_filled_again_once_an_administrator_has_made_it(
     one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry
 ) -> None:
     kid = one.issued(NODE_ID)
@@ -216,8 +221,8 @@ async def test_an_entry_that_is_not_understood_is_told_until_it_is_gone(
         placed = await operator.publish(f"edge.main.ledger.{subject}", data)
         await until(lambda: not member.part.ledgers.understands)
         await member.fake.lines.until("shared ledgers not current", 1)
-        assert f"entry {placed.seq} " in member.part.health()["cluster"].state
-        assert not member.part.health()["cluster"].ready
+        assert f"entry {placed.seq} " in member.part.health().state
+        assert not member.part.health().ready
         # What is understood is kept and shared all the same.
         one.revoke(NODE_ID, member)
         await until(lambda: member.counted_entries("appended", REVOCATION) == 1)
@@ -297,7 +302,7 @@ async def test_a_ledger_that_cannot_be_written_keeps_no_other_waiting(
         first.part.ledgers.changed("token_revocation")
         await until(lambda: other.tokens.jtis() == {"meanwhile"})
         await until(lambda: second.counted_entries("failed", REVOCATION) >= 1)
-        assert not second.part.health()["cluster"].ready
+        assert not second.part.health().ready
         assert second.part.ledgers.understands
         (line,) = second.fake.lines.entries("shared ledgers not current")[:1]
         assert line["ledger"] in {REVOCATION, "leaf"}
@@ -314,7 +319,11 @@ async def test_a_stream_that_is_full_is_told_and_what_is_in_it_is_known_all_the_
     registry: SchemaRegistry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.cluster.ledger_stream.MAX_STREAM_BYTES", 4096)
+    for module in ("jetstream", "ledger_stream"):
+        monkeypatch.setattr(f"relay.cluster.{module}.MAX_LEDGER_BYTES", 4096)
+    async with operator_of(nats) as operator:
+        await operator.delete_stream(STREAM)
+    nats.make_streams()
     check_often(monkeypatch)
     for number in range(32):
         one.tokens.revoke(str(number), NOW_MS)
@@ -324,7 +333,7 @@ async def test_a_stream_that_is_full_is_told_and_what_is_in_it_is_known_all_the_
         assert other.tokens.jtis() < one.tokens.jtis()
         metrics = first.fake.environment.metrics
         await until(lambda: counted(metrics, "cluster_ledger_filled_ratio") > 0.8)
-        assert "maximum bytes exceeded" in first.part.health()["cluster"].state
+        assert "maximum bytes exceeded" in first.part.health().state
 
 
 async def test_what_is_removed_from_the_stream_is_appended_again_for_relays_that_are_new(
@@ -342,20 +351,53 @@ async def test_what_is_removed_from_the_stream_is_appended_again_for_relays_that
             await until(lambda: other.revoked == {kid})
 
 
+async def test_a_reader_that_another_relay_has_replaced_is_noticed(
+    one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the same name it would have what is in the stream, and nothing would be pending here."""
+    monkeypatch.setattr("relay.state.sharer._CHECK_INTERVAL_S", 0.2)
+    async with other.joined(nats.config, registry) as member, nats.connected() as hostile:
+        await current(member)
+        context, client = hostile.jetstream(), hostile
+        (name,) = [each.name for each in await listed(nats)]
+        before = (await context.consumer_info(STREAM, name)).config
+        await until(lambda: member.part.ledgers.is_current)
+        await context.delete_consumer(STREAM, name)
+        own = await client.subscribe("edge.main.inbox.hostile")
+        config = {**before.as_dict(), "deliver_subject": own.subject, "name": name}
+        asked = {"stream_name": STREAM, "config": config, "action": "create"}
+        subject = f"$JS.API.CONSUMER.CREATE.{STREAM}.{name}.edge.main.ledger.>"
+        answer = await client.request(subject, json.dumps(asked).encode(), BOUND_S)
+        assert "error" not in json.loads(answer.data)
+        refused = await member.fake.lines.until("shared ledgers not current")
+        assert "reader" in refused["reason"]
+        await current(member)
+        kid = one.issued(NODE_ID)
+        async with one.joined(nats.config, registry) as first:
+            one.revoke(NODE_ID, first)
+            await until(lambda: other.revoked == {kid})
+
+
+async def listed(nats: NatsServer) -> list[ConsumerInfo]:
+    """Return the readers of the stream."""
+    async with nats.administered() as administrator:
+        return list(await administrator.jetstream().consumers_info(STREAM))
+
+
 async def test_servers_that_do_not_answer_for_a_moment_have_nothing_read_again(
     one: Machine, nats: NatsServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_often(monkeypatch)
-    follow, followed = LedgerStream.follow, []
+    follow, followed = ConnectedStream.followed, []
 
-    async def noted(self: LedgerStream, context: JetStreamContext, handle: Any) -> Any:
-        followed.append(handle)
-        return await follow(self, context, handle)
+    def noted(self: ConnectedStream, arrive: Any) -> Any:
+        followed.append(arrive)
+        return follow(self, arrive)
 
     async def unanswered(_self: object) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(LedgerStream, "follow", noted)
+    monkeypatch.setattr(ConnectedStream, "followed", noted)
     kid = one.issued(NODE_ID)
     async with one.joined(nats.config, registry) as member:
         await current(member)
@@ -378,8 +420,12 @@ async def test_servers_that_do_not_answer_for_a_moment_have_nothing_read_again(
         ({"max_age": 1000.0}, "max_age 1000.0 in place of 0"),
         ({"max_bytes": 4096}, "max_bytes 4096"),
         ({"subjects": ["edge.main.>"]}, "subjects ['edge.main.>']"),
+        ({"republish": RePublish(src=">", dest="others.>")}, "republish RePublish("),
+        ({"sources": [StreamSource(name="another")]}, "sources [StreamSource("),
+        ({"subject_transform": SubjectTransform("edge.>", "edge.>")}, "subject_transform SubjectTransform("),
+        ({"allow_rollup_hdrs": True}, "allow_rollup_hdrs True in place of False"),
     ],
-    ids=["few", "old", "small", "commands too"],
+    ids=["few", "old", "small", "commands too", "copied", "filled", "renamed", "emptied"],
 )
 async def test_a_stream_that_could_forget_a_revocation_or_keep_more_is_refused_and_named(  # noqa: PLR0913, PLR0917
     one: Machine,
@@ -389,15 +435,16 @@ async def test_a_stream_that_could_forget_a_revocation_or_keep_more_is_refused_a
     change: Mapping[str, Any],
     named: str,
 ) -> None:
-    """Its settings may be changed by each relay's credentials, which have copies of it made."""
     check_often(monkeypatch)
     async with one.joined(nats.config, registry) as member, operator_of(nats) as operator:
         await current(member)
         config = (await operator.stream_info(STREAM)).config
         await operator.update_stream(config, **change)
         await until(lambda: named in member.part.ledgers.problem)
-        assert not member.part.health()["cluster"].ready
+        assert not member.part.health().ready
         await operator.delete_stream(STREAM)
+        await until(lambda: "`relay cluster streams`" in member.part.health().state)
+        nats.make_streams()
         await current(member)
         assert (await operator.stream_info(STREAM)).config.max_bytes == config.max_bytes
 
@@ -413,6 +460,7 @@ async def test_no_secret_and_no_free_text_is_in_what_the_servers_keep(
     one.keys.add(bytes(key_named("the key of tokens").verify_key), NOW_MS)
     one.names.label(NODE_ID, TENANT, "pump")
     one.ca.revoke(NODE_ID, reason)
+    one.seal.seal(NOW_MS)
     joined = Member.joined(nats.config, one.directory / "asker", registry)
     async with one.joined(nats.config, registry) as member, joined as asker:
         await current(member)
@@ -420,15 +468,27 @@ async def test_no_secret_and_no_free_text_is_in_what_the_servers_keep(
         answer = await asker.part.router.run(echo(NODE_ID, arguments={"message": said}))
         assert said in str(answer)
         for ledger in one.ledgers:
+            if ledger.row.since != SINCE_SEALED:
+                assert member.counted_entries("appended", ledger.kind) >= 1, ledger.kind
+    people = PeopleLedger(one.directory / "people.jsonl", one.clock, os.urandom)
+    person, link = people.invite("ada", PersonRole.OPERATOR, TENANT)
+    people.add_passkey(link, b"a public key")
+    people.revoke("ada")
+    registration = base64url(people.registration_key())
+    Redemptions(one.directory / "redemptions.jsonl", one.clock).claim("ab" * 32, person.id, NOW_MS + DAY_MS)
+    async with one.joined(nats.config, registry, RelayCa(), sealed=True) as member:
+        await current(member)
+        for ledger in one.ledgers:
             assert member.counted_entries("appended", ledger.kind) >= 1, ledger.kind
     nats.stop()
     kept = b"".join(file.read_bytes() for file in (nats.directory / "store").rglob("*") if file.is_file())
-    for public in (kid, "a jti", "pump", OTHER_NODE_ID):
+    for public in (kid, "a jti", "pump", OTHER_NODE_ID, person.id, "ada", "ab" * 32):
         assert public.encode() in kept
     keys = [key for token in (used, revoked) for key in (token.key, token.key.hex(), base64url(token.key))]
     pems = [file.read_text("ascii").split("\n")[1] for file in one.directory.rglob("*.key")]
     signing = bytes(key_named("the key of tokens"))
     secrets = [*keys, *pems, signing, signing.hex(), used.id, revoked.id, reason, said]
+    secrets += [link, registration, b"a public key", base64url(b"a public key")]
     assert pems
     for secret in secrets:
         assert (secret if isinstance(secret, bytes) else secret.encode()) not in kept

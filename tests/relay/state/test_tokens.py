@@ -10,7 +10,6 @@ import pytest
 
 from relay.pki.authority import CertificateAuthority
 from relay.state.ledger import LedgerError
-from relay.state.merging import AT_ONCE
 from relay.state.tokens import AcceptedKey, RevokedTokens, TokenKey, TokenKeys, is_jti, key_id, key_of
 from schemas.keys import base64url
 from tests.fakes.clock import FakeClock
@@ -28,11 +27,6 @@ def test_what_was_revoked_stays_revoked(path: Path) -> None:
     RevokedTokens(path).revoke("b/c=", 2)
     assert RevokedTokens(path).jtis() == {"a", "b/c="}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_nothing_is_revoked_before_the_first_time(path: Path) -> None:
-    assert RevokedTokens(path).jtis() == frozenset()
-    assert not path.exists()
 
 
 def test_who_watches_sees_a_revocation_and_no_change_when_it_is_repeated(path: Path) -> None:
@@ -219,17 +213,6 @@ def test_without_the_cas_key_the_own_key_of_a_relay_alone_is_the_only_one(
     replaced = TokenKeys(tmp_path / "token_keys.jsonl", ca, clock, own=SECOND)
     assert replaced.accepted() == {key_id(SECOND): AcceptedKey(SECOND, None)}
     assert ends(TokenKeys(tmp_path / "token_keys.jsonl", ca, clock, own=FIRST)) == {FIRST: None}
-
-
-def test_of_many_revocations_some_are_shared_at_a_time(path: Path) -> None:
-    tokens = RevokedTokens(path)
-    for number in range(AT_ONCE + 1):
-        tokens.revoke(f"jti-{number}", NOW_MS)
-    revocations = shared("token_revocation", tokens.ledger)
-    first = revocations.settle({}, frozenset())
-    second = revocations.settle({}, frozenset(first))
-    assert (len(first), len(second)) == (AT_ONCE, 1)
-    assert not first.keys() & second.keys()
 
 
 def test_any_jti_has_a_key_of_letters_and_digits_and_other_text_has_none(path: Path) -> None:
