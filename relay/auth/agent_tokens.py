@@ -5,16 +5,20 @@ proved is all that is kept of it. Must not decide what a caller may do: that is 
 token.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from attrs import define, field
 from nacl.signing import SigningKey
 
-from relay.ascii_json import members_of
-from relay.auth.permissions import SCOPES, Rights
+from relay.auth.issuer_keys import IssuerKeys
+from relay.auth.permissions import EXCLUDES, SCOPES, Rights
+from relay.observability.ascii_json import members_of
 from relay.settings.environment import ValidityClock
 from relay.state.tokens import AcceptedKey, key_id
 from schemas.addresses import MCP_PATH
@@ -29,6 +33,8 @@ MAX_TTL_S = 365 * 86_400
 """How long a token may be valid that is issued here: one that was forgotten must end by itself."""
 AgentName = tuple[str, str, str]
 """Issuer, tenant and subject: the same for every token that an agent holds."""
+_SOME_KINDS = re.compile(r"!?(?=.*[.*])[a-z*][a-z0-9_*]*(\.[a-z*][a-z0-9_*]*){0,3}")
+"""A pattern that the name of some kind may match: words with dots between them."""
 _CACHE_SIZE = 4096
 # The issuer's clock may differ from ours by as much as a node's.
 _EARLY_S = MAX_FUTURE_MS // 1000
@@ -42,10 +48,13 @@ class Principal:
 
     Attributes:
         kid, key: the key that the token was signed with, by its name and as its 32 bytes.
-        rights: what the scopes allow.
+        kinds, nodes: what the token says of the kinds and the nodes that it is for; None if nothing.
+        rights: what scopes, kinds and nodes allow.
         name: the agent's.
         digest: a SHA-256 of the name, hex: for what shall know the agent again, and not its name.
         members: its members of an audit line, as ``members_of`` returns them.
+        token: what has proven it, for the relay of the fleet that is asked on its behalf; empty where there
+            are no others. Never shown.
     """
 
     tenant: str
@@ -56,14 +65,17 @@ class Principal:
     expires_s: int
     kid: str
     key: bytes
-    rights: Rights = field(init=False)
-    name: AgentName = field(init=False)
-    digest: str = field(init=False)
-    members: str = field(init=False)
+    kinds: tuple[str, ...] | None = None
+    nodes: tuple[str, ...] | None = None
+    token: str = dataclass_field(default="", repr=False, compare=False)
+    rights: Rights = dataclass_field(init=False)
+    name: AgentName = dataclass_field(init=False)
+    digest: str = dataclass_field(init=False)
+    members: str = dataclass_field(init=False)
 
     def __post_init__(self) -> None:
         # Computed once: read at every call, and constant while the token is valid.
-        object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes))
+        object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes, self.kinds, self.nodes))
         object.__setattr__(self, "name", (self.issuer, self.tenant, self.sub))
         object.__setattr__(self, "digest", sha256(jcs(list(self.name))).hexdigest())
         facts = {
@@ -84,6 +96,9 @@ class Principal:
             "scopes": sorted(self.scopes),
             "expires_s": self.expires_s,
             "kid": self.kid,
+            # Only where there are some: a relay of 0.2 knows neither, and refuses what it does not know.
+            **({} if self.kinds is None else {"kinds": list(self.kinds)}),
+            **({} if self.nodes is None else {"nodes": list(self.nodes)}),
         }
 
     @classmethod
@@ -155,13 +170,22 @@ class TokenIssuer:
         self._audience = audience
 
     def issue(  # noqa: PLR0913 - a token has this many facts
-        self, *, sub: str, tenant: str, scopes: list[str], now_s: int, ttl_s: int, jti: str
+        self,
+        *,
+        sub: str,
+        tenant: str,
+        scopes: list[str],
+        now_s: int,
+        ttl_s: int,
+        jti: str,
+        kinds: Sequence[str] = (),
+        nodes: Sequence[str] = (),
     ) -> str:
-        """Return a token that is valid for ``ttl_s`` seconds.
+        """Return a token that is valid for ``ttl_s`` seconds, for these kinds and nodes or for all.
 
         Raises:
-            TokenOptionError: the token would not be accepted: a tenant or a sub that is not of its form; or
-                it would be valid for longer than ``MAX_TTL_S``.
+            TokenOptionError: a claim is not of its form; or it would be for nothing, or valid for longer
+                than ``MAX_TTL_S``.
         """
         if ttl_s > MAX_TTL_S:
             raise TokenOptionError(f"/exp must be within {MAX_TTL_S // 86_400} days", "/exp")
@@ -175,25 +199,20 @@ class TokenIssuer:
             "exp": now_s + ttl_s,
             "jti": jti,
             "token_class": "agent_runtime",
+            **({"kinds": list(kinds)} if kinds else {}),
+            **({"nodes": list(nodes)} if nodes else {}),
         }
+        for claim, patterns in (("kinds", kinds), ("nodes", nodes)):
+            if patterns and all(each.startswith(EXCLUDES) for each in patterns):
+                text = f"/{claim} only excludes: name what the token is for too, '*' for all"
+                raise TokenOptionError(text, f"/{claim}")
         try:
             self._claims.check(claims)
         except ViolationError as error:
             raise TokenOptionError(error.sentence, error.where) from None
+        if no_name := next((each for each in kinds if not _SOME_KINDS.fullmatch(each)), None):
+            raise TokenOptionError(f"/kinds has {no_name!r}, which is the name of no kind", "/kinds")
         return sign_token(self._key, key_id(bytes(self._key.verify_key)), claims)
-
-
-class IssuerKeySource(Protocol):
-    """The keys of another issuer, which change."""
-
-    def get(self, kid: str) -> bytes | None:
-        """Return the 32-byte public key of ``kid``, or None."""
-
-    async def refresh(self) -> None:
-        """Fetch the keys, unless the last fetch is too recent."""
-
-    async def run(self) -> None: ...
-    def follow(self, changed: Callable[[], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,35 +221,30 @@ class ExternalIssuer:
 
     issuer: str
     verifier: TokenVerifier
-    keys: IssuerKeySource
+    keys: IssuerKeys
 
 
+@define(eq=False, repr=False)
 class Authenticator:
     """Verifies agents' tokens, and caches what it has verified.
 
     A token must be for one of ``audiences``. A key is valid for one issuer: ``keys``, which may change, for
-    the relay; those of ``external`` for that issuer.
+    the relay; those of ``external`` for that issuer. ``keeps_tokens``: other relays are to verify them too.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        verifier: TokenVerifier,
-        keys: Mapping[str, bytes],
-        issuer: str,
-        audiences: frozenset[str],
-        now_ms: ValidityClock,
-        external: ExternalIssuer | None = None,
-    ) -> None:
-        self._verifier = verifier
-        self._keys = keys
-        self._issuer = issuer
-        self._audiences = audiences
-        self._now_ms = now_ms
-        self._external = external
-        self._revoked: frozenset[str] = frozenset()
-        self._verified: dict[bytes, Principal] = {}
-        if external is not None:
-            external.keys.follow(self._verified.clear)
+    _verifier: TokenVerifier
+    _keys: Mapping[str, bytes]
+    _issuer: str
+    _audiences: frozenset[str]
+    _now_ms: ValidityClock
+    _external: ExternalIssuer | None = None
+    _keeps_tokens: bool = False
+    _revoked: frozenset[str] = field(init=False, default=frozenset())
+    _verified: dict[bytes, Principal] = field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self._external is not None:
+            self._external.keys.follow(self._verified.clear)
 
     def revoke(self, jtis: frozenset[str]) -> None:
         """Reject the tokens ``jtis`` from now on, and no others."""
@@ -259,8 +273,7 @@ class Authenticator:
             TokenError: the token is not accepted.
         """
         now_s = self._now_ms() // 1000
-        # By its digest: a cache of the tokens themselves would hold each for as long as the process.
-        digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
+        digest = _digest_of(token)
         principal = self._verified.get(digest)
         if principal is None:
             principal = self._verify(token, now_s)
@@ -275,6 +288,10 @@ class Authenticator:
             raise TokenError(TokenReason.UNKNOWN_KEY)
         return principal
 
+    def known(self, token: str) -> Principal | None:
+        """Return who has proved to be the holder of ``token`` before, without a check whether it is still."""
+        return self._verified.get(_digest_of(token))
+
     def check(self, principal: Principal) -> None:
         """Return if the token that proved ``principal`` is still accepted.
 
@@ -288,6 +305,16 @@ class Authenticator:
         if self._key_of(principal.kid) != principal.key:
             raise TokenError(TokenReason.UNKNOWN_KEY)
 
+    async def of_asker(self, token: str | None, facts: Mapping[str, Any]) -> Principal:
+        """Return for whom another relay of the fleet asks, by the ``token`` that it has sent along.
+
+        Until the fleet is sealed it sends none, and what it says, ``facts``, counts.
+
+        Raises:
+            TokenError: the token is not accepted here.
+        """
+        return self.forwarded(**facts) if token is None else await self.recognise(token)
+
     def forwarded(self, *, kid: str, scopes: Iterable[str], **facts: Any) -> Principal:
         """Return the principal that another relay of the fleet has recognised, by a key that is known here.
 
@@ -297,6 +324,7 @@ class Authenticator:
             TokenError: its token would not be accepted here.
         """
         known = frozenset(scopes).intersection(SCOPES)
+        facts |= {claim: _patterns(facts, claim) for claim in ("kinds", "nodes")}
         principal = Principal(kid=kid, key=self._key_of(kid) or b"", scopes=known, **facts)
         self.check(principal)
         return principal
@@ -318,6 +346,10 @@ class Authenticator:
             expires_s=int(claims["exp"]),
             kid=kid,
             key=key,
+            # Claims of these names are another issuer's own affair.
+            kinds=_patterns(claims, "kinds") if kid in self._keys else None,
+            nodes=_patterns(claims, "nodes") if kid in self._keys else None,
+            token=token if self._keeps_tokens else "",
         )
 
     def _claims(self, token: str, now_s: int) -> tuple[dict[str, Any], str, bytes]:
@@ -333,6 +365,16 @@ class Authenticator:
         if key is None or claims["iss"] != issuer:
             raise TokenError(TokenReason.ISSUER)
         return claims, kid, key
+
+
+def _digest_of(token: str) -> bytes:
+    """Return what a token is cached by: a cache of tokens would hold each for as long as the process."""
+    return sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _patterns(claims: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
+    """Return the patterns of a claim that narrows what a token is for; None if it has none."""
+    return tuple(claims[name]) if name in claims else None
 
 
 class AcceptedKeys(Mapping[str, bytes]):

@@ -10,7 +10,6 @@ import math
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -19,6 +18,7 @@ import httpx2
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.auth.fetching import MAX_BYTES, OK, answer_to
 from relay.observability.metrics import Metrics
 from schemas.error_roots import PeerError
 from schemas.keys import from_base64url, is_sound_public_key
@@ -27,7 +27,6 @@ from schemas.strict_json import StrictJsonError, loads
 from schemas.tls import client_context
 from schemas.tokens import EXTERNAL_KEY_REF
 
-MAX_BYTES = 64 * 1024
 MAX_KEYS = 64
 TIMEOUT_S = 5.0
 MIN_INTERVAL_S = 10.0
@@ -36,8 +35,6 @@ REFRESH_S = 600.0
 RETRY_S = 30.0
 MAX_AGE_S = 86_400.0
 """How long keys are accepted while their issuer cannot be reached, to within one retry."""
-
-_OK = 200
 
 
 class JwksFault(StrEnum):
@@ -52,7 +49,7 @@ class JwksFault(StrEnum):
 
 
 class JwksError(PeerError):
-    """The set could not be fetched, or is none."""
+    """The set could not be fetched, or is malformed."""
 
     def __init__(self, reason: JwksFault) -> None:
         super().__init__(reason)
@@ -83,20 +80,13 @@ class JwksSource:
             raise JwksError(JwksFault.UNREACHABLE) from None
 
     async def _get(self) -> bytes:
-        # The bare transport: no proxy, no cookie, no redirect, and no decompression of a few bytes into many.
-        headers = {"accept": "application/jwk-set+json, application/json", "accept-encoding": "identity"}
-        request = httpx2.Request("GET", self._url, headers=headers)
-        async with httpx2.AsyncHTTPTransport(verify=self._tls, trust_env=False) as transport:
-            response = await transport.handle_async_request(request)
-            async with aclosing(response.aiter_raw()) as chunks:
-                if response.status_code != _OK:
-                    raise JwksError(JwksFault.STATUS)
-                body = bytearray()
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > MAX_BYTES:
-                        raise JwksError(JwksFault.TOO_LARGE)
-        return bytes(body)
+        headers = {"accept": "application/jwk-set+json, application/json"}
+        status, body = await answer_to(httpx2.Request("GET", self._url, headers=headers), self._tls)
+        if status != OK:
+            raise JwksError(JwksFault.STATUS)
+        if body is None:
+            raise JwksError(JwksFault.TOO_LARGE)
+        return body
 
 
 class JwksReader:
@@ -138,32 +128,25 @@ class JwksReader:
         return kid, key
 
 
+@define(eq=False, repr=False, kw_only=True)
 class IssuerKeys:
     """The keys that are accepted now. ``fetch`` returns the set and ``read`` takes the keys from it."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        fetch: Callable[[], Awaitable[bytes]],
-        read: Callable[[bytes], Mapping[str, bytes]],
-        monotonic: Callable[[], float],
-        metrics: Metrics,
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._fetch = fetch
-        self._read = read
-        self._monotonic = monotonic
-        self._metrics = metrics
-        self._log = log
-        self._sleep = sleep
-        self._keys: Mapping[str, bytes] = {}
-        self._fetch_began_s = self._read_s = -math.inf
-        self._fetching: asyncio.Task[None] | None = None
-        self._outcome = ""
-        self._follow_ups: list[Callable[[], None]] = []
+    _fetch: Callable[[], Awaitable[bytes]]
+    _read: Callable[[bytes], Mapping[str, bytes]]
+    _monotonic: Callable[[], float]
+    _metrics: Metrics
+    _log: FilteringBoundLogger
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _keys: Mapping[str, bytes] = field(init=False, factory=dict)
+    _fetch_began_s: float = field(init=False, default=-math.inf)
+    _read_s: float = field(init=False, default=-math.inf)
+    _fetching: asyncio.Task[None] | None = field(init=False, default=None)
+    _outcome: str = field(init=False, default="")
+    _follow_ups: list[Callable[[], None]] = field(init=False, factory=list)
 
     def get(self, kid: str) -> bytes | None:
+        """Return the 32-byte public key of ``kid``, or None."""
         return self._keys.get(kid)
 
     def follow(self, changed: Callable[[], None]) -> None:

@@ -18,8 +18,7 @@ from schemas.addresses import (
     is_loopback,
     parse_broker,
 )
-from schemas.settings import Form, Given, Setting, Settings, Source, parse_flag, parse_path
-from schemas.told_settings import Alternatives
+from schemas.settings import Alternatives, Form, Given, Setting, Settings, Source, parse_flag, parse_path
 
 _PLAIN_PORT, _TLS_PORT = 1883, 8883
 """The ports that are registered for MQTT, without and with TLS."""
@@ -77,7 +76,8 @@ def choose_broker(
     """Return the broker of a relay that listens at ``listen`` and is reached by ``public_url``.
 
     Raises:
-        AddressError: options exclude each other, an address is none, or nodes could not reach an own broker.
+        AddressError: options exclude each other, an address is malformed, or nodes could not
+            reach an own broker.
         NoPortError: an own broker finds no port.
     """
     _check_alone(options)

@@ -5,7 +5,9 @@ Must not read a file or the environment: the loader of the settings does.
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from relay.limits.rate_limits import Allowance
@@ -18,7 +20,10 @@ from schemas.addresses import (
     check_private_url,
     is_loopback,
 )
-from schemas.log_level import LogLevel
+from schemas.lines import LogLevel
+
+if TYPE_CHECKING:
+    from relay.settings.openid import OpenidConfig
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
@@ -32,6 +37,24 @@ PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
 CALLER_TIMEOUT_S = 60.0
 
 _MAX_URL = 256  # the bound of a token's iss
+
+
+class AuditSync(StrEnum):
+    """When a line of the audit is synced to the disk."""
+
+    LATER = "later"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditKeep:
+    """How old a full file of the audit becomes, and how large all of them together; None is without limit."""
+
+    max_age_ms: int | None = None
+    max_bytes: int | None = None
+
+
+KEEP_ALL = AuditKeep()
 
 
 class EnvelopeMode(Enum):
@@ -69,7 +92,7 @@ class ExternalIssuerConfig:
             AddressError: one of the two is no URL for that, or the issuer has the relay's own name.
         """
         for option, url in (("--issuer", issuer), ("--jwks", jwks_url)):
-            if not _is_trustworthy(url):
+            if not is_trustworthy(url):
                 # Not repeated: what is wrong with it may be the password in it.
                 raise AddressError(f"{option} must be an https URL without credentials, or http on loopback")
         if issuer == public_url:
@@ -83,6 +106,11 @@ class TlsFiles:
 
     certificate: Path
     key: Path
+
+
+def account_of(fleet: str) -> str:
+    """Return the NATS account of ``fleet`` where none is named."""
+    return f"edge_{fleet}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +134,14 @@ class ClusterConfig:
         credentials: a certificate with its key, or the seed of a user's nkey.
         root: the roots of the servers' certificates, PEM; None: those that this machine trusts.
         fleet: names the fleet in the subjects.
+        account: of NATS, which this fleet has for itself.
     """
 
     servers: tuple[ClusterServer, ...]
     credentials: Path
     root: Path | None
     fleet: str
+    account: str
 
     @property
     def uses_tls(self) -> bool:
@@ -126,7 +156,7 @@ class RelayConfig:
     Attributes:
         broker: as the relay reaches it; None: it works by the nodes' sessions alone.
         public_url: in its normal form; nodes sign for it, and agents' tokens are for its ``/mcp``.
-        listen: the one address that everything is served on.
+        listen: the one address that everything is served on but the metrics.
         per_agent: what one agent may use with all its tokens together.
         envelope_mode: what happens to a call that is not a valid envelope.
         external_issuer: who else issues agents' tokens, if anyone.
@@ -145,6 +175,13 @@ class RelayConfig:
         kinds: the kinds of installed packages that nodes may have besides those that ship.
         otlp: the collector to which spans are sent; None: they are logged alone.
         cluster: the relays that share the fleet; None: this one has it alone.
+        metrics_listen: where the metrics are served, on loopback or a Unix socket; None: see ``old_metrics``.
+        trusted_proxies: the networks of proxies whose word counts for whom they forward.
+        sign_in: whether people may sign in, once one is invited, or ``oidc`` is set.
+        oidc: the OpenID Connect provider at which people sign in; None: by passkeys alone.
+        fetch_client_documents: whether sign-in reads what clients publish of themselves.
+        audit_keep: which full files of the audit are kept.
+        audit_sync: when its lines are synced to the disk.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.
@@ -171,6 +208,13 @@ class RelayConfig:
     kinds: tuple[str, ...] = ()
     otlp: str | None = None
     cluster: ClusterConfig | None = None
+    metrics_listen: HostPort | Path | None = None
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    sign_in: bool = True
+    oidc: "OpenidConfig | None" = None
+    fetch_client_documents: bool = True
+    audit_keep: AuditKeep = KEEP_ALL
+    audit_sync: AuditSync = AuditSync.LATER
 
     def __post_init__(self) -> None:
         check_private_url(self.public_url, plain_allowed=self.plain_allowed)
@@ -184,11 +228,30 @@ class RelayConfig:
                 f"{self.listen} is open to others and would speak plain HTTP: "
                 f"use --tls-own, or --tls-certificate and --tls-key, or say {PLAIN_OPTION}"
             )
+        if self.oidc is not None:
+            if not is_trustworthy(self.public_url):
+                raise AddressError(f"people.oidc needs a --public-url that is https: not {self.public_url}")
+            if self.oidc.issuer == self.public_url:
+                raise AddressError("people.oidc has this relay itself as its issuer")
 
     @property
     def uses_broker_tls(self) -> bool:
         """Whether there is a broker, and it is connected to over TLS."""
         return self.broker is not None and self.broker.tls
+
+    @property
+    def unnamed_proxy(self) -> bool:
+        """Whether a proxy of this machine must be in front of the relay, and ``trusted_proxies`` has none."""
+        is_public = not is_loopback(urlsplit(self.public_url).hostname or "")
+        return is_loopback(self.listen.host) and is_public and not self.trusted_proxies
+
+    @property
+    def old_metrics(self) -> bool:
+        """Whether ``listen`` answers /metrics under loopback's names too, as before 0.3; 0.4 will not.
+
+        Only where TLS is served, and no proxy is named: else strangers' requests may come by one from here.
+        """
+        return self.metrics_listen is None and self.tls is not None and not self.trusted_proxies
 
 
 class StateFiles:
@@ -204,10 +267,14 @@ class StateFiles:
     | `issued_tokens.jsonl` | what the agent tokens that were issued allow, without the tokens (0600) |
     | `revoked_tokens.jsonl` | the agent tokens that were revoked (0600) |
     | `node_names.jsonl` | the labels and tags of nodes (0600) |
+    | `cluster_seal.jsonl` | that relays of the fleet seal what they say to each other (0600) |
+    | `people.jsonl` | the people who may sign in, and their passkeys (0600) |
+    | `grants.jsonl` | what people have given to clients (0600) |
+    | `redemptions.jsonl` | which codes and refresh tokens were redeemed in a fleet of several relays (0600) |
     | `settings.json` | the public URL, the broker and the tenant that commands were given (0600) |
     | `run.json` | what `relay run` was told besides: a later start that is told less does the same |
     | `tls/` | certificates of the relay's own CA and their keys (0600): `server.pem`, which is served with, \
-and `relay.pem`, which the broker is shown |
+`relay.pem`, which the broker is shown, and `cluster.pem`, for the other relays of the fleet |
     | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access`; with the |
     | | relay's own broker also its configuration, certificate, key (0600), and `store/` (0700) |
     | `audit-verified.json` | the newest line of the audit when it was last verified |
@@ -225,15 +292,20 @@ and `relay.pem`, which the broker is shown |
         self.settings = root / "settings.json"
         self.revoked_tokens = root / "revoked_tokens.jsonl"
         self.node_names = root / "node_names.jsonl"
+        self.cluster_seal = root / "cluster_seal.jsonl"
+        self.people = root / "people.jsonl"
+        self.grants = root / "grants.jsonl"
+        self.redemptions = root / "redemptions.jsonl"
         self.own_tls = TlsFiles(root / "tls" / "server.pem", root / "tls" / "server.key")
         self.broker_client_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
+        self.cluster_tls = TlsFiles(root / "tls" / "cluster.pem", root / "tls" / "cluster.key")
         self.broker = root / "broker"
         self.broker_tls = TlsFiles(self.broker / "server.pem", self.broker / "server.key")
         self.audit = root / "audit.jsonl"
         self.audit_verified = root / "audit-verified.json"
 
 
-def _is_trustworthy(url: str) -> bool:
+def is_trustworthy(url: str) -> bool:
     """Return whether ``url`` is https, or http within this machine, and contains no secret."""
     try:
         parts = urlsplit(url)

@@ -1,19 +1,19 @@
 """What every part of one relay gets: configuration, contract, clocks, randomness, log and metrics.
 
-There are three clocks, each with a type of its own. ``SystemClock`` is the system's, for records (audit,
-logs, ledgers, certificates), which agree with those of every other program on the machine; ``RelayClock`` is
-for validity checks, ``SessionClock`` for one session. The system's clock can be set while the relay runs: by
-an operator, by NTP at boot, by a hypervisor. Ticks, which only go forward, show by how much.
-Must not contain state of a part.
+There are three clocks, and a type for the milliseconds of each. ``SystemClock`` is the system's, for records
+(audit, logs, ledgers, certificates), which agree with those of every other program on the machine;
+``RelayClock`` is for validity checks, ``SessionClock`` for one session. The system's clock can be set while
+the relay runs: by an operator, by NTP at boot, by a hypervisor. Ticks, which only go forward, show by how
+much. Must not contain state of a part.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NewType
 
 from schemas.process.spans import SpanSink, no_spans
-from schemas.times import FIRST_CREDIBLE_MS
+from schemas.times import SystemClock, SystemMs, is_credible
 
 if TYPE_CHECKING:
     # For the clock alone the commands would load the libraries of log and metrics.
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from schemas.registry import SchemaRegistry
     from schemas.ulids import UlidSource
 
-SystemClock = Callable[[], int]
-"""Returns the system's time in milliseconds since the epoch. It can be set, forwards and back."""
-ValidityClock = Callable[[], int]
-"""Returns the time of a ``RelayClock``: what expires is compared with it."""
+RelayMs = NewType("RelayMs", int)
+"""A moment by a ``RelayClock``: what expires is compared with it."""
+ValidityClock = Callable[[], RelayMs]
+SessionMs = NewType("SessionMs", int)
+"""A moment by a ``SessionClock``."""
 TOLERANCE_MS = 255_000
 """4 min, and the rest of an earlier step. A manifest may be 5 min ahead: the node has 45 s of that."""
 _CATCH_UP = 1 / 8
@@ -37,9 +38,9 @@ _OFTEN_MS = 8
 """Readings that are further apart make up a whole millisecond."""
 
 
-def now_ms() -> int:
+def now_ms() -> SystemMs:
     """Return the system's time in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
+    return SystemMs(time.time_ns() // 1_000_000)
 
 
 def ticks_ms() -> int:
@@ -63,18 +64,18 @@ class RelayClock:
         self._ticks = ticks_ms()
         self._offset: float = now_ms() - self._ticks
         self._before: float | None = None
-        if now_ms() < FIRST_CREDIBLE_MS:
+        if not is_credible(now_ms()):
             log.error("the system's clock is not set: until it is, manifests and tokens are refused")
 
-    def __call__(self) -> int:
+    def __call__(self) -> RelayMs:
         """Return the time in milliseconds since the epoch."""
         ticks = self._ticks_ms()
         passed, self._ticks = ticks - self._ticks, ticks
         offset = self._now_ms() - ticks
         if -1 < offset - self._offset < 1 and passed < _OFTEN_MS and self._before is None:
             # No step, but the rest of whole numbers. Under load it is read thousands of times a second.
-            return int(ticks + self._offset)
-        return self._followed(ticks, offset, max(0, passed))
+            return RelayMs(int(ticks + self._offset))
+        return RelayMs(self._followed(ticks, offset, max(0, passed)))
 
     def _followed(self, ticks: int, offset: int, passed: int) -> int:
         """Return the time at ``ticks``, ``passed`` after the last reading: the offset has changed."""
@@ -85,7 +86,7 @@ class RelayClock:
             self._offset, self._before = self._before, None
             self._log.info("the system's clock is back where it was before it was set")
         gap = offset - self._offset
-        if abs(gap) > TOLERANCE_MS and ticks + self._offset < FIRST_CREDIBLE_MS:
+        if abs(gap) > TOLERANCE_MS and not is_credible(int(ticks + self._offset)):
             self._offset = offset
             self._log.info("the system's clock is set")
         elif abs(gap) > TOLERANCE_MS:
@@ -101,7 +102,7 @@ class RelayClock:
 
     def is_trusted(self) -> bool:
         """Return whether the clock is set, and no step beyond the tolerance is left unconfirmed."""
-        return self() >= FIRST_CREDIBLE_MS and self._before is None
+        return is_credible(self()) and self._before is None
 
     def compare(self, issued_at_ms: int) -> None:
         """Compare the clock with the time at which a connected node signed what it now announces."""
@@ -121,9 +122,9 @@ class SessionClock:
         self._ticks_ms = ticks_ms
         self._offset = began_ms - ticks_ms()
 
-    def __call__(self) -> int:
+    def __call__(self) -> SessionMs:
         """Return the session's time in milliseconds."""
-        return self._offset + self._ticks_ms()
+        return SessionMs(self._offset + self._ticks_ms())
 
 
 @dataclass(frozen=True, slots=True)

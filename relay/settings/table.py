@@ -8,7 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from relay.limits.rate_limits import Allowance
 from relay.settings.broker import (
@@ -31,7 +33,10 @@ from relay.settings.config import (
     CALLER_TIMEOUT_S,
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
+    KEEP_ALL,
     PER_AGENT,
+    AuditKeep,
+    AuditSync,
     ClusterConfig,
     ClusterServer,
     EnvelopeMode,
@@ -40,40 +45,51 @@ from relay.settings.config import (
     StateFiles,
     TlsFiles,
     View,
+    account_of,
     kinds_directory,
 )
 from relay.settings.kept import KeptSettings, read_kept
 from schemas.addresses import (
-    PLAIN_OPTION,
     AddressError,
     HostPort,
-    collector_url,
     is_loopback,
     normal_url,
     parse_host_port,
 )
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.kinds import kind_name
-from schemas.log_level import LogLevel
 from schemas.process.state_owner import NoStateDirError
+from schemas.process.status_socket import fits_socket
 from schemas.settings import (
+    OTLP,
+    PLAIN,
+    Alternatives,
     Form,
     Given,
+    Program,
+    RunOptions,
     Setting,
     Settings,
     Source,
+    Sources,
     list_of,
+    log_level_setting,
     one_of,
     parse_flag,
     parse_path,
+    read_run_options,
     whole_number,
 )
-from schemas.settings_sources import Program, Sources
-from schemas.times import duration_between, duration_text
-from schemas.told_settings import Alternatives, ToldSettings, read_told
+from schemas.text import printable
+from schemas.times import DurationError, duration_between, duration_text
+
+if TYPE_CHECKING:
+    from relay.settings.openid import OpenidConfig
 
 _PORT = 4222
+_MAX_NETWORK = 64
 _HAS_PORT = re.compile(r":\d*$")
+_ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _FLEET = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
 
@@ -83,7 +99,7 @@ def parse_server(text: str) -> ClusterServer:
     Only a ``nats://`` on loopback is not encrypted.
 
     Raises:
-        AddressError: it is none.
+        AddressError: it is malformed.
     """
     scheme, _, rest = text.partition("://")
     address = rest if _HAS_PORT.search(rest) else f"{rest}:{_PORT}"
@@ -109,6 +125,48 @@ def fleet_name(text: str) -> str:
     return text
 
 
+def account_name(text: str) -> str:
+    """Return ``text`` if it can name the account of a fleet: not ``$G`` or ``$SYS``, which every server has.
+
+    Raises:
+        OperatorError: it cannot.
+    """
+    if not _ACCOUNT.fullmatch(text):
+        raise OperatorError("is not 1 to 128 letters, digits, hyphens and underscores")
+    return text
+
+
+def local_listener(text: str) -> HostPort | Path:
+    """Return the loopback address, or the path of a Unix socket, that ``text`` names.
+
+    Raises:
+        OperatorError: it is neither.
+    """
+    if text.startswith("/"):
+        if not fits_socket(path := parse_path(text)):
+            raise OperatorError("is too long for the path of a Unix socket")
+        return path
+    if not is_loopback((listen := parse_host_port(text)).host):
+        raise OperatorError(f"{listen} is not on loopback: use 127.0.0.1, or the path of a Unix socket")
+    return listen
+
+
+def proxy_network(text: str) -> IPv4Network | IPv6Network:
+    """Return the network that ``text`` names, or that of one address.
+
+    Raises:
+        OperatorError: it names none, or all addresses.
+    """
+    try:
+        network = ip_network(text)
+    except ValueError:
+        shown = printable(text, _MAX_NETWORK)
+        raise OperatorError(f"{shown!r} is not an address or a network, such as 192.0.2.0/24") from None
+    if network.prefixlen == 0:
+        raise OperatorError(f"{network} has every address: name the proxies alone")
+    return network
+
+
 CLUSTER = Setting(
     "cluster",
     list_of(parse_server),
@@ -131,7 +189,13 @@ CLUSTER_ROOT = Setting(
 CLUSTER_FLEET = Setting(
     "cluster_fleet", fleet_name, "The name of the fleet, the same for all its relays.", "NAME", "main"
 )
-CLUSTER_SETTINGS = (CLUSTER, CLUSTER_CREDENTIALS, CLUSTER_ROOT, CLUSTER_FLEET)
+CLUSTER_ACCOUNT = Setting(
+    "cluster_account",
+    account_name,
+    "The NATS account that this fleet has for itself. Without it: edge_ and the fleet's name.",
+    "NAME",
+)
+CLUSTER_SETTINGS = (CLUSTER, CLUSTER_CREDENTIALS, CLUSTER_ROOT, CLUSTER_FLEET, CLUSTER_ACCOUNT)
 
 
 def cluster_of(settings: Settings) -> ClusterConfig | None:
@@ -141,15 +205,16 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         OperatorError: they contradict each other.
     """
     servers, credentials = settings.get(CLUSTER), settings.get(CLUSTER_CREDENTIALS)
-    root, fleet = settings.get(CLUSTER_ROOT), settings[CLUSTER_FLEET]
+    root, fleet, account = settings.get(CLUSTER_ROOT), settings[CLUSTER_FLEET], settings.get(CLUSTER_ACCOUNT)
     if servers and credentials is not None:
-        return ClusterConfig(servers, credentials, root, fleet)
+        return ClusterConfig(servers, credentials, root, fleet, account or account_of(fleet))
     if servers or credentials is not None:
         raise OperatorError("--cluster and --cluster-credentials go together")
-    if root is not None or fleet != CLUSTER_FLEET.default:
+    alone = {CLUSTER_ROOT.flag: root, CLUSTER_ACCOUNT.flag: account}
+    alone[CLUSTER_FLEET.flag] = None if fleet == CLUSTER_FLEET.default else fleet
+    if named := next((flag for flag, value in alone.items() if value), None):
         # This relay would serve alone, and look as if it were one of several.
-        named = CLUSTER_FLEET if root is None else CLUSTER_ROOT
-        raise OperatorError(f"{named.flag} is of no use without --cluster and --cluster-credentials")
+        raise OperatorError(f"{named} is of no use without --cluster and --cluster-credentials")
     return None
 
 
@@ -164,6 +229,19 @@ PUBLIC_URL = Setting(
     DEFAULT_PUBLIC_URL,
 )
 LISTEN = Setting("listen", parse_host_port, "Where to serve.", "HOST:PORT", DEFAULT_LISTEN)
+METRICS_LISTEN = Setting(
+    "metrics_listen",
+    local_listener,
+    "Where to serve /metrics: a loopback address, or the path of a Unix socket. Without it: nowhere.",
+    "HOST:PORT|FILE",
+)
+TRUSTED_PROXIES = Setting(
+    "trusted_proxies",
+    list_of(proxy_network),
+    "Proxies in front that say whom they forward, by X-Forwarded-For or the PROXY protocol v2.",
+    "CIDR,...",
+    form=Form.LIST,
+)
 JWKS = Setting("jwks", str, "The keys of another issuer of agents' tokens.", "URL")
 ISSUER = Setting("issuer", str, "That issuer, as in its tokens.")
 TLS_CERTIFICATE = Setting(
@@ -219,34 +297,93 @@ DEFAULT_VIEW = Setting(
     View.TOOLS.value,
     reloads=True,
 )
+MOST_KINDS = 64
+"""So that nodes can be told of all of them in one frame of 8 KiB."""
 KINDS = Setting(
     "kinds",
-    list_of(kind_name),
+    list_of(kind_name, MOST_KINDS),
     "Kinds of installed packages that nodes may have besides those that ship.",
     "NAME,...",
     form=Form.LIST,
 )
-OTLP = Setting(
-    "otlp",
-    collector_url,
-    "Send the spans of traced calls to this collector, by OTLP over HTTP. Needs the extra `otel`.",
-    "URL",
-)
-LOG_LEVEL = Setting(
-    "log_level",
-    one_of(LogLevel),
-    "The level from which on lines are logged. The line of each call always is.",
-    "info|warning|error",
-    LogLevel.INFO.value,
-    reloads=True,
-)
-PLAIN = Setting(
-    PLAIN_OPTION.removeprefix("--").replace("-", "_"),
+SIGN_IN = Setting(
+    "sign_in",
     parse_flag,
-    "Allow connections without TLS: others on the network can read and write.",
-    default="false",
+    "Whether people sign in here for their clients, once one is invited by `relay people invite`.",
+    default="true",
     form=Form.FLAG,
 )
+FETCH_CLIENT_DOCUMENTS = Setting(
+    "fetch_client_documents",
+    parse_flag,
+    "Whether sign-in fetches the documents by which clients describe themselves, from public addresses; "
+    "without them only known clients and those that register can ask, and none proves itself by a key.",
+    default="true",
+    form=Form.FLAG,
+)
+
+
+def _openid(text: str) -> "OpenidConfig | None":
+    if text == OIDC.default:
+        return None
+    from relay.settings.openid import openid_config  # noqa: PLC0415 - an option of an option
+
+    return openid_config(text)
+
+
+OIDC = Setting(
+    "people.oidc",
+    _openid,
+    "The OpenID Connect provider of people: docs/sign-in.md.",
+    "table",
+    "{}",
+    Form.TABLE,
+)
+_SIZE = re.compile(r"([0-9]{1,6})(MiB|GiB|TiB)")
+_SHIFTS = {"MiB": 20, "GiB": 30, "TiB": 40}
+_LEAST_AUDIT_BYTES = 16 << 20
+
+
+def audit_keep(text: str) -> AuditKeep:
+    """Return what ``90d``, ``10GiB`` or both, separated by a comma, lets the audit keep.
+
+    Raises:
+        OperatorError: it is none of these.
+    """
+    ages, sizes = list[int](), list[int]()
+    for part in text.split(","):
+        if match := _SIZE.fullmatch(part):
+            sizes.append(int(match[1]) << _SHIFTS[match[2]])
+        else:
+            try:
+                ages.append(duration_between("1d", "36500d")(part))
+            except DurationError:
+                raise OperatorError(
+                    "is not an age of 1d or more, such as 90d, a size, such as 10GiB, or both: 90d,10GiB"
+                ) from None
+    if len(ages) > 1 or len(sizes) > 1:
+        raise OperatorError("has two ages or two sizes: write one of each at most, such as 90d,10GiB")
+    if sizes and sizes[0] < _LEAST_AUDIT_BYTES:
+        raise OperatorError(f"is less than {_LEAST_AUDIT_BYTES >> 20}MiB, which four full files need")
+    return AuditKeep(ages[0] if ages else None, sizes[0] if sizes else None)
+
+
+AUDIT_KEEP = Setting(
+    "audit_keep",
+    audit_keep,
+    "Remove full files of the audit: those older than an age, or the oldest above a size. Without it: none.",
+    "AGE|SIZE|AGE,SIZE",
+    reloads=True,
+)
+AUDIT_SYNC = Setting(
+    "audit_sync",
+    one_of(AuditSync),
+    "When a line of the audit is synced to the disk: within 5 s, or always before its call is made.",
+    "later|always",
+    AuditSync.LATER.value,
+    reloads=True,
+)
+LOG_LEVEL = log_level_setting("The level from which on lines are logged. The line of each call always is.")
 
 _TLS = frozenset({TLS_OWN.name, TLS_CERTIFICATE.name, TLS_KEY.name})
 _ALTERNATIVES = (Alternatives(_TLS, _TLS), BROKER_ALTERNATIVES)
@@ -261,6 +398,8 @@ RELAY = Program(
         NODE_BROKER,
         PUBLIC_URL,
         LISTEN,
+        METRICS_LISTEN,
+        TRUSTED_PROXIES,
         TLS_OWN,
         TLS_CERTIFICATE,
         TLS_KEY,
@@ -273,12 +412,17 @@ RELAY = Program(
         AGENT_RPS,
         AGENT_CONCURRENCY,
         CALLER_TIMEOUT,
+        AUDIT_KEEP,
+        AUDIT_SYNC,
         ENVELOPE,
         DEFAULT_VIEW,
         KINDS,
+        SIGN_IN,
+        FETCH_CLIENT_DOCUMENTS,
         LOG_LEVEL,
         OTLP,
         PLAIN,
+        OIDC,
     ),
 )
 
@@ -287,7 +431,7 @@ _KEPT_AS_CHOSEN = frozenset(
     setting.name for setting in (STATE_DIR, PUBLIC_URL, BROKER, BROKER_LISTEN, NODE_BROKER)
 )
 """What is kept whether or not it was told: in ``settings.json``."""
-_TOLD = frozenset(setting.name for setting in RELAY.table) - _KEPT_AS_CHOSEN
+_TOLD = frozenset(setting.name for setting in RELAY.options) - _KEPT_AS_CHOSEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +447,7 @@ class LoadedRelaySettings:
     settings: Settings
     state: StateFiles
     kept: KeptSettings
-    told: ToldSettings
+    told: RunOptions
     named: frozenset[str]
 
     @property
@@ -373,7 +517,7 @@ def load_settings(
     state = StateFiles(state_dir)
     kept = read_kept(state.settings)
     named = frozenset(name for source in sources.by_precedence for name in source)
-    told = read_told(state_dir, _TOLD, named, _ALTERNATIVES)
+    told = read_run_options(state_dir, _TOLD, named, _ALTERNATIVES)
     kept_sources = _kept_source(named | told.texts.keys(), kept, state), told.source()
     return LoadedRelaySettings(sources.settings(usual, *kept_sources), state, kept, told, named)
 
@@ -408,6 +552,13 @@ def _config_of(settings: Settings, state: StateFiles, broker: BrokerChoice) -> R
         kinds=settings.get(KINDS) or (),
         otlp=settings.get(OTLP),
         cluster=cluster_of(settings),
+        metrics_listen=settings.get(METRICS_LISTEN),
+        trusted_proxies=settings.get(TRUSTED_PROXIES) or (),
+        sign_in=settings[SIGN_IN],
+        oidc=settings.get(OIDC),
+        fetch_client_documents=settings[FETCH_CLIENT_DOCUMENTS],
+        audit_keep=settings.get(AUDIT_KEEP) or KEEP_ALL,
+        audit_sync=settings[AUDIT_SYNC],
         per_agent=Allowance(
             settings[AGENT_RPS], settings[AGENT_RPS] * AGENT_BURST_S, settings[AGENT_CONCURRENCY]
         ),

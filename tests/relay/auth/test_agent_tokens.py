@@ -476,6 +476,36 @@ def test_what_is_issued_is_accepted(registry: SchemaRegistry, authenticator: Aut
     assert principal.expires_s == NOW_S + 60
 
 
+def test_a_token_is_for_the_kinds_that_it_was_issued_for(
+    registry: SchemaRegistry, authenticator: Authenticator
+) -> None:
+    assert authenticator.identify(issue(registry)).kinds is None
+    principal = authenticator.identify(issue(registry, kinds=["linux.*", "linux.journal"]))
+    assert principal.rights.kinds == ("linux.*", "linux.journal")
+    with pytest.raises(TokenOptionError, match="/kinds"):
+        issue(registry, kinds=["Linux"])
+
+
+def test_a_token_is_for_the_nodes_that_it_was_issued_for_at_every_relay(
+    registry: SchemaRegistry, authenticator: Authenticator
+) -> None:
+    assert authenticator.identify(issue(registry)).nodes is None
+    principal = authenticator.identify(issue(registry, kinds=["linux.*"], nodes=["tag:greenhouse", "!barn"]))
+    assert principal.rights.nodes == ("tag:greenhouse", "!barn")
+    assert authenticator.forwarded(**principal.facts()).rights == principal.rights
+
+
+@pytest.mark.parametrize("claim", ["kinds", "nodes"])
+@pytest.mark.parametrize(
+    "patterns", [["!x"], [""], ["a\nb"], [" a"], ["a "], ["a" * 81], ["é"], ["a"] * 33, ["!"]]
+)
+def test_patterns_that_are_none_are_not_signed(
+    registry: SchemaRegistry, claim: str, patterns: list[Any]
+) -> None:
+    with pytest.raises(TokenOptionError, match=f"/{claim}"):
+        issue(registry, **{claim: patterns})
+
+
 @pytest.mark.parametrize(
     ("facts", "where"),
     [

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.auth.issuer_keys import MAX_BYTES, MAX_KEYS, IssuerKeys, JwksError, JwksReader, JwksSource
+from relay.auth.fetching import MAX_BYTES
+from relay.auth.issuer_keys import MAX_KEYS, IssuerKeys, JwksError, JwksReader, JwksSource
 from relay.pki.issuing import make_root
 from schemas.keys import base64url, private_key_to_pem
 from schemas.registry import SchemaRegistry

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,8 @@ from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import Where
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.state.names import NodeName
+from relay.streams.telemetry.resource import TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.kinds import MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.registry import SCHEME, SchemaRegistry
@@ -48,6 +50,13 @@ def subsets() -> Iterator[tuple[str, ...]]:
         yield from combinations(ALL_SCOPES, size)
 
 
+def kind_called(name: str, *, sensitive: bool = False) -> Kind:
+    return Kind(name, name[-8:], "read_only", SCHEME, MappingProxyType({}), sensitive=sensitive)
+
+
+PLAIN = kind_called("system.echo")
+BOARD = (PLAIN, kind_called("linux.units"), kind_called("linux.journal", sensitive=True))
+
 EVERY_SET = [pytest.param(scopes, id=" ".join(scopes) or "none") for scopes in subsets()]
 
 
@@ -72,7 +81,7 @@ def test_a_tool_is_reached_with_the_scope_of_its_class_in_its_own_tenant_and_not
     for caller in (OWN, ANOTHER, NO_TENANT):
         rights = Rights.of(caller, frozenset(scopes))
         for owner in (OWN, ANOTHER, NO_TENANT):
-            assert rights.allow(owner, safety_class) is may(scopes, safety_class, caller, owner), (
+            assert rights.allow(owner, safety_class, PLAIN) is may(scopes, safety_class, caller, owner), (
                 caller,
                 owner,
             )
@@ -81,6 +90,66 @@ def test_a_tool_is_reached_with_the_scope_of_its_class_in_its_own_tenant_and_not
 @pytest.mark.parametrize("scopes", EVERY_SET)
 def test_reading_resources_needs_what_reading_a_tool_needs(scopes: tuple[str, ...]) -> None:
     assert Rights.of(OWN, scopes).may_read is (READ in scopes)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "admitted"),
+    [
+        (None, ["system.echo", "linux.units"]),
+        (("*",), ["system.echo", "linux.units"]),
+        (("linux.*",), ["linux.units"]),
+        (("*", "!system.*"), ["linux.units"]),
+        (("linux.*", "linux.journal"), ["linux.units", "linux.journal"]),
+        (("linux.journal",), ["linux.journal"]),
+        (("linux.journa*",), []),
+        (("linux.journal", "!linux.*"), []),
+    ],
+)
+def test_a_token_is_for_the_kinds_that_it_names_and_a_sensitive_one_is_named_in_full(
+    kinds: tuple[str, ...] | None, admitted: list[str]
+) -> None:
+    rights = Rights.of(OWN, {READ}, kinds)
+    assert [kind.name for kind in BOARD if rights.allow(OWN, "read_only", kind)] == admitted
+    assert not any(Rights.of(OWN, (), kinds).allow(OWN, "read_only", kind) for kind in BOARD)
+    assert not any(rights.allow(ANOTHER, "read_only", kind) for kind in BOARD)
+
+
+GREENHOUSE = NodeName(OWN, "Greenhouse Pi", ("greenhouse", "site=north"))
+BARN = NodeName(OWN, "Gewächshaus [2]", ("site=south",))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "admitted"),
+    [
+        (None, ["greenhouse", "barn", "unnamed"]),
+        (("*",), ["greenhouse", "barn", "unnamed"]),
+        (("tag:greenhouse",), ["greenhouse"]),
+        (("tag:site=*",), ["greenhouse", "barn"]),
+        (("site=s*",), ["barn"]),
+        (("tag:*", "!site=north"), ["barn"]),
+        (("*", "!tag:green*"), ["barn", "unnamed"]),
+        (("greenhouse pi",), ["greenhouse"]),
+        (("GREEN*",), ["greenhouse"]),
+        (("greenhouse",), []),  # a tag is none without its mark
+        (("xn--Gewchshaus_[2]-*",), ["barn"]),
+        (("xn--Gewchshaus_?2?-*",), []),  # only * stands for others
+        ((NODE_ID,), ["greenhouse"]),
+        ((f"{NODE_ID[:25]}*",), ["greenhouse"]),
+        ((NODE_ID[:10],), []),
+        ((NODE_ID, f"!{NODE_ID}"), []),
+        (("!site=north",), []),
+    ],
+)
+def test_a_token_is_for_the_nodes_that_it_names_by_id_label_and_tag(
+    nodes: tuple[str, ...] | None, admitted: list[str]
+) -> None:
+    rights = Rights.of(OWN, {READ}, nodes=nodes)
+    board = {
+        "greenhouse": (NODE_ID, GREENHOUSE),
+        "barn": ("6" * 26, BARN),
+        "unnamed": ("7" * 26, NodeName(OWN)),
+    }
+    assert [name for name, node in board.items() if rights.admit_node(*node)] == admitted
 
 
 def test_callers_who_reach_the_same_are_one_audience() -> None:
@@ -101,7 +170,7 @@ def test_messages_need_their_own_scope_alone(scopes: tuple[str, ...]) -> None:
 )
 def test_what_only_resembles_a_scope_allows_nothing(scope: str) -> None:
     assert Rights.of(OWN, {scope}) == Rights.of(OWN, ())
-    assert not any(Rights.of(OWN, {scope}).allow(OWN, safety_class) for safety_class in ALL_CLASSES)
+    assert not any(Rights.of(OWN, {scope}).allow(OWN, safety_class, PLAIN) for safety_class in ALL_CLASSES)
 
 
 def test_a_text_is_not_taken_for_the_scopes_that_it_contains() -> None:
@@ -121,8 +190,9 @@ def _kind(safety_class: str) -> Kind:
     return Kind(f"matrix.{short}", short, safety_class, SCHEME + _INPUT, MappingProxyType({"invoke": verb}))
 
 
-# One kind of each class that there is, and one of a class that this relay does not know.
-_MATRIX = [_kind(safety_class) for safety_class in ALL_CLASSES]
+_PRIVATE = replace(_kind("read_only"), name="matrix.private", short="private", sensitive=True)
+# One kind of each class that there is, one of a class that this relay does not know, and a sensitive one.
+_MATRIX = [*(_kind(safety_class) for safety_class in ALL_CLASSES), _PRIVATE]
 
 
 def _admit(directory: Path) -> None:
@@ -187,9 +257,9 @@ class EntryPoints:
         answer = await self.gateway.call(call_of(token, name, {}))
         return dict(answer.error or {"result": answer.result})
 
-    def read(self, uri: str, tenant: str, scopes: tuple[str, ...]) -> str | None:
+    async def read(self, uri: str, tenant: str, scopes: tuple[str, ...]) -> str | None:
         with suppress(UnknownNodeError):
-            content = self.catalog.read(_principal(tenant, scopes), uri)
+            content = await self.catalog.read(_principal(tenant, scopes), uri)
             return content.text if content else None
         return None
 
@@ -238,17 +308,17 @@ def test_a_tenant_without_a_name_owns_nothing(entries: EntryPoints) -> None:
 
 @pytest.mark.parametrize("tenant", [pytest.param(OWN, id="own"), pytest.param(ANOTHER, id="another")])
 @pytest.mark.parametrize("scopes", EVERY_SET)
-def test_what_is_read_is_the_tenants_own_and_for_who_may_read(
+async def test_what_is_read_is_the_tenants_own_and_for_who_may_read(
     entries: EntryPoints, scopes: tuple[str, ...], tenant: str
 ) -> None:
     mine = tenant == OWN and READ in scopes
-    uris = [resource.uri for resource in entries.catalog.listed(_principal(tenant, scopes))[0]]
+    uris = [resource["uri"] for resource in entries.catalog.listed(_principal(tenant, scopes))[0]]
     of_the_node = [f"node://{NODE_ID}/manifest", f"node://{NODE_ID}/identity"]
     of_the_fleet = ["fleet://nodes", "fleet://changes"]
     assert uris == ([*of_the_fleet, *(of_the_node if mine else [])] if READ in scopes else [])
     for uri in of_the_node:
-        assert (entries.read(uri, tenant, scopes) is not None) is mine
-    nodes = entries.read("fleet://nodes", tenant, scopes)
+        assert (await entries.read(uri, tenant, scopes) is not None) is mine
+    nodes = await entries.read("fleet://nodes", tenant, scopes)
     assert (nodes is not None) is (READ in scopes)
     assert (NODE_ID in (nodes or "")) is mine
 
@@ -272,7 +342,8 @@ async def test_another_tenants_node_answers_byte_for_byte_as_one_that_exists_now
     assert json.loads(texts.pop())["code"] == "E_SAFETY_DENIED"
     assert entries.router.commands == []
     theirs, nowhere = (f"node://{node}/manifest" for node in (NODE_ID, OTHER_NODE_ID))
-    assert entries.read(theirs, ANOTHER, scopes) is entries.read(nowhere, ANOTHER, scopes) is None
+    for uri in (theirs, nowhere):
+        assert await entries.read(uri, ANOTHER, scopes) is None
 
 
 async def test_the_state_of_a_node_of_another_tenant_does_not_show(entries: EntryPoints) -> None:
@@ -293,3 +364,19 @@ async def test_the_state_of_a_node_of_another_tenant_does_not_show(entries: Entr
     entries.hub.fleet.drop_leaves(lambda leaf: leaf.kid == entries.node.kid)
     texts.append(await seen())
     assert len(set(texts)) == 1
+
+
+def test_a_sensitive_kind_is_listed_and_resolved_for_a_token_that_names_it_alone(
+    entries: EntryPoints,
+) -> None:
+    name = f"private.{NODE_ID}.private.invoke"
+    selected, fleet = entries.hub.fleet.selected, entries.hub.fleet
+    for kinds in (None, ("*",), ("matrix.reads",)):
+        rights = Rights.of(OWN, {READ}, kinds)
+        assert name not in {tool.canonical for tool in selected.listed(rights)}
+        with pytest.raises(ToolError) as caught:
+            fleet.resolve(name, rights)
+        assert caught.value.failure is Failure.SAFETY_DENIED
+    named = Rights.of(OWN, {READ}, (_PRIVATE.name,))
+    assert [tool.canonical for tool in selected.listed(named)] == [name]
+    assert fleet.resolve(name, named).canonical == name

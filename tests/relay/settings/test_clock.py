@@ -1,9 +1,16 @@
 import pytest
 
-from relay.settings.environment import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
+from relay.settings.environment import (
+    TOLERANCE_MS,
+    RelayClock,
+    SessionClock,
+    ValidityClock,
+    now_ms,
+    ticks_ms,
+)
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
-from schemas.times import FIRST_CREDIBLE_MS
+from schemas.times import FIRST_CREDIBLE_MS, SystemClock, is_credible
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS
@@ -145,3 +152,16 @@ def test_the_systems_own_clocks_are_read_in_milliseconds() -> None:
     assert now_ms() > 1_700_000_000_000
     first = ticks_ms()
     assert 0 < first <= ticks_ms()
+
+
+def test_mypy_refuses_one_clock_in_the_place_of_another() -> None:
+    # It reports an ignore that nothing needs.
+    relay = RelayClock(now_ms, ticks_ms, make_logger("relay", LogLines()))
+    session = SessionClock(relay(), ticks_ms)
+    for_records = list[SystemClock]([now_ms])
+    for_records += [relay]  # type: ignore[list-item]
+    for_records += [session]  # type: ignore[list-item]
+    for_validity = list[ValidityClock]([relay])
+    for_validity += [now_ms]  # type: ignore[list-item]
+    for_validity += [session]  # type: ignore[list-item]
+    assert all(is_credible(clock()) for clock in (*for_records, *for_validity))

@@ -4,22 +4,24 @@ from pathlib import Path
 import pytest
 
 from relay.settings.broker import BROKER, NODE_BROKER
-from relay.settings.config import ClusterConfig, ClusterServer, RelayConfig, StateFiles, TlsFiles
+from relay.settings.config import AuditKeep, ClusterConfig, ClusterServer, RelayConfig, StateFiles, TlsFiles
 from relay.settings.kept import KeptSettings, write_kept
 from relay.settings.table import (
     CLUSTER_SETTINGS,
     PUBLIC_URL,
     RELAY,
     LoadedRelaySettings,
+    account_name,
+    audit_keep,
     cluster_of,
     fleet_name,
     load_settings,
+    local_listener,
     parse_server,
 )
 from schemas.addresses import AddressError, BrokerAddress, HostPort
 from schemas.error_roots import ConfigError, OperatorError
-from schemas.settings import Given, Settings
-from schemas.settings_sources import Sources, read_sources
+from schemas.settings import Given, Settings, Sources, read_sources
 
 
 def load(
@@ -66,12 +68,23 @@ def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> 
         agent_rps = 10
         agent_concurrency = 2
         caller_timeout = "1m30s"
+        audit_keep = "90d,10GiB"
+        audit_sync = "always"
         envelope = "shadow"
         default_view = "kinds"
         kinds = ["acme.relay_board"]
         log_level = "error"
         otlp = "https://collector.example"
+        metrics_listen = "/run/metrics.sock"
+        trusted_proxies = ["192.0.2.0/24", "::1"]
+        sign_in = false
+        fetch_client_documents = false
         insecure_plain_transports = true
+        ["people.oidc"]
+        issuer = "https://id.example"
+        client_id = "edge-relay"
+        secret_file = "/etc/oidc.secret"
+        allow = ["groups=hub:operator:*"]
         """,
     ).config()
     usual = load(tmp_path, 'broker = "127.0.0.1:1883"').config()
@@ -85,6 +98,30 @@ def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> 
     assert config.tls == TlsFiles(Path("/tls/relay.pem"), Path("/tls/relay.key"))
     assert (config.per_agent.rate, config.per_agent.burst, config.per_agent.concurrency) == (10, 30, 2)
     assert config.caller_timeout_s == 90
+    assert config.audit_keep == AuditKeep(90 * 86_400_000, 10 << 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not an age"),
+        ("90", "is not an age"),
+        ("12h", "is not an age"),
+        ("-1d", "is not an age"),
+        ("10GB", "is not an age"),
+        ("10gib,", "is not an age"),
+        ("1\u0660d", "is not an age"),
+        ("90d\n", "is not an age"),
+        ("9" * 20 + "GiB", "is not an age"),
+        ("90d,30d", "two ages"),
+        ("1GiB,2GiB", "two ages or two sizes"),
+        ("15MiB", "is less than 16MiB"),
+        ("0GiB", "is less than 16MiB"),
+    ],
+)
+def test_what_the_audit_cannot_keep_is_refused_with_what_to_write(text: str, says: str) -> None:
+    with pytest.raises(OperatorError, match=says):
+        audit_keep(text)
 
 
 def test_what_is_kept_counts_least(tmp_path: Path) -> None:
@@ -127,20 +164,27 @@ def test_every_option_that_a_start_was_told_holds_at_a_start_that_is_told_nothin
         "cluster_credentials": "/cluster/relay.pem",
         "cluster_root": "/cluster/root.pem",
         "cluster_fleet": "north",
+        "cluster_account": "north_relays",
         "jwks": "https://issuer.example/keys",
         "issuer": "https://issuer.example",
         "agent_rps": "10",
         "agent_concurrency": "2",
         "caller_timeout": "1m30s",
+        "audit_keep": "30d",
+        "audit_sync": "always",
         "envelope": "shadow",
         "default_view": "kinds",
         "kinds": "acme.relay_board",
         "log_level": "error",
         "otlp": "https://collector.example",
+        "metrics_listen": "127.0.0.1:8702",
+        "trusted_proxies": "192.0.2.0/24,::1",
+        "sign_in": "false",
+        "fetch_client_documents": "false",
         "insecure_plain_transports": "true",
     }
     alternatives = {"state_dir", "tls_own", "no_broker", "broker_listen"}
-    assert told.keys() | alternatives == {setting.name for setting in RELAY.table}
+    assert told.keys() | alternatives == {setting.name for setting in RELAY.options}
     first = load(tmp_path, flags=told).config()
     assert replace(start(tmp_path, flags=told).config(), state=first.state) == first
 
@@ -259,6 +303,12 @@ def test_what_cannot_be_a_part_of_a_subject_names_no_fleet(text: str) -> None:
         fleet_name(text)
 
 
+@pytest.mark.parametrize("text", ["", "$G", "$SYS", "a b", "a.b", "a\n", "-a", "é", "a" * 129])
+def test_an_account_that_every_server_has_and_what_is_no_name_is_none_of_a_fleet(text: str) -> None:
+    with pytest.raises(OperatorError):
+        account_name(text)
+
+
 def test_without_a_server_there_is_no_cluster() -> None:
     assert cluster_of(settings()) is None
 
@@ -266,7 +316,7 @@ def test_without_a_server_there_is_no_cluster() -> None:
 def test_the_servers_the_credentials_and_the_fleet_make_a_cluster() -> None:
     given = settings(cluster="nats://127.0.0.1,tls://b:1", cluster_credentials="/seed", cluster_fleet="north")
     servers = (ClusterServer("127.0.0.1", 4222, tls=False), ClusterServer("b", 1, tls=True))
-    assert cluster_of(given) == ClusterConfig(servers, Path("/seed"), None, "north")
+    assert cluster_of(given) == ClusterConfig(servers, Path("/seed"), None, "north", "edge_north")
 
 
 @pytest.mark.parametrize("alone", [{"cluster": "nats://a"}, {"cluster_credentials": "/seed"}])
@@ -277,8 +327,68 @@ def test_servers_and_credentials_go_together(alone: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("alone", "named"),
-    [({"cluster_root": "/root.pem"}, "--cluster-root"), ({"cluster_fleet": "north"}, "--cluster-fleet")],
+    [
+        ({"cluster_root": "/root.pem"}, "--cluster-root"),
+        ({"cluster_fleet": "north"}, "--cluster-fleet"),
+        ({"cluster_account": "x"}, "--cluster-account"),
+    ],
 )
 def test_what_is_said_of_a_cluster_without_one_is_refused(alone: dict[str, str], named: str) -> None:
     with pytest.raises(OperatorError, match=f"^{named} is of no use without --cluster "):
         cluster_of(settings(**alone))
+
+
+@pytest.mark.parametrize(
+    "text", ["0.0.0.0:8702", "relay.example:8702", "8702", "", "metrics.sock", "/" + "x" * 107]
+)
+def test_metrics_are_served_to_this_machine_alone(text: str) -> None:
+    with pytest.raises(OperatorError):
+        local_listener(text)
+
+
+def test_metrics_have_an_address_of_loopback_or_a_unix_socket() -> None:
+    assert local_listener("[::1]:8702") == HostPort("::1", 8702)
+    assert local_listener("/run/metrics.sock") == Path("/run/metrics.sock")
+
+
+def test_the_public_listener_has_metrics_only_where_it_serves_tls_and_no_other_place_is_named(
+    tmp_path: Path,
+) -> None:
+    tls = {"broker": "127.0.0.1:1883", "tls_own": "true", "public_url": "https://relay.example"}
+    assert load(tmp_path, flags=tls).config().old_metrics
+    assert not load(tmp_path, flags={**tls, "metrics_listen": "127.0.0.1:8702"}).config().old_metrics
+    assert not load(tmp_path, flags={**tls, "trusted_proxies": "192.0.2.1"}).config().old_metrics
+    assert not load(tmp_path, flags={"broker": "127.0.0.1:1883"}).config().old_metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("proxy.example", "'proxy.example' is not an address or a network"),
+        ("192.0.2.1/24", "'192.0.2.1/24' is not an address or a network"),
+        ("192.0.2.0/33", "'192.0.2.0/33' is not an address or a network"),
+        ("192.0.2.1:8700", "'192.0.2.1:8700' is not an address or a network"),
+        ("192.0.2.1,", "'' is not an address or a network"),
+        ("192.0.2.1, 192.0.2.1", "names '192.0.2.1' twice"),
+        ("0.0.0.0/0", "0.0.0.0/0 has every address"),
+        ("::/0", "::/0 has every address"),
+        ("\x1b[31m", r"'\\x1b[31m' is not an address or a network"),
+        ("1" * 1000, "' is not an address or a network"),
+    ],
+)
+def test_what_is_no_proxy_is_an_error_that_says_so(tmp_path: Path, text: str, wrong: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, flags={"broker": "127.0.0.1:1883", "trusted_proxies": text})
+    (line,) = caught.value.problems
+    assert wrong in line
+    assert "trusted_proxies" in line or "--trusted-proxies" in line
+    assert len(line) < 200
+
+
+def test_a_proxy_of_this_machine_is_in_front_where_the_public_url_is_elsewhere(tmp_path: Path) -> None:
+    told = {"broker": "127.0.0.1:1883", "public_url": "https://relay.example"}
+    assert load(tmp_path, flags=told).config().unnamed_proxy
+    assert not load(tmp_path, flags={**told, "trusted_proxies": "127.0.0.1"}).config().unnamed_proxy
+    assert not load(tmp_path, flags={"broker": "127.0.0.1:1883"}).config().unnamed_proxy
+    listens = {**told, "tls_own": "true", "listen": "0.0.0.0:8700"}
+    assert not load(tmp_path, flags=listens).config().unnamed_proxy
