@@ -1,4 +1,4 @@
-"""What is written of a call that has ended: its line in the access log, and its span.
+"""What is written of a call that has ended, or a malformed message: its line in the access log, and its span.
 
 A line is JSON in the relay's log, also on a terminal, with the same fields for every transport, and begins as
 every line there does. Decisions and their reasons are in the audit. Refusals for a rate, of which an agent
@@ -7,17 +7,19 @@ many were left out. Must never write arguments or results.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import define, field
 
-from relay.ascii_json import encoded
 from relay.auth.agent_tokens import AgentName
-from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import TOOL_IO_REF
+from relay.calls.executor import CallRecord, CallRequest
+from relay.calls.results import CallAnswer
+from relay.observability.ascii_json import encoded
 from schemas.errors import Failure, ToolError
 from schemas.process.spans import Span
 from schemas.projection import META_STEP_ID, META_TASK_ID
@@ -26,6 +28,7 @@ from schemas.text import printable
 _OK = 200
 _DISCONNECTED = 499  # the code that nginx logs when the client closed the request
 _MAX_REQUEST_ID = 64
+_MAX_METHOD = 64
 _MAX_TOOL_ID = 80
 _NULL = "null"
 _MAX_SUMMED = 500
@@ -113,7 +116,9 @@ def _line(
     # By its alphabet it needs no escape.
     given_id = f'"caller_correlation_id":"{call.given_id}",' if call.given_id else ""
     agent = encoded(record.principal.sub) if record.principal else _NULL
-    status = _DISCONNECTED if answer is None else _status(record.error)
+    status = _DISCONNECTED if answer is None else _OK
+    if answer is not None and record.error is not None:
+        status = record.error.failure.value.http_status
     output_bytes = len(answer.text) if answer else 0
     # Null if there is no such tool. A parsed name has no character that needs an escape, either.
     deterministic = _NULL if tool is None else "true" if tool.idempotent else "false"
@@ -122,7 +127,7 @@ def _line(
         f'{{"ts":"{_moment(now_ms // 1000)}.{now_ms % 1000:03d}Z","level":"info","component":"relay",'
         f'"event":"call ended","correlation_id":"{record.correlation_id}",{given_id}"agentId":{agent},'
         f'"taskId":{_shown(call.label(META_TASK_ID))},"stepId":{_shown(call.label(META_STEP_ID))},'
-        f'"transport":"{request.caller.transport}","route":"{request.caller.path}","method":"tools/call",'
+        f'"transport":"{request.caller.transport}","route":"{request.caller.path}","method":{_method(call.message)},'
         f'"status":{status},"durationMs":{int(duration_s * 1e6 + 0.5) / 1000},"attempt":{record.attempt},'
         f'"inputBytes":{request.caller.size},"outputBytes":{output_bytes},'
         f'"requestId":{_request_id(call.message.get("id"))},'
@@ -135,10 +140,6 @@ def _line(
 @lru_cache(maxsize=2)  # hundreds of calls arrive in one second
 def _moment(now_s: int) -> str:
     return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def _status(error: ToolError | None) -> int:
-    return _OK if error is None else error.failure.value.http_status
 
 
 def _error(error: ToolError | None) -> str:
@@ -156,6 +157,13 @@ def _shown(text: str | None, limit: int = 256) -> str:
 
 def _hex(digits: str | None) -> str:
     return _NULL if digits is None else f'"{digits}"'
+
+
+def _method(message: Mapping[str, Any]) -> str:
+    method = message.get("method")
+    if method == "tools/call":
+        return '"tools/call"'
+    return _shown(method, _MAX_METHOD) if isinstance(method, str) else _NULL
 
 
 def _request_id(value: object) -> str:

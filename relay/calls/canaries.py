@@ -17,11 +17,12 @@ from contextlib import suppress
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import CANARIES_EVENT, AuditLog, AuditUnavailableError
+from relay.audit.log import CANARIES_EVENT, AuditUnavailableError
+from relay.audit.writer import AuditWriter
 from relay.auth.agent_tokens import Principal
-from relay.calls.call_record import CallRecord, Hop
 from relay.calls.envelope import Call
-from relay.calls.executor import CallExecutor
+from relay.calls.executor import CallExecutor, CallRecord
+from relay.calls.results import Hop
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
@@ -84,7 +85,7 @@ class Canaries:
 
     _fleet: Fleet
     _executor: CallExecutor
-    _audit: AuditLog
+    _audit: AuditWriter
     _ulids: UlidSource
     _metrics: Metrics
     _monotonic: Callable[[], float]
@@ -153,7 +154,9 @@ class Canaries:
 
     def health(self) -> Health:
         """Return whether calls flow, as far as the canaries of the last minute show."""
-        recent = self._recent()
+        recent, oldest_s = self._outcomes, self._monotonic() - WINDOW_S
+        while recent and recent[0][0] < oldest_s:
+            recent.popleft()
         succeeded = sum(is_answered for _, is_answered in recent)
         if not self._nodes:
             return Health.of(self.loop, ready=True, state="no node is connected")
@@ -161,12 +164,6 @@ class Canaries:
             return Health.of(self.loop, ready=False, state="the relay itself fails; see its log")
         flows = succeeded > 0 or len(recent) < _FEWEST
         return Health.of(self.loop, ready=flows, state=f"{succeeded} of {len(recent)} canaries answered")
-
-    def _recent(self) -> deque[tuple[float, bool]]:
-        oldest_s = self._monotonic() - WINDOW_S
-        while self._outcomes and self._outcomes[0][0] < oldest_s:
-            self._outcomes.popleft()
-        return self._outcomes
 
     def _next(self) -> tuple[str, str] | None:
         """Return the node whose turn it is, after its tenant: by turns one that answers, and a silent one."""
@@ -177,18 +174,19 @@ class Canaries:
         return chosen.next() if chosen else None
 
     def _start(self, tenant: str, node_id: str) -> None:
-        task = asyncio.create_task(self._echo_in_turn(tenant, node_id))
+        task = asyncio.create_task(self._echo(tenant, node_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _echo_in_turn(self, tenant: str, node_id: str) -> None:
-        async with self._at_once:
-            await self._echo(tenant, node_id)
-
     async def _echo(self, tenant: str, node_id: str) -> None:
-        tool = self._echo_tool(tenant, node_id)
-        if tool is None:
-            return  # it does not announce an echo, or no manifest of it is in force
+        async with self._at_once:
+            node = self._fleet.node_of(tenant, node_id)
+            tools = node.tools.values() if node is not None else ()
+            tool = next((tool for tool in tools if tool.surface.kind.name == _ECHO_KIND), None)
+            if tool is not None:  # else it does not announce an echo, or no manifest of it is in force
+                await self._call(tenant, tool)
+
+    async def _call(self, tenant: str, tool: Tool) -> None:
         params = {"name": tool.canonical, "arguments": {"message": _MESSAGE}}
         record = CallRecord(self._ulids.new(), Call({"params": params}), self._monotonic())
         record.principal, record.tool, record.is_canary = Principal.of_relay(tenant), tool, True
@@ -207,7 +205,7 @@ class Canaries:
         except Exception as error:  # noqa: BLE001 - a bug must fail one canary, not the relay
             failed = Failure.INTERNAL.value.code
             self._log.error("canary failed", correlation_id=record.correlation_id, exc_info=error)
-        self._judge(node_id, record.hop, failed)
+        self._judge(tool.node_id, record.hop, failed)
 
     def _record(self) -> None:
         """Record that canaries are sent for a minute, and what became of those since the last line."""
@@ -242,8 +240,3 @@ class Canaries:
             self._answering.discard(tenant, node_id)
             self._not_answering.add(tenant, node_id)
             self._log.warning("node does not answer", node_id=node_id, hop=hop.value, code=failed)
-
-    def _echo_tool(self, tenant: str, node_id: str) -> Tool | None:
-        node = self._fleet.node_of(tenant, node_id)
-        tools = node.tools.values() if node is not None else ()
-        return next((tool for tool in tools if tool.surface.kind.name == _ECHO_KIND), None)

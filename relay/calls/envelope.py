@@ -35,6 +35,7 @@ LEVELS_WITH_INFO = ("debug", "info")
 """The levels at which a client gets log messages of level info."""
 MAX_FOLLOW_S = 86_400
 
+_REQUIRED = ("id", "jsonrpc", "method", "params")
 _MAX_LABEL = 128
 _OF_THE_WHOLE = frozenset({META_FOLLOW_S, META_IDEMPOTENCY_KEY, META_PROGRESS_TOKEN})
 # W3C Trace Context, section 3.2; an id of zeros alone is invalid. Two flags are defined, sampled and
@@ -61,7 +62,7 @@ class Call:
     """A call, parsed once. Nothing in it has been checked.
 
     Attributes:
-        message: the JSON-RPC message that was received.
+        message: the JSON-RPC message that was received; with empty ``params`` if it has none.
         meta: the caller's ``_meta``; empty if there is none.
         name: the tool's name as the caller sent it, or the canonical one of what the call was directed to.
         arguments: the arguments; empty if they are absent or null.
@@ -89,7 +90,8 @@ class Call:
     def __init__(
         self, message: Mapping[str, Any], traceparent: str | None = None, correlation_id: str | None = None
     ) -> None:
-        self.message = message
+        # The old era allows it; in the new one it is refused as a message.
+        self.message = message if "params" in message else {**message, "params": {}}
         params = _object(message.get("params"))
         self.meta = _object(params.get("_meta"))
         self.name: Any = params.get("name")
@@ -102,11 +104,13 @@ class Call:
         self.trace = _trace(self.meta.get(META_TRACEPARENT)) or _trace(traceparent)
         given = self.meta.get(META_CORRELATION_ID)
         given = correlation_id if given is None else given
-        self.given_id = None if given is None else _given_id(given)
+        self.given_id: str | None = given
+        if given is not None and not (isinstance(given, str) and GIVEN_ID.fullmatch(given)):
+            self.given_id = ""
 
     def directed(self, tool: Tool, arguments: Mapping[str, Any]) -> "Call":
         call = copy(self)
-        kind, verb = tool.offer
+        kind, verb = tool.kind_verb
         call.parsed = ToolName(kind, tool.node_id, tool.cap_id, verb)
         call.name, call.tool_id, call.arguments = tool.canonical, TOOL_PREFIX + tool.canonical, arguments
         return call
@@ -148,10 +152,6 @@ def _trace(value: object) -> Trace | None:
     return Trace(match["trace"], match["parent"], f"{int(match['flags'], 16) & _FLAGS:02x}")
 
 
-def _given_id(value: object) -> str:
-    return value if isinstance(value, str) and GIVEN_ID.fullmatch(value) else ""
-
-
 @define(eq=False, repr=False)
 class EnvelopeCheck:
     """Checks the form of calls, according to ``mode``, which may be changed."""
@@ -164,6 +164,28 @@ class EnvelopeCheck:
 
     def __attrs_post_init__(self) -> None:
         self._envelope, self._tool_io = self._registry.load_envelope(), self._registry.load(TOOL_IO_REF)
+
+    def check_required(self, message: Mapping[str, Any], *, is_request: bool, requires_params: bool) -> None:
+        """Return if the four members that an envelope requires are well-formed, in any MCP message.
+
+        In every mode: without them the message cannot be answered, or not be read at all. Only a request
+        must have an id, and absent ``params`` are empty ones unless the era requires them.
+
+        Raises:
+            ToolError: ENVELOPE_INVALID; contains the first rule that is broken, and nothing of the message.
+        """
+        members = {name: message[name] for name in _REQUIRED if name in message}
+        if not is_request:
+            members.setdefault("id", 0)
+        if not requires_params:
+            members.setdefault("params", {})
+        if isinstance(members.get("id"), float):
+            members["id"] = None  # JSON Schema calls 1.0 an integer; the SDK takes it for no id
+        try:
+            self._envelope.check(members)
+        except ViolationError as error:
+            text = f"The message is malformed: {error.sentence}."
+            raise ToolError(Failure.ENVELOPE_INVALID, text) from None
 
     def check(self, call: Call, correlation_id: str) -> None:
         """Return if ``call`` has the form, or the mode does not enforce it.

@@ -1,28 +1,222 @@
-"""Executes a call that is allowed: record the decision, dispatch, await, check, record the outcome.
+"""One call: what is known of it, and its execution once it is allowed.
 
-Revoking the token that a call in flight was made with ends it. Must not decide who may call.
+Record the decision, dispatch, await, check, record the outcome. Revoking the token that a call in flight was
+made with ends it. What is made for every call is a tuple, or has slots: a frozen dataclass takes twice as
+long. Must not decide who may call, nor know streams: ``relay.streams`` implements ``SampleStreams``.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from attrs import define, field
-from structlog.typing import FilteringBoundLogger
 
-from relay.ascii_json import encoded
-from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.calls.call_record import CallAnswer, CallRecord, Hop, SampleStreams, StreamCall, hop_of
-from relay.calls.envelope import wants_logs
-from relay.calls.relay_tools import RelayTool, RelayToolCall
-from relay.calls.results import LABELS, checked, shown
+from relay.audit.writer import AuditWriter
+from relay.auth.agent_tokens import Caller, Principal
+from relay.auth.permissions import Rights
+from relay.calls.envelope import Call, follow_s, wants_logs
+from relay.calls.relay_tools import DirectedCall, Emit, ParentCall, RelayTool, RelayToolCall
+from relay.calls.results import LABELS, CallAnswer, Hop, checked, shown
+from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
-from relay.routing.port import Command, NodeRouter
+from relay.limits.rate_limits import Limiter
+from relay.observability.ascii_json import encoded, members_of
+from relay.routing.port import Command, Idempotency, NodeRouter
 from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
+from schemas.projection import META_PROGRESS_TOKEN
+from schemas.text import printable
+
+_NO_PRINCIPAL = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
+
+
+class CallRequest(NamedTuple):
+    """A call from a transport: its caller is identified, and nothing else of it has been checked.
+
+    Attributes:
+        emit: sends a notification before the answer; None where that cannot be a stream.
+        selection: what the caller's URL narrows the fleet to.
+        parent: the call whose answer this one is a part of, if any.
+    """
+
+    caller: Caller
+    call: Call
+    emit: Emit | None = None
+    selection: Selection = WHOLE_FLEET
+    parent: ParentCall | None = None
+
+
+MOST_SAMPLES = 10
+FOLLOWED_S = 15.0
+"""Clients send a progress token with every call, and wait for its result: so it comes soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How the caller of a call follows it: by notifications with its progress token.
+
+    Attributes:
+        most: after how many samples the call ends; None if it lasts ``for_s`` in any case.
+        for_s: after how many seconds it ends.
+    """
+
+    emit: Emit
+    progress_token: str | int
+    most: int | None = MOST_SAMPLES
+    for_s: float = FOLLOWED_S
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What is known of one call, and its lines in the audit.
+
+    Attributes:
+        started: when it arrived, on the gateway's monotonic clock.
+        call: as it was received, or as the call of the node's tool that it was directed to.
+        request: what it was made of; a tool of the relay's own is given its caller.
+        first: the correlation id of the call that this one repeats; None if it repeats none.
+        attempt: how often the call was sent under its idempotency key, this one included.
+        idempotency: its key, as a relay that holds its node's session needs to know it; None without a key.
+        share: what the call takes of its agent's concurrency, until it is released.
+        streamed: whether it stays open after its first sample: then it is no measure of latency.
+        answered: whether the node has answered, so that the outcome is known.
+        hop: where the call is; of one that failed, the hop that failed.
+        is_canary: whether the relay makes it by itself: it uses up nothing of the capability's rate, and
+            has no lines of its own in the audit.
+        counted: whether its agent's limits refused it, so that the audit counts it with others.
+        error: what it failed with.
+        directed: what a tool of the relay's own has directed the call to, if one has.
+    """
+
+    correlation_id: str
+    call: Call
+    started: float
+    request: CallRequest | None = None
+    principal: Principal | None = None
+    tool: Tool | RelayTool | None = None
+    first: str | None = None
+    attempt: int = 1
+    idempotency: Idempotency | None = None
+    span_id: str | None = None
+    share: Limiter | None = None
+    streamed: bool = False
+    answered: bool = False
+    hop: Hop = Hop.RELAY
+    is_canary: bool = False
+    counted: bool = False
+    error: ToolError | None = None
+    directed: DirectedCall | None = None
+
+    @property
+    def rights(self) -> Rights | None:
+        """What its caller may use; None if it has no caller."""
+        return self.principal.rights if self.principal is not None else None
+
+    def release_share(self) -> None:
+        """Give back what the call takes of its agent's concurrency."""
+        share, self.share = self.share, None
+        if share is not None:
+            share.release()
+
+    def following(self) -> Following | None:
+        """Return how what the call streams is followed; None if it is not."""
+        by_caller = self._followed_by_caller()
+        if self.directed is None or self.directed.for_s is None:
+            return by_caller
+        samples = self.directed.samples
+
+        async def gather(method: str, params: Mapping[str, Any]) -> None:
+            samples.append(params["message"])
+            if by_caller is not None:
+                await by_caller.emit(method, params)
+
+        return Following(gather, by_caller.progress_token if by_caller else "", None, self.directed.for_s)
+
+    def shown(self, answer: CallAnswer) -> CallAnswer:
+        """Return the node's ``answer`` as the caller of the tool that was called gets it."""
+        if self.directed is None or answer.result is None:
+            return answer
+        result = self.directed.shown(answer.result, self.directed.samples)
+        return CallAnswer(encoded(result), result=result, images=answer.images)
+
+    def _followed_by_caller(self) -> Following | None:
+        emit = self.request.emit if self.request is not None else None
+        token = self.call.meta.get(META_PROGRESS_TOKEN)
+        # A keyed call outlives its caller, and so its stream.
+        if emit is None or self.call.idempotency_key is not None or isinstance(token, bool):
+            return None
+        if not isinstance(token, int | str):
+            return None
+        for_s = follow_s(self.call.meta)
+        return Following(emit, token) if for_s is None else Following(emit, token, None, for_s)
+
+    def denied(self, error: ToolError) -> str:
+        """Return the members of the line that denies the call."""
+        return f'{self._members()},"decision":"deny","code":"{error.failure.value.code}"'
+
+    def allowed(self) -> str:
+        """Return the members of the line that allows the call."""
+        return self._members() + ',"decision":"allow","code":"ok"'
+
+    def ended(self, error: BaseException | None, now: float) -> str:
+        """Return the members of the line with the outcome of a call that was allowed."""
+        duration_ms = int((now - self.started) * 1e6 + 0.5) / 1000  # ``round`` takes ten times as long
+        outcome, code = _outcome_of(error)
+        return f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}'
+
+    def _members(self) -> str:
+        who = self.principal.members if self.principal else _NO_PRINCIPAL
+        members = f'"correlation_id":"{self.correlation_id}",{who},{self._called()}'
+        if self.call.given_id:
+            members = f'{members},"caller_correlation_id":"{self.call.given_id}"'
+        if self.request is not None and self.request.parent is not None:
+            members = f'{members},"parent":"{self.request.parent.correlation_id}"'
+        return members if self.first is None else f'{members},"first":"{self.first}"'
+
+    def _called(self) -> str:
+        if isinstance(self.tool, Tool):
+            # Of the name's alphabet and a node's: no character of theirs needs an escape.
+            return f'"tool":"{self.tool.canonical}","node_id":"{self.tool.node_id}"'
+        if self.tool is not None:
+            return members_of({"tool": self.tool.canonical, "node_id": self.tool.node_id})
+        name, parsed = self.call.name, self.call.parsed
+        shown = printable(name, 64) if isinstance(name, str) else ""
+        return members_of({"tool": shown, "node_id": parsed.node_id if parsed else None})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall:
+    """A call that is allowed, and has been answered by its first sample.
+
+    Attributes:
+        following: None if the call ends with its first sample, and is followed by its resource.
+    """
+
+    principal: Principal
+    tool: Tool
+    arguments: Mapping[str, Any]
+    following: Following | None
+
+
+class SampleStreams(Protocol):
+    """The streams that calls start."""
+
+    def admit(self, principal: Principal, tool: Tool) -> None:
+        """Return if another stream may be started. Raises ToolError: RATE_LIMITED."""
+        ...
+
+    async def start(self, call: StreamCall, first: CallAnswer) -> CallAnswer:
+        """Start the stream, and return the answer of the call: at once, or when it is no longer followed.
+
+        Raises:
+            ToolError: the stream ended while it was followed.
+        """
+        ...
+
 
 _ENDING_S = 1.0
 _REVOKED = (Failure.TOKEN_REFUSED, "The token was revoked during the call.")
@@ -115,7 +309,11 @@ class RevocableCall:
 
 
 _SPAN_BYTES = 8
-
+_HOPS = {
+    Failure.NODE_OFFLINE: Hop.SESSION,
+    Failure.ATTESTATION_FAILED: Hop.SESSION,
+    Failure.DEADLINE_EXCEEDED: Hop.NODE,
+}
 
 ResultListener = Callable[[Tool, Mapping[str, Any]], None]
 """Takes in the result of a call of a node's tool. Must not block, nor raise."""
@@ -127,10 +325,9 @@ class CallExecutor:
 
     _router: NodeRouter
     _streams: SampleStreams
-    _audit: AuditLog
+    _audit: AuditWriter
     _monotonic: Callable[[], float]
     _random_bytes: Callable[[int], bytes]
-    _log: FilteringBoundLogger
     _in_flight: InFlight = field(init=False, factory=InFlight)
     _listeners: list[ResultListener] = field(init=False, factory=list)
 
@@ -166,12 +363,12 @@ class CallExecutor:
             ToolError: it failed; ``record.answered`` is whether the node has answered.
             AuditUnavailableError: it was not made, because it cannot be recorded.
         """
-        with self.recorded(record):
+        async with self.recorded(record):
             if isinstance(tool, RelayTool):
                 return await self._answered_here(tool, record)
             async with self.in_flight(record):
                 answer = await self._dispatched(tool, record)
-            first = checked(answer, tool, record.call.arguments)
+            first = checked(answer, tool, record.call.arguments, record.rights)
             record.hop = Hop.RELAY
             for listener in self._listeners:
                 listener(tool, first.result or {})
@@ -185,7 +382,8 @@ class CallExecutor:
         try:
             answer = await self._router.run(self._command(tool, record))
         except BaseException as error:
-            record.hop = hop_of(error)
+            failure = error.failure if isinstance(error, ToolError) else None
+            record.hop = Hop.RELAY if failure is None else _HOPS.get(failure, Hop.RELAY)
             raise
         record.answered, record.hop = True, Hop.NODE
         return answer
@@ -235,14 +433,14 @@ class CallExecutor:
             return CallAnswer(encoded(result), result=result)
         return shown(result, tool.schemas.result, LABELS)
 
-    def recorded(self, record: CallRecord) -> AbstractContextManager[None]:
+    def recorded(self, record: CallRecord) -> AbstractAsyncContextManager[None]:
         """Return the context of a call that is made, which records the decision and the outcome.
 
         A canary has no lines of its own: what sends them records them by the minute.
         """
         if record.is_canary:
             return nullcontext()
-        return RecordedCall(record, self._audit, self._monotonic, self._log)
+        return RecordedCall(record, self._audit, self._monotonic)
 
     def _command(self, tool: Tool, record: CallRecord) -> Command:
         trace = record.call.trace
@@ -266,32 +464,34 @@ class RecordedCall:
     """The context of one call that is made: recorded before it begins, and after it has ended."""
 
     _record: CallRecord
-    _audit: AuditLog
+    _audit: AuditWriter
     _monotonic: Callable[[], float]
-    _log: FilteringBoundLogger
 
-    def __enter__(self) -> None:
+    async def __aenter__(self) -> None:
         """Record that the call is made. Raises AuditUnavailableError: the block has not begun."""
-        self._record.allowed(self._audit)
+        await self._audit.record(self._record.allowed(), otherwise=self._ended)
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._record.ended(self._audit, _code_of(error), self._monotonic())
-        except AuditUnavailableError as failed:
-            # It has run, so the caller gets the real result. The next call is refused.
-            reason, correlation_id = str(failed), self._record.correlation_id
-            self._log.error("outcome not recorded", reason=reason, correlation_id=correlation_id)
+        # It has run, so the caller gets the real result, also if this cannot be written.
+        self._audit.note(self._ended(error), self._record.correlation_id)
+
+    def _ended(self, error: BaseException | None) -> str:
+        return self._record.ended(error, self._monotonic())
 
 
-def _code_of(error: BaseException | None) -> str:
+def _outcome_of(error: BaseException | None) -> tuple[str, str]:
+    """Return the outcome and the code of a call that ended with ``error``, as the audit has them."""
     match error:
         case None:
-            return "ok"
+            return "ok", "ok"
+        case ToolError(failure=Failure.OUTSIDE_CEILING):
+            # A token that was revoked meanwhile has the same code, but it is the relay that denies then.
+            return "denied_by_owner", error.failure.value.code
         case ToolError():
-            return error.failure.value.code
+            return "error", error.failure.value.code
         case Exception():
-            return Failure.INTERNAL.value.code
+            return "error", Failure.INTERNAL.value.code
         case _:
-            return "cancelled"
+            return "error", "cancelled"

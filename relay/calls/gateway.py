@@ -5,32 +5,35 @@ result, cross-check, record the outcome, answer. No check of a call is made befo
 transports: they are thin adapters around it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.ascii_json import encoded
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.auth.agent_tokens import AgentName, Authenticator, Principal
+from relay.audit.writer import AuditWriter
+from relay.auth.agent_tokens import AgentName, Authenticator, Caller, Principal
 from relay.calls.access_log import AccessLog, span_of
-from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, SampleStreams
 from relay.calls.envelope import Call, EnvelopeCheck, wants_logs
-from relay.calls.executor import CallExecutor
+from relay.calls.executor import CallExecutor, CallRecord, CallRequest, SampleStreams
 from relay.calls.idempotency import IdempotentCalls
 from relay.calls.relay_tools import DirectedCall, RelayTool, RelayTools
+from relay.calls.results import CallAnswer
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.fleet.usability import OFFLINE_FIX
 from relay.limits.rate_limits import Allowance, KeyedLimiters, Limiter
+from relay.observability.ascii_json import encoded
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
-from schemas.errors import Failure, ToolError
+from schemas.errors import Failure, ToolError, to_jsonrpc_error
 from schemas.process.spans import SpanSink, no_spans
 from schemas.projection import META_PROGRESS_TOKEN
 from schemas.registry import Validator
+from schemas.times import SystemClock
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
 from schemas.violations import ViolationError
@@ -71,14 +74,14 @@ class CallGateway:
     _streams: SampleStreams
     _executor: CallExecutor
     _idempotent_calls: IdempotentCalls
-    _audit: AuditLog
+    _audit: AuditWriter
     _refusals: RefusalCounter
     _metrics: Metrics
     _access_log: AccessLog
     _ulids: UlidSource
     _per_agent: Allowance
     _revocations_known: Callable[[], bool]
-    _now_ms: Callable[[], int]
+    _now_ms: SystemClock
     _monotonic: Callable[[], float]
     _log: FilteringBoundLogger
     _spans: SpanSink = no_spans
@@ -92,15 +95,46 @@ class CallGateway:
         self._per_agent = per_agent
         self._envelopes.mode = mode
 
+    def refusal_of(
+        self, caller: Caller, message: Mapping[str, Any], *, is_request: bool, requires_params: bool
+    ) -> dict[str, Any] | None:
+        """Return the JSON-RPC error for a message whose required members are malformed; None for another.
+
+        A refusal is charged as a call, and has its line in the access log. It has none in the audit: it
+        decides nothing.
+
+        Raises:
+            ToolError: as of ``charge``.
+        """
+        try:
+            self._envelopes.check_required(message, is_request=is_request, requires_params=requires_params)
+        except ToolError as error:
+            self.charge(caller.principal, 1)
+            request = CallRequest(caller, Call(message, caller.traceparent, caller.correlation_id))
+            record = CallRecord(self._ulids.new(), request.call, self._monotonic(), request)
+            record.principal, record.error = caller.principal, error
+            refusal = to_jsonrpc_error(error.failure.value.canonical.name, error.detail)
+            self._access_log.write(request, record, CallAnswer(encoded(refusal)), 0.0, self._now_ms())
+            return refusal
+        return None
+
     async def call(self, request: CallRequest) -> CallAnswer:
         """Answer ``request``. Raises only when cancelled: every failure is an error envelope."""
         record = CallRecord(self._ulids.new(), request.call, self._monotonic(), request)
         answer: CallAnswer | None = None
         try:
             answer = await self._answered(request, record)
+            tool = record.tool
             # Not by ``_replace``, which takes four times as long.
             return CallAnswer(
-                answer.text, answer.result, answer.error, answer.hop, record.correlation_id, answer.images
+                answer.text,
+                answer.result,
+                answer.error,
+                answer.hop,
+                record.correlation_id,
+                answer.images,
+                tool.untrusted if tool is not None else (),
+                tool.asks if tool is not None else (),
             )
         finally:
             self._account(request, record, answer)
@@ -109,9 +143,9 @@ class CallGateway:
         try:
             return await self._run(request, record)
         except ToolError as error:
-            record.error = (
-                self._with_absence(error, record) if error.failure is Failure.NODE_OFFLINE else error
-            )
+            is_away = error.failure is Failure.NODE_OFFLINE
+            # Its traceback refers to the record: both would wait for the garbage collector.
+            record.error = (self._with_absence(error, record) if is_away else error).with_traceback(None)
         except AuditUnavailableError as error:
             self._log.error(
                 "audit cannot be written; calls are refused",
@@ -172,10 +206,18 @@ class CallGateway:
         self._executor.revoke(jtis)
 
     async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
-        principal = self._checked_principal(request, record)
+        principal = request.caller.principal
+        try:
+            self._authenticator.check(principal)
+        except TokenError:
+            # The guard accepted it when the request arrived: it has expired or was revoked since.
+            denied = ToolError(Failure.TOKEN_REFUSED)
+            await self._audit.record(record.denied(denied))
+            raise denied from None
+        record.principal = principal
         share = record.share = self._enter(principal, record)
         try:
-            tool = self._decided(request, principal, record)
+            tool = await self._decided(request, principal, record)
             key = request.call.idempotency_key
             waits = isinstance(tool, RelayTool) and tool.waits
             # A poll may be made twice, and must end with its caller: its key buys nothing.
@@ -186,18 +228,6 @@ class CallGateway:
             return await self._executor.run(tool, record)
         finally:
             record.release_share()
-
-    def _checked_principal(self, request: CallRequest, record: CallRecord) -> Principal:
-        principal = request.caller.principal
-        try:
-            self._authenticator.check(principal)
-        except TokenError:
-            # The guard accepted it when the request arrived: it has expired or was revoked since.
-            denied = ToolError(Failure.TOKEN_REFUSED)
-            record.denied(self._audit, denied)
-            raise denied from None
-        record.principal = principal
-        return principal
 
     def _enter(self, principal: Principal, record: CallRecord) -> Limiter:
         try:
@@ -218,13 +248,15 @@ class CallGateway:
             text = "The relay cannot read what has been revoked, so it does nothing."
             raise ToolError(Failure.INTERNAL, text)
 
-    def _decided(self, request: CallRequest, principal: Principal, record: CallRecord) -> Tool | RelayTool:
+    async def _decided(
+        self, request: CallRequest, principal: Principal, record: CallRecord
+    ) -> Tool | RelayTool:
         try:
             if request.parent is None:  # a part has no message of its own: the whole was one
                 self._envelopes.check(request.call, record.correlation_id)
             record.tool = self._decide(request, principal, record)
         except ToolError as error:
-            record.denied(self._audit, error)
+            await self._audit.record(record.denied(error))
             raise
         return record.tool
 
@@ -243,7 +275,7 @@ class CallGateway:
                 return own
             record.directed = directed
             call = record.call = call.directed(directed.tool, directed.arguments)
-        self._fleet.selected.check(request.selection, call.parsed, principal.tenant)
+        self._fleet.selected.check(request.selection, call.parsed, principal.rights)
         if call.parsed is None:
             raise ToolError(Failure.NAME_UNKNOWN)
         tool = self._fleet.resolve(call.parsed.canonical, principal.rights)

@@ -25,14 +25,15 @@ from typing import Any, Generic, TypeVar
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.ascii_json import encoded
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditUnavailableError
+from relay.audit.writer import AuditWriter
 from relay.auth.agent_tokens import AgentName, Principal
-from relay.calls.call_record import CallAnswer, CallRecord
-from relay.calls.executor import CallExecutor
+from relay.calls.executor import CallExecutor, CallRecord
 from relay.calls.relay_tools import RelayTool
+from relay.calls.results import CallAnswer, refused_by_node
 from relay.fleet.tools import Tool
 from relay.limits.rate_limits import Limiter
+from relay.observability.ascii_json import encoded
 from relay.routing.port import Command, CommandAnswer, Idempotency, LocalRouter, answer_of
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
@@ -101,10 +102,11 @@ class KeyedCall(Generic[AnswerT]):
         self.attempts += 1
         self.unknown = True
         self.running = running
-        running.add_done_callback(self._no_longer_running)
 
-    def _no_longer_running(self, _: asyncio.Task[Any]) -> None:
-        self.running = None
+        def no_longer_running(_: asyncio.Task[Any]) -> None:
+            self.running = None
+
+        running.add_done_callback(no_longer_running)
 
 
 @define(eq=False, repr=False)
@@ -154,7 +156,11 @@ class IdempotencyStore(Generic[AnswerT]):
             self.forget(key)
             keyed = None
         if keyed is None:
-            self._evict_expired(now)
+            while self._keyed_calls:
+                oldest, first = next(iter(self._keyed_calls.items()))
+                if first.expires_at > now or first.running is not None:
+                    break
+                self.forget(oldest)
             self._make_room(now, key, repeatable=repeatable)
             keyed = KeyedCall(arguments, correlation_id, now + REMEMBERED_S, repeatable)
             self._keyed_calls[key] = keyed
@@ -202,13 +208,6 @@ class IdempotencyStore(Generic[AnswerT]):
         if self._keyed_calls[key].attempts == 1:
             self.forget(key)
 
-    def _evict_expired(self, now: float) -> None:
-        while self._keyed_calls:
-            key, keyed = next(iter(self._keyed_calls.items()))
-            if keyed.expires_at > now or keyed.running is not None:
-                break
-            self.forget(key)
-
     def _make_room(self, now: float, new: CallKey, *, repeatable: bool) -> None:
         """Evict ended keys of calls that may run twice while there is no quota for ``new``.
 
@@ -243,7 +242,7 @@ class IdempotentCalls:
 
     _executor: CallExecutor
     _store: IdempotencyStore[CallAnswer]
-    _audit: AuditLog
+    _audit: AuditWriter
     _log: FilteringBoundLogger
     _running: set[asyncio.Task[CallAnswer]] = field(init=False, factory=set)
 
@@ -267,7 +266,7 @@ class IdempotentCalls:
                 key_of_call, arguments, record.correlation_id, repeatable=tool.idempotent
             )
         except ToolError as error:
-            record.denied(self._audit, error)
+            await self._audit.record(record.denied(error))
             raise
         if not keyed.may_be_sent(repeatable=tool.idempotent):
             return await self._repeated(keyed, tool, record)
@@ -279,12 +278,14 @@ class IdempotentCalls:
         running.add_done_callback(self._ended)
         share.acquire_extra()
         running.add_done_callback(lambda _: share.release())
-        # Shield: when the caller disconnects, the call goes on, and a repetition gets its outcome.
+        # When the caller disconnects, the call goes on, and a repetition gets its outcome. Since Python 3.14,
+        # asyncio.shield would report an error that comes afterwards.
         try:
-            return await asyncio.shield(running)
+            await asyncio.wait({running})
         except asyncio.CancelledError:
             running.add_done_callback(partial(self._report, record.correlation_id))
             raise
+        return running.result()
 
     async def end(self) -> None:
         """End the calls in flight, also of disconnected callers, while their outcome can be recorded."""
@@ -323,9 +324,14 @@ class IdempotentCalls:
         self, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord
     ) -> CallAnswer:
         record.first, record.attempt = keyed.first, keyed.attempts
-        with self._executor.recorded(record):
+        async with self._executor.recorded(record):
             if keyed.running is not None:
-                return await self._joined(keyed.running, tool, record)
+                try:
+                    async with asyncio.timeout(self._executor.budget_ms(tool, record) / 1000):
+                        async with self._executor.in_flight(record):
+                            return await _result_of_first(keyed.running)
+                except TimeoutError:
+                    raise ToolError(Failure.DEADLINE_EXCEEDED) from None
             if keyed.outcome is None:
                 raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
             if isinstance(keyed.outcome, ToolError):
@@ -333,20 +339,11 @@ class IdempotentCalls:
             text, images = keyed.outcome.text, keyed.outcome.images
             return CallAnswer(text, result=json.loads(text), images=images)
 
-    async def _joined(
-        self, running: "asyncio.Task[CallAnswer]", tool: Tool | RelayTool, record: CallRecord
-    ) -> CallAnswer:
-        try:
-            async with asyncio.timeout(self._executor.budget_ms(tool, record) / 1000):
-                async with self._executor.in_flight(record):
-                    return await _result_of_first(running)
-        except TimeoutError:
-            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
-
 
 async def _result_of_first(running: "asyncio.Task[CallAnswer]") -> CallAnswer:
+    await asyncio.wait({running})
     try:
-        return await asyncio.shield(running)
+        return running.result()
     except ToolError as error:
         if error.failure is Failure.TOKEN_REFUSED:
             # The first caller's token was revoked; the one that joined has another, which is accepted.
@@ -405,7 +402,11 @@ class KeyedCommands(LocalRouter):
             return answer
         if not keyed.may_be_sent(repeatable=idempotency.repeatable):
             raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
-        if self._may_have_run_elsewhere(command.node_id, keyed) and not idempotency.repeatable:
+        may_be_known_elsewhere = (
+            command.node_id in self._history_unknown
+            or self._moved.get(command.node_id, 0.0) > self._monotonic()
+        )
+        if keyed.attempts == 0 and may_be_known_elsewhere and not idempotency.repeatable:
             self._store.forget(key)
             raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
         running = asyncio.create_task(self._sent(key, command))
@@ -417,12 +418,6 @@ class KeyedCommands(LocalRouter):
             running.cancel()
             raise
 
-    def _may_have_run_elsewhere(self, node_id: str, keyed: KeyedCall[str]) -> bool:
-        may_be_known_elsewhere = (
-            node_id in self._history_unknown or self._moved.get(node_id, 0.0) > self._monotonic()
-        )
-        return keyed.attempts == 0 and may_be_known_elsewhere
-
     async def _sent(self, key: CallKey, command: Command) -> CmdAck:
         """Send ``command``, return the node's answer, and keep its text."""
         try:
@@ -430,7 +425,7 @@ class KeyedCommands(LocalRouter):
         except ToolError as error:
             self._store.ended(key, error.failure, None)
             raise
-        failure = None if answer["ok"] else ToolError.from_node(answer["error"]).failure
+        failure = None if answer["ok"] else refused_by_node(answer).failure
         text = encoded(answer)
         self._store.ended(key, failure, text, len(text))
         return answer

@@ -13,7 +13,7 @@ from relay.auth.agent_tokens import Caller
 from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.selection import Selection
-from relay.fleet.tools import Offer, Tool, ToolSchemas
+from relay.fleet.tools import KindVerb, Tool, ToolSchemas
 from relay.settings.config import View
 from schemas.error_roots import PeerError
 from schemas.projection import alias_of, parse
@@ -113,7 +113,7 @@ class RelayTool:
         answer: returns the result, which must fit the output document. It raises ToolError.
         timeout_s: after this time the call ends as E_DEADLINE_EXCEEDED.
         views: the views that list it. A call is accepted in every view.
-        offer: the kind and verb of the nodes' tools that it represents, if any: listed while the caller
+        kind_verb: the kind and verb of the nodes' tools that it represents, if any: listed while the caller
             reaches one of them, with the severest of their safety classes.
         directed: returns the node's tool that a call is for; None if the relay answers. It raises ToolError.
         streams: whether it may send notifications before its result, so that the answer must be a stream.
@@ -122,6 +122,8 @@ class RelayTool:
         waits: whether it can take long, within limits of its own: then it does not count towards the calls
             that its agent may have in flight.
         verbatim: whether its strings are passed on as they are: data that escaping would change.
+        untrusted: the paths of the sentences in its result that a third party may have chosen.
+        asks: the paths of the members of its result, or of each node's, that name a tool to ask next.
     """
 
     canonical: str
@@ -135,13 +137,15 @@ class RelayTool:
     answer: Callable[[RelayToolCall], Awaitable[Mapping[str, Any]]]
     timeout_s: float = RELAY_TOOL_TIMEOUT_S
     views: frozenset[View] = frozenset(View)
-    offer: Offer | None = None
+    kind_verb: KindVerb | None = None
     directed: Callable[[Rights, Selection, Mapping[str, Any]], DirectedCall | None] = _answered_here
     streams: bool = False
     follows: bool = False
     logs: bool = False
     waits: bool = False
     verbatim: bool = False
+    untrusted: tuple[str, ...] = ()
+    asks: tuple[tuple[str, ...], ...] = ()
 
     @property
     def node_id(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks a node's answer before its caller gets it: it fits the tool, names the node, and is printable.
+"""The answer of a call, and the check of a node's: it fits the tool, names the node, and is printable.
 
 Texts of third parties are escaped first: a node of an earlier version does not, and one character must not
 cost its caller the whole answer.
@@ -7,24 +7,65 @@ The rules of a kind beyond its schemas are in its row of the registry. Must not 
 """
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from relay.ascii_json import encoded
-from relay.calls.call_record import CallAnswer
+from relay.auth.permissions import Rights
 from relay.fleet.tools import Tool
+from relay.observability.ascii_json import encoded
 from relay.state.labels import legible
 from schemas.errors import Failure, ToolError
-from schemas.images import NoImageError, apart
-from schemas.payloads import CmdAck
+from schemas.images import Images, NoImageError, apart
+from schemas.kinds import Fault, Verb
+from schemas.payloads import CmdAck, CmdRefused
 from schemas.registry import Validator
 from schemas.text import printable_values
+
+
+class Hop(StrEnum):
+    """Where a call failed; the value is fit for a counter's label.
+
+    RELAY: it was refused or failed here. SESSION: it could not be delivered. NODE: it was sent, and the node
+    did not answer in time, or with an error, or with a result that is not valid.
+    """
+
+    RELAY = "relay"
+    SESSION = "session"
+    NODE = "node"
+
+
+class CallAnswer(NamedTuple):
+    """A result or an error envelope (``error@1.0.0``), exactly one of them; ``text`` is its ASCII JSON.
+
+    Attributes:
+        hop: of an error, the hop that failed.
+        correlation_id: the one under which the gateway has recorded the call.
+        images: what the result has besides, as content blocks of MCP: ``text`` does not contain them.
+        untrusted: the paths of the sentences in it that a third party may have chosen.
+        asks: the paths of its members that name a tool to ask next.
+    """
+
+    text: str
+    result: Mapping[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
+    hop: Hop | None = None
+    correlation_id: str = ""
+    images: Images = ()
+    untrusted: tuple[str, ...] = ()
+    asks: tuple[tuple[str, ...], ...] = ()
+
 
 LABELS = MappingProxyType({"label": legible})
 """The texts that the relay's own tools show in their letters."""
 
 
-def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
+def refused_by_node(answer: CmdRefused, faults: Mapping[str, Fault] = MappingProxyType({})) -> ToolError:
+    """Return the error of a node's refusal, with our text or one of ``faults``."""
+    return ToolError.from_node(answer["error"], faults, by_owner="denied_by" in answer)
+
+
+def checked(answer: CmdAck, tool: Tool, arguments: Any, rights: Rights | None = None) -> CallAnswer:
     """Return the node's ``answer`` to a call of ``tool`` as its caller gets it (RFC-0005 sections 4 and 6.8).
 
     Raises:
@@ -32,9 +73,9 @@ def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
     """
     surface = tool.surface
     if not answer["ok"]:
-        raise ToolError.from_node(answer["error"], surface.kind.faults)
+        raise refused_by_node(answer, surface.kind.faults)
     verb = surface.verb
-    result = verb.shown(answer["result"])
+    result = verb.shown(_without_guarded(answer["result"], verb, rights))
     if not surface.result.is_valid(result):
         raise ToolError(Failure.RESULT_INVALID)
     if result.get("node_id") != tool.node_id:
@@ -47,6 +88,16 @@ def checked(answer: CmdAck, tool: Tool, arguments: Any) -> CallAnswer:
         raise ToolError(Failure.RESULT_INVALID) from error
     found = shown(result, surface.result)
     return found._replace(images=images) if images else found
+
+
+def _without_guarded(result: Any, verb: Verb, rights: Rights | None) -> Any:
+    """Return ``result`` without the members of other kinds that a caller with ``rights`` may not read."""
+    if not verb.guarded or not isinstance(result, Mapping):
+        return result
+    kept_back = {
+        member for member, kind in verb.guarded.items() if rights is None or not rights.admit_by_name(kind)
+    }
+    return {member: value for member, value in result.items() if member not in kept_back}
 
 
 def shown(

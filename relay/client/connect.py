@@ -2,7 +2,7 @@
 
     known = CLIENTS[ClientName.CODEX]
     file, entry = known.file(machine), known.entry(target)
-    change = planned(file, lambda text: known.form.with_server(text, known.section, "edge", entry))
+    change = planned(file, lambda text: known.edit(text, known.section, "edge", entry))
     change.write()
 
 A file is written through ``FileChange.write`` alone, which keeps it as it was beside it, and never where
@@ -11,7 +11,6 @@ tokens of other servers.
 """
 
 import json
-import os
 import re
 import shlex
 import stat
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 
 from schemas.addresses import KINDS_PATH, PLAIN_OPTION, mcp_url
 from schemas.error_roots import CommandLineError, OperatorError
-from schemas.files import PRIVATE, PRIVATE_DIRECTORY, write_atomic
+from schemas.files import PRIVATE, PRIVATE_DIRECTORY, read_given, write_atomic
 from schemas.strict_json import JsonReason, StrictJsonError, loads
 
 _MAX_NAME = 16
@@ -105,133 +104,94 @@ class ClientTarget:
         return [str(self.program), "headers", "--token-file", str(self.token_file)]
 
 
-class Json:
-    """A configuration in JSON.
+Edit = Callable[[str, str, str, Mapping[str, Any] | None], str]
+"""Returns a configuration's text with an entry as the server of a name in a section; without it, by None.
+
+Raises UnreadableConfigError if it cannot be changed without loss. An empty text is an empty configuration.
+"""
+
+
+def edit_json(text: str, section: str, name: str, entry: Mapping[str, Any] | None) -> str:
+    """Edit a configuration in JSON: an ``Edit``.
 
     Lines of comments above the document are kept: the files of some clients begin with them. What could not
     be kept is not rewritten: other comments, a member that is there twice, a number that is not finite, half
     a character.
     """
-
-    @classmethod
-    def with_server(cls, text: str, section: str, name: str, entry: Mapping[str, Any]) -> str:
-        """Return the configuration ``text`` with ``entry`` as the server ``name`` of ``section``.
-
-        An empty ``text`` is an empty configuration.
-
-        Raises:
-            UnreadableConfigError: it is not JSON, or has no object where the servers are.
-        """
-        document = cls._read(text)
-        cls._servers(document, section)[name] = dict(entry)
-        return cls._written(document, text)
-
-    @classmethod
-    def without_server(cls, text: str, section: str, name: str) -> str:
-        """Return the configuration ``text`` without the server ``name`` of ``section``.
-
-        Raises:
-            UnreadableConfigError: as ``with_server``.
-        """
-        document = cls._read(text)
-        servers = cls._servers(document, section)
-        if name not in servers:
-            return text
+    above = _COMMENTS_ABOVE.match(text)
+    comments = above[0] if above else ""
+    body = text[len(comments) :]
+    try:
+        document = loads(body, max_bytes=sys.maxsize) if body.strip() else {}
+    except StrictJsonError as error:
+        if error.reason is JsonReason.NOT_JSON:
+            raise UnreadableConfigError("is not JSON; comments cannot be kept") from None
+        raise UnreadableConfigError(f"cannot be rewritten without loss: {error.reason}") from None
+    if not isinstance(document, dict):
+        raise UnreadableConfigError("holds no object")
+    servers = document.setdefault(section, {})
+    if not isinstance(servers, dict):
+        raise UnreadableConfigError(f"holds no object under {section!r}")
+    if entry is None and name not in servers:
+        return text
+    if entry is not None:
+        servers[name] = dict(entry)
+    else:
         del servers[name]
         if not servers:
             del document[section]
-        return cls._written(document, text)
-
-    @staticmethod
-    def _read(text: str) -> dict[str, Any]:
-        text = _COMMENTS_ABOVE.sub("", text, count=1)
-        try:
-            document = loads(text, max_bytes=sys.maxsize) if text.strip() else {}
-        except StrictJsonError as error:
-            if error.reason is JsonReason.NOT_JSON:
-                raise UnreadableConfigError("is not JSON; comments cannot be kept") from None
-            raise UnreadableConfigError(f"cannot be rewritten without loss: {error.reason}") from None
-        if not isinstance(document, dict):
-            raise UnreadableConfigError("holds no object")
-        return document
-
-    @staticmethod
-    def _servers(document: dict[str, Any], section: str) -> dict[str, Any]:
-        servers = document.setdefault(section, {})
-        if not isinstance(servers, dict):
-            raise UnreadableConfigError(f"holds no object under {section!r}")
-        return servers
-
-    @staticmethod
-    def _written(document: Mapping[str, Any], before: str) -> str:
-        found, above = _INDENT.search(before), _COMMENTS_ABOVE.match(before)
-        indent = found[1] if found else _USUAL_INDENT
-        return (above[0] if above else "") + json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
+    found = _INDENT.search(text)
+    indent = found[1] if found else _USUAL_INDENT
+    return comments + json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
 
 
-class Toml:
-    """A configuration in TOML: one table is put in or taken out, all other lines stay.
+def edit_toml(text: str, section: str, name: str, entry: Mapping[str, Any] | None) -> str:
+    """Edit a configuration in TOML, by an entry of strings and lists of them: an ``Edit``.
 
-    The lines are edited and not the parsed document, because comments and order belong to the user; what
+    One table is put in or taken out, and all other lines stay: comments and order belong to the user. What
     results is parsed and compared with what was wanted.
     """
-
-    @classmethod
-    def with_server(cls, text: str, section: str, name: str, entry: Mapping[str, Any]) -> str:
-        """Return the configuration ``text`` with a server's table, ``entry`` of strings and lists of them.
-
-        Raises:
-            UnreadableConfigError: it is not TOML, or has the server in another form than a table.
-        """
-        expected = cls._read(text)
-        expected[section] = {**expected.get(section, {}), name: dict(entry)}
+    expected = _read_toml(text)
+    servers = expected.get(section, {})
+    if not isinstance(servers, dict):
+        raise UnreadableConfigError(f"holds no table {section!r}")
+    if entry is None and name not in servers:
+        return text
+    edited = _without_table(text, section, name)
+    if entry is not None:
+        expected[section] = {**servers, name: dict(entry)}
         # A string of JSON without what JSON escapes otherwise is one of TOML, and so is a list of them.
         lines = [f"[{section}.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in entry.items())]
-        rest = cls._without(text, section, name)
-        gap = "\n" if rest.strip() else ""
-        return cls._checked(f"{rest.rstrip()}\n{gap}".lstrip("\n") + "\n".join(lines) + "\n", expected)
-
-    @classmethod
-    def without_server(cls, text: str, section: str, name: str) -> str:
-        """Return the configuration ``text`` without the table of the server ``name``.
-
-        Raises:
-            UnreadableConfigError: as ``with_server``.
-        """
-        expected = cls._read(text)
-        if name not in expected.get(section, {}):
-            return text
-        del expected[section][name]
-        if not expected[section]:
+        gap = "\n" if edited.strip() else ""
+        edited = f"{edited.rstrip()}\n{gap}".lstrip("\n") + "\n".join(lines) + "\n"
+    else:
+        del servers[name]
+        if not servers:
             del expected[section]
-        return cls._checked(cls._without(text, section, name), expected)
+    # An empty table that remains of the section is the same as none.
+    found = {key: value for key, value in _read_toml(edited).items() if value or key in expected}
+    if found != expected:
+        raise UnreadableConfigError("has its servers in a form that cannot be changed line by line")
+    return edited
 
-    @staticmethod
-    def _read(text: str) -> dict[str, Any]:
-        try:
-            return tomllib.loads(text)
-        except (ValueError, RecursionError):
-            raise UnreadableConfigError("is not TOML") from None
 
-    @staticmethod
-    def _without(text: str, section: str, name: str) -> str:
-        """Return ``text`` without the lines of the server's table and of the tables below it."""
-        own = re.compile(rf"^\s*\[\s*{re.escape(section)}\s*\.\s*\"?{re.escape(name)}\"?\s*[.\]]")
-        kept, inside = [], False
-        for line in text.splitlines(keepends=True):
-            if _TABLE.match(line):
-                inside = own.match(line) is not None
-            if not inside:
-                kept.append(line)
-        return "".join(kept)
+def _read_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        raise UnreadableConfigError("is not TOML") from None
 
-    @classmethod
-    def _checked(cls, text: str, expected: Mapping[str, Any]) -> str:
-        # An empty table that remains of the section is the same as none.
-        found = {key: value for key, value in cls._read(text).items() if value or key in expected}
-        if found != dict(expected):
-            raise UnreadableConfigError("has its servers in a form that cannot be changed line by line")
-        return text
+
+def _without_table(text: str, section: str, name: str) -> str:
+    """Return ``text`` without the lines of the server's table and of the tables below it."""
+    own = re.compile(rf"^\s*\[\s*{re.escape(section)}\s*\.\s*\"?{re.escape(name)}\"?\s*[.\]]")
+    kept, inside = [], False
+    for line in text.splitlines(keepends=True):
+        if _TABLE.match(line):
+            inside = own.match(line) is not None
+        if not inside:
+            kept.append(line)
+    return "".join(kept)
 
 
 def _started(target: ClientTarget) -> dict[str, Any]:
@@ -241,6 +201,14 @@ def _started(target: ClientTarget) -> dict[str, Any]:
 
 def _started_by_type(target: ClientTarget) -> dict[str, Any]:
     return {"type": "stdio", **_started(target)}
+
+
+def _by_type_and_url(url: str) -> dict[str, Any]:
+    return {"type": "http", "url": url}
+
+
+def _by_url(url: str) -> dict[str, Any]:
+    return {"url": url}
 
 
 def _with_headers_helper(target: ClientTarget) -> dict[str, Any]:
@@ -266,8 +234,9 @@ class McpClient(NamedTuple):
         then: what its user has to do after a change.
         section: the member of its configuration that holds the servers.
         entry: what it holds of a server.
+        signs_in: what it holds of one that the client signs in to by itself; None if it cannot.
         makes_directory: whether its directory may be missing, because the client makes it when it first runs.
-        form: the format of its configuration.
+        edit: edits the text of its configuration.
     """
 
     title: str
@@ -275,8 +244,9 @@ class McpClient(NamedTuple):
     then: str
     section: str = "mcpServers"
     entry: Callable[[ClientTarget], dict[str, Any]] = _started
+    signs_in: Callable[[str], dict[str, Any]] | None = _by_url
     makes_directory: bool = False
-    form: type[Json | Toml] = Json
+    edit: Edit = edit_json
 
 
 class ClientName(StrEnum):
@@ -298,12 +268,14 @@ CLIENTS: Mapping[ClientName, McpClient] = {
         lambda machine: machine.named("CLAUDE_CONFIG_DIR", machine.home) / ".claude.json",
         "start a new session of Claude Code",
         entry=_with_headers_helper,
+        signs_in=_by_type_and_url,
         makes_directory=True,
     ),
     ClientName.CLAUDE_DESKTOP: McpClient(
         "Claude Desktop",
         lambda machine: machine.applications / "Claude" / "claude_desktop_config.json",
         "quit Claude Desktop and start it again",
+        signs_in=None,
     ),
     ClientName.VSCODE: McpClient(
         "VS Code",
@@ -311,6 +283,7 @@ CLIENTS: Mapping[ClientName, McpClient] = {
         "start the server in VS Code: MCP: List Servers",
         section="servers",
         entry=_started_by_type,
+        signs_in=_by_type_and_url,
     ),
     ClientName.CODEX: McpClient(
         "Codex",
@@ -318,7 +291,7 @@ CLIENTS: Mapping[ClientName, McpClient] = {
         "start a new session of Codex",
         section="mcp_servers",
         makes_directory=True,
-        form=Toml,
+        edit=edit_toml,
     ),
     ClientName.CURSOR: McpClient(
         "Cursor",
@@ -329,12 +302,14 @@ CLIENTS: Mapping[ClientName, McpClient] = {
         "Gemini CLI",
         lambda machine: machine.home / ".gemini" / "settings.json",
         "start a new session of Gemini CLI",
+        signs_in=lambda url: {"httpUrl": url},
         makes_directory=True,
     ),
     ClientName.WINDSURF: McpClient(
         "Windsurf",
         lambda machine: machine.home / ".codeium" / "windsurf" / "mcp_config.json",
         "refresh the MCP servers of Windsurf's Cascade",
+        signs_in=lambda url: {"serverUrl": url},
     ),
     ClientName.ZED: McpClient(
         "Zed", _settings_of_zed, "look for the server in Zed's agent panel", section="context_servers"
@@ -404,12 +379,9 @@ def planned(path: Path, edit: Callable[[str], str]) -> FileChange:
 
 def _read(path: Path) -> tuple[str, int | None]:
     try:
-        with path.open("rb") as file:
-            data, mode = file.read(_MAX_BYTES + 1), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        data, mode = read_given(path, _MAX_BYTES, wait_s=0), stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
         return "", None
-    if len(data) > _MAX_BYTES:
-        raise ConnectError(f"{path} is larger than any client's configuration")
     try:
         return data.decode("utf-8"), mode
     except UnicodeDecodeError:

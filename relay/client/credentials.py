@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.bearer_tokens import is_bearer_token
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, PRIVATE_DIRECTORY, read_named, read_named_secret, write_atomic
+from schemas.text import is_bearer_token
 
 TOKEN_VARIABLE = "EDGE_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 _MAX_BYTES = 16_384

@@ -9,8 +9,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
+from attrs import Factory, define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.permissions import Rights
@@ -31,24 +31,25 @@ _Seen = tuple[Rights, Selection]
 """What decides what listeners see: those with equal rights and an equal selection are one audience."""
 
 
-@dataclass(slots=True)
+@define(eq=False, repr=False)
 class _Audience:
     """The listeners that see the same. ``notified`` is the version that they were last notified of."""
 
     notified: Version
-    listeners: dict[object, Listener] = field(default_factory=dict)
+    listeners: dict[object, Listener] = field(factory=dict)
     quiet_until_s: float = 0.0
     is_busy: bool = False
 
 
-@dataclass(slots=True)
+@define(eq=False, repr=False)
 class _Tenant:
     """The audiences of one tenant, and what limits how many are notified at the same time."""
 
-    audiences: dict[_Seen, _Audience] = field(default_factory=dict)
-    at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AUDIENCES_AT_ONCE))
+    audiences: dict[_Seen, _Audience] = field(factory=dict)
+    at_once: asyncio.Semaphore = field(factory=lambda: asyncio.Semaphore(_AUDIENCES_AT_ONCE))
 
 
+@define(eq=False, repr=False)
 class ChangeNotifier:
     """Notifies the audiences that have listeners.
 
@@ -59,24 +60,18 @@ class ChangeNotifier:
         loop: the progress of ``run``.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        log: FilteringBoundLogger,
-        interval_s: float = INTERVAL_S,
-        timeout_s: float = _LISTENER_TIMEOUT_S,
-        quiet_s: float | None = None,
-    ) -> None:
-        self._fleet = fleet
-        self._log = log
-        self._interval_s = interval_s
-        self._quiet_s = interval_s if quiet_s is None else quiet_s
-        self._timeout_s = timeout_s
-        self._woken = asyncio.Event()
-        self.loop = Loop()
-        self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
-        self._changed: set[_Seen] = set()
-        fleet.follow(self._tenant_changed)
+    _fleet: Fleet
+    _log: FilteringBoundLogger
+    _interval_s: float = INTERVAL_S
+    _timeout_s: float = _LISTENER_TIMEOUT_S
+    _quiet_s: float = field(default=Factory(lambda self: self._interval_s, takes_self=True))
+    loop: Loop = field(init=False, factory=Loop)
+    _woken: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _tenants: defaultdict[str, _Tenant] = field(init=False, factory=lambda: defaultdict(_Tenant))
+    _changed: set[_Seen] = field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._fleet.follow(self._tenant_changed)
 
     def listen(
         self, rights: Rights, listener: Listener, selection: Selection = WHOLE_FLEET

@@ -5,13 +5,14 @@ new tokens too: no call flows, and nothing else shows why. One node proves nothi
 the wrong one. Must not judge manifests.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.fleet.node_index import NodeIndex
-from relay.fleet.node_record import Standing
+from relay.fleet.node_record import ManifestStatus
+from relay.settings.environment import ValidityClock
 from schemas.trust import ManifestReason, Verdict
 
 FEWEST_AHEAD = 3
@@ -25,7 +26,7 @@ class NodeClocks:
     """Which of ``nodes`` sign manifests that are of the future by this machine's clock."""
 
     _nodes: NodeIndex
-    _now_ms: Callable[[], int]
+    _now_ms: ValidityClock
     _log: FilteringBoundLogger
     are_ahead: bool = field(default=False, init=False)
     """Whether they were at the last comparison: in every tenant more nodes than not."""
@@ -63,8 +64,8 @@ class NodeClocks:
         """Compare anew. The index has settled: what was signed too long ago counts no more."""
         now_ms = self._now_ms()
         self._wrong = {node_id: held for node_id, held in self._wrong.items() if now_ms < held[1]}
-        ahead = self._nodes.counts.of_tenants(Standing.AHEAD)
-        in_force = self._nodes.counts.of_tenants(Standing.IN_FORCE)
+        ahead = self._nodes.counts.of_tenants(ManifestStatus.AHEAD)
+        in_force = self._nodes.counts.of_tenants(ManifestStatus.IN_FORCE)
         count = sum(ahead.values())
         are_ahead = count >= FEWEST_AHEAD and all(
             ahead.get(tenant, 0) > in_force.get(tenant, 0) for tenant in ahead.keys() | in_force.keys()

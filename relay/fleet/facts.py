@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
+from schemas.payloads import OpenFinding
 from schemas.times import iso
 
 if TYPE_CHECKING:
-    from prometheus_client import Gauge
-
+    from relay.auth.permissions import Rights
     from relay.fleet.node_names import NodeNames
     from relay.fleet.node_record import NodeRecord
     from relay.observability.metrics import Metrics
@@ -29,6 +29,16 @@ class NodesStatus(TypedDict):
     silent: Mapping[str, str]
 
 
+class WorstFinding(TypedDict):
+    """The worst that is wrong with a node, as it reported; ``open`` is how many findings there are."""
+
+    code: str
+    severity: str
+    since_ms: int | None
+    since: NotRequired[str]
+    open: int
+
+
 class ListedNode(TypedDict):
     """A node in ``fleet://nodes``; ``relay``, in a fleet of several, is the one that holds its session."""
 
@@ -39,6 +49,7 @@ class ListedNode(TypedDict):
     connected: bool
     manifest_etag: str | None
     expires_at_ms: int | None
+    finding: WorstFinding | None
     tools: list[str]
 
 
@@ -52,6 +63,7 @@ class FindNodesEntry(TypedDict):
     kinds: list[str]
     since_ms: NotRequired[int]
     since: NotRequired[str]
+    finding: NotRequired[WorstFinding]
     measured: NotRequired[Mapping[str, Any]]
 
 
@@ -73,6 +85,7 @@ class FactForm(StrEnum):
     TIME = "time"
     COUNT = "count"
     WORDS = "words"
+    FINDING = "finding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,7 @@ class Fact:
         listed, found: its member in ``fleet://nodes`` and ``find_nodes``; empty: it is not shown there.
         column: its place, header and form in ``relay fleet nodes``; None: it has no column.
         may_lack: its member is left out while it is None.
+        kind: the kind that it is of: it is None for those that do not reach the node's tools of that kind.
     """
 
     read: "Callable[[NodeRecord, NodeNames], Any]"
@@ -92,6 +106,7 @@ class Fact:
     found: str = ""
     column: tuple[int, str, FactForm] | None = None
     may_lack: bool = False
+    kind: str = ""
 
 
 _LEDGER, _MANIFEST, _PRESENCE = KnownTo.BY_LEDGER, KnownTo.BY_MANIFEST, KnownTo.BY_PRESENCE
@@ -113,17 +128,52 @@ def _since(node: "NodeRecord", _: "NodeNames") -> str | None:
     return None if node.since_ms is None else iso(node.since_ms)
 
 
+HEALTH = "linux.health"
+SEVERITIES = ("error", "warning", "info")
+
+
+def severity_rank(finding: OpenFinding) -> int:
+    """Return the place of a finding: the worst have the lowest."""
+    return SEVERITIES.index(finding["severity"])
+
+
+def _finding(node: "NodeRecord", _: "NodeNames") -> WorstFinding | None:
+    if not node.findings:
+        return None
+    worst, since_ms = node.findings[0], node.findings[0]["since_ms"]
+    shown: WorstFinding = {
+        "code": worst["code"],
+        "severity": worst["severity"],
+        "since_ms": since_ms,
+        "open": sum(each["count"] for each in node.findings),
+    }
+    if since_ms is not None:
+        shown["since"] = iso(since_ms)
+    return shown
+
+
+def shows(node: "NodeRecord", rights: "Rights", kind: str) -> bool:
+    """Return whether a caller with ``rights`` reaches a tool of ``kind`` of a node of its tenant."""
+    return kind in node.kinds and any(
+        rights.allow(rights.tenant, tool.safety_class, tool.surface.kind)
+        for tool in node.tools.values()
+        if tool.surface.kind.name == kind
+    )
+
+
 FACTS = (
     Fact(lambda node, _: node.node_id, _MANIFEST, "node_id", "node_id", (1, "NODE", FactForm.TEXT)),
     Fact(_label, _LEDGER, "label", "label", (0, "LABEL", FactForm.LABEL)),
-    Fact(_tags, _LEDGER, "tags", "tags", (5, "TAGS", FactForm.WORDS)),
+    Fact(_tags, _LEDGER, "tags", "tags", (6, "TAGS", FactForm.WORDS)),
     Fact(lambda node, _: node.connected, _PRESENCE, "connected", "online", (2, "ONLINE", FactForm.YES_NO)),
     Fact(lambda node, _: sorted(node.kinds), _MANIFEST, found="kinds"),
     Fact(lambda node, _: node.manifest and node.manifest.etag, _MANIFEST, "manifest_etag"),
-    Fact(_expires_at_ms, _MANIFEST, "expires_at_ms", column=(3, "VALID UNTIL (UTC)", FactForm.TIME)),
-    Fact(lambda node, _: sorted(node.tools), _MANIFEST, "tools", column=(4, "TOOLS", FactForm.COUNT)),
+    Fact(_expires_at_ms, _MANIFEST, "expires_at_ms", column=(4, "VALID UNTIL (UTC)", FactForm.TIME)),
+    Fact(_finding, _PRESENCE, "finding", column=(3, "FINDING", FactForm.FINDING), kind=HEALTH),
+    Fact(lambda node, _: sorted(node.tools), _MANIFEST, "tools", column=(5, "TOOLS", FactForm.COUNT)),
     Fact(lambda node, _: node.since_ms, _PRESENCE, found="since_ms", may_lack=True),
     Fact(_since, _PRESENCE, found="since", may_lack=True),
+    Fact(_finding, _PRESENCE, found="finding", may_lack=True, kind=HEALTH),
 )
 """In the order of the members."""
 
@@ -136,16 +186,20 @@ COLUMNS = tuple(
 """Header, member of ``fleet://nodes`` and form of each column of ``relay fleet nodes``."""
 
 
-def listed_node(node: "NodeRecord", names: "NodeNames") -> ListedNode:
+def _read(fact: Fact, node: "NodeRecord", names: "NodeNames", rights: "Rights") -> Any:
+    return None if fact.kind and not shows(node, rights, fact.kind) else fact.read(node, names)
+
+
+def listed_node(node: "NodeRecord", names: "NodeNames", rights: "Rights") -> ListedNode:
     """Return a node as ``fleet://nodes`` shows it; in a fleet of several its relay comes first."""
-    shown: Any = {fact.listed: fact.read(node, names) for fact in _LISTED}
+    shown: Any = {fact.listed: _read(fact, node, names, rights) for fact in _LISTED}
     entry: ListedNode = shown
     return entry
 
 
-def found_node(node: "NodeRecord", names: "NodeNames") -> FindNodesEntry:
+def found_node(node: "NodeRecord", names: "NodeNames", rights: "Rights") -> FindNodesEntry:
     """Return a node as ``find_nodes`` shows it, without what it last measured."""
-    values = ((fact, fact.read(node, names)) for fact in _FOUND)
+    values = ((fact, _read(fact, node, names, rights)) for fact in _FOUND)
     shown: Any = {fact.found: value for fact, value in values if value is not None or not fact.may_lack}
     entry: FindNodesEntry = shown
     return entry
@@ -160,7 +214,7 @@ class NodeWarning:
         check: the check of ``relay doctor`` that reports it.
         text: what is wrong; ``{count}`` nodes, of which ``{some}`` are named, with the fact if
             ``names_fact``.
-        gauge: of the metrics, the gauge that counts the nodes; None if there is none.
+        gauge: name and text of the gauge that counts the nodes; None if there is none.
     """
 
     known: KnownTo
@@ -168,7 +222,7 @@ class NodeWarning:
     text: str
     fix: str
     names_fact: bool = True
-    gauge: "Callable[[Metrics], Gauge] | None" = None
+    gauge: tuple[str, str] | None = None
 
 
 WARNINGS: Mapping[str, NodeWarning] = {
@@ -184,7 +238,7 @@ WARNINGS: Mapping[str, NodeWarning] = {
         "silent: {some}",
         "run `edge-kubelet doctor` there",
         names_fact=False,
-        gauge=lambda metrics: metrics.nodes_silent,
+        gauge=("nodes_silent", "Connected nodes that did not answer the relay's last echo to them"),
     ),
 }
 """By the member of ``NodesStatus`` that has the nodes by id."""
@@ -202,10 +256,18 @@ class NodeWarnings:
         """Take ``find`` as what returns the nodes of a warning, each with the fact as text."""
         self._find[member] = find
         if (gauge := WARNINGS[member].gauge) is not None:
-            gauge(self._metrics).set_function(lambda: len(find()))
+            self._metrics.watch(*gauge, lambda: len(find()))
 
-    def nodes(self, member: str) -> Mapping[str, str]:
-        return self._find[member]()
+    def status(self, known: int, connected: int) -> NodesStatus:
+        return {
+            "known": known,
+            "connected": connected,
+            "wrong_clocks": self._nodes("wrong_clocks"),
+            "silent": self._nodes("silent"),
+        }
+
+    def _nodes(self, member: str) -> Mapping[str, str]:
+        return self._find[member]() if member in self._find else {}
 
     def unwatched(self) -> set[str]:
         return WARNINGS.keys() - self._find.keys()

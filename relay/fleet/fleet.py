@@ -4,7 +4,7 @@ Bytes from the broker and from sessions arrive here, and only what the trust rul
 do I/O: marks go to a store that writes them later.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -14,24 +14,27 @@ from structlog.typing import FilteringBoundLogger
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.permissions import Rights
 from relay.fleet.clock_comparison import NodeClocks
-from relay.fleet.facts import NodeWarnings
+from relay.fleet.facts import NodeWarnings, severity_rank
 from relay.fleet.inventory import Inventory, PendingManifests
 from relay.fleet.leaves import FleetTrust
-from relay.fleet.node_index import FleetChange, NodeChange, NodeIndex
+from relay.fleet.node_index import FleetChange, FleetChanges, NodeChange, NodeIndex
 from relay.fleet.node_names import NodeNames
 from relay.fleet.node_record import NodeRecord, Where, known_of
+from relay.fleet.reach import Reach
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selection import NodeSearch, SelectedTools
 from relay.fleet.tools import Projector, Tool, labelled
 from relay.fleet.usability import Decision, NodeUse, Usability
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
+from relay.settings.environment import ValidityClock
 from relay.state.names import NodeName
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, to_pem
+from schemas.payloads import OpenFinding
 from schemas.projection import parse
-from schemas.trust import Mark, Outcome, TrustedManifest, Verdict
+from schemas.trust import HighWaterMark, Outcome, TrustedManifest, Verdict
 
 GRACE_MS = 30_000
 """How long tools stay listed without a connection, and after the relay's start: nodes need to reconnect."""
@@ -44,6 +47,8 @@ class Fleet:
         trust: the roots, revocations and rules by which leaves and manifests are verified.
         usability: why a node cannot be used now.
         names: what the operator calls the nodes.
+        reach: the nodes that a caller reaches: agents' look-ups.
+        kinds: the names of the kinds that this relay knows.
         selected, search: tools by what a client's URL selects; nodes by what they are called and offer.
         changes: what came, went, changed and was renamed.
         inventory: whether the broker has sent what is known.
@@ -59,22 +64,24 @@ class Fleet:
         marks: MarkStore,
         metrics: Metrics,
         refusals: RefusalCounter,
-        now_ms: Callable[[], int],
+        now_ms: ValidityClock,
         log: FilteringBoundLogger,
     ) -> None:
         self.trust = trust
         self._projector = projector
+        self.kinds = projector.kind_names
         self._marks = marks
         self._metrics = metrics
         self._refusals = refusals
         self._now_ms = now_ms
-        self._nodes = NodeIndex(now_ms())
-        self.usability = Usability(now_ms, now_ms() + GRACE_MS, self._nodes.decided)
+        self._nodes = NodeIndex(FleetChanges(now_ms()))
         self.changes = self._nodes.changes
         self.names = NodeNames(self._nodes)
+        self.reach = Reach(self._nodes, self.names)
+        self.usability = Usability(now_ms, now_ms() + GRACE_MS, self._nodes.decided, self.reach.admits)
         self._log = with_labels(log, self.names.label_of)
-        self.selected = SelectedTools(self._nodes, self.names, now_ms)
-        self.search = NodeSearch(self._nodes, self.names)
+        self.selected = SelectedTools(self._nodes, self.reach, now_ms)
+        self.search = NodeSearch(self._nodes, self.reach)
         for node_id, tenant, mark in marks.load():
             self._nodes.update(self._new_record(node_id, tenant, mark), now_ms())
         event, reason = RefusalEvent.MANIFEST_REFUSED, RefusalReason.NO_LEAF
@@ -109,7 +116,7 @@ class Fleet:
             self._nodes.update(node, now)
         return identity
 
-    def _new_record(self, node_id: str, tenant: str, mark: Mark | None = None) -> NodeRecord:
+    def _new_record(self, node_id: str, tenant: str, mark: HighWaterMark | None = None) -> NodeRecord:
         return NodeRecord(node_id, tenant, mark=mark, grace_until_ms=self.usability.awaited_until_ms)
 
     def offer_identity(self, node_id: str, pem: str) -> None:
@@ -155,7 +162,7 @@ class Fleet:
         self.clocks.judged(node_id, verdict, is_live=is_live)
         if verdict.outcome is Outcome.PENDING:
             if not self._pending.put(node_id, wire, now):
-                self._metrics.messages_dropped.labels("too_much_parked").inc()
+                self._metrics.messages_dropped.labels("too_many_pending").inc()
         elif verdict.outcome is Outcome.REJECTED:
             if self._refusals.count(RefusalEvent.MANIFEST_REFUSED, node_id, reason):
                 self._log.warning("manifest rejected", node_id=node_id, reason=reason, way=way)
@@ -198,7 +205,6 @@ class Fleet:
             self._nodes.notify(tenant)  # a tag alone changes no title, but what it selects
 
     def decide(self, decision: Decision, node_ids: frozenset[str]) -> None:
-        """Take ``node_ids`` as all nodes of which the operator has decided ``decision``, from now on."""
         self._nodes.decide(decision, node_ids, self._now_ms())
 
     def check_complete(self) -> None:
@@ -242,6 +248,11 @@ class Fleet:
             self._nodes.update(node, now)
         return node is not None
 
+    def found(self, node_id: str, findings: Iterable[OpenFinding]) -> None:
+        """Take what of ``linux.health`` a node has reported to be open, here or at another relay."""
+        if (node := self._nodes.get(node_id)) is not None:
+            node.findings = tuple(sorted(findings, key=severity_rank))
+
     def resolve(self, name: str, rights: Rights) -> Tool:
         """Return the tool called ``name``, canonical or dashed, for a caller with ``rights``.
 
@@ -275,14 +286,14 @@ class Fleet:
             "tool", NodeUse(tool.node_id, self._nodes.get(tool.node_id), rights, tool)
         )
 
-    def session_node(self, tenant: str, node_id: str) -> NodeRecord:
-        """Return a node of ``tenant``, for a session with it.
+    def session_node(self, rights: Rights, node_id: str) -> NodeRecord:
+        """Return a node for a session with it.
 
         Raises:
             ToolError: there can be none now.
         """
-        node = self.node_of(tenant, node_id)
-        error = self.usability.error("session", NodeUse(node_id, node, Rights.of(tenant, ())))
+        node = self.reach.node(rights, node_id)
+        error = self.usability.error("session", NodeUse(node_id, node, rights))
         if node is None or error is not None:
             raise error or ToolError(Failure.NODE_OFFLINE)
         return node
@@ -298,16 +309,7 @@ class Fleet:
     def follow(self, changed: Callable[[str], None]) -> None:
         self._nodes.follow(changed)
 
-    def nodes_of(self, tenant: str, after: str = "", limit: int | None = None) -> list[NodeRecord]:
-        """Return the nodes of ``tenant`` that lists show: ``limit`` of those behind the id ``after``."""
-        return self._nodes.behind(tenant, after, limit)
-
-    def labels(self, tenant: str) -> Iterator[tuple[str, str]]:
-        """Yield label and id of the nodes of ``tenant`` that lists show, sorted without case."""
-        return (named for named in self.names.labels(tenant) if named[1] not in self._nodes.hidden)
-
     def node_of(self, tenant: str, node_id: str) -> NodeRecord | None:
-        """Return a node of ``tenant``; None if it has none of that id."""
         return self._nodes.of_tenant(tenant).get(node_id)
 
     def sweep(self) -> None:

@@ -6,28 +6,30 @@ manifests.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from attrs import Factory, define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.fleet.node_index import NodeIndex
 from relay.observability.metrics import Metrics
+from relay.settings.environment import ValidityClock
 from schemas.manifest import etag_of
 
 WINDOW_MS = 60_000
 MAX_NODES = 10_000
 
 
+@define(eq=False, repr=False)
 class MissingManifests:
     """Nodes that send heartbeats and whose manifests the relay lacks; logged once a minute at most.
 
     A heartbeat may overtake its manifest: only nodes that lack one for a minute count.
     """
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
-        self._log = log
-        self._nodes: set[str] = set()
-        self._since_ms = 0
+    _log: FilteringBoundLogger
+    _nodes: set[str] = field(init=False, factory=set)
+    _since_ms: int = field(init=False, default=0)
 
     def missed(self, node_id: str, now_ms: int) -> None:
         if not self._nodes:
@@ -50,12 +52,12 @@ PENDING_FOR_MS = 30_000
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(NamedTuple):
     wire: bytes
     until_ms: int
 
 
+@define(eq=False, repr=False)
 class PendingManifests:
     """Manifests whose leaf is not known yet: one for each node, for half a minute, within ``max_bytes``.
 
@@ -63,12 +65,11 @@ class PendingManifests:
     ``dropped`` is called with the node of each whose leaf did not arrive.
     """
 
-    def __init__(self, dropped: Callable[[str], object], max_bytes: int = MAX_PENDING_BYTES) -> None:
-        self._dropped = dropped
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        # All wait equally long: the first is the one that expires first.
-        self._pending: dict[str, _Pending] = {}
+    _dropped: Callable[[str], object]
+    _max_bytes: int = MAX_PENDING_BYTES
+    _bytes: int = field(init=False, default=0)
+    # All wait equally long: the first is the one that expires first.
+    _pending: dict[str, _Pending] = field(init=False, factory=dict)
 
     def __contains__(self, node_id: str) -> bool:
         return node_id in self._pending
@@ -108,20 +109,22 @@ class PendingManifests:
         return pending
 
 
+@define(eq=False, repr=False, slots=False)
 class Inventory:
     """What one broker has sent, compared with what is known."""
 
-    def __init__(
-        self, nodes: NodeIndex, metrics: Metrics, now_ms: Callable[[], int], log: FilteringBoundLogger
-    ) -> None:
-        self._nodes = nodes
-        self._metrics = metrics
-        self._now_ms = now_ms
-        self._log = log
-        self._missing = MissingManifests(log)
-        self._subscription = 0
-        self._awaited: set[str] = set()
-        metrics.inventory_missing.set_function(self.missing)
+    _nodes: NodeIndex
+    _metrics: Metrics
+    _now_ms: ValidityClock
+    _log: FilteringBoundLogger
+    _missing: MissingManifests = field(
+        init=False, default=Factory(lambda self: MissingManifests(self._log), takes_self=True)
+    )
+    _subscription: int = field(init=False, default=0)
+    _awaited: set[str] = field(init=False, factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._metrics.inventory_missing.set_function(self.missing)
 
     def heartbeat(self, node_id: str, etag: str) -> None:
         """Count a heartbeat. It is not signed: no expiry moves, and nothing is listed by it."""

@@ -11,7 +11,13 @@ from functools import lru_cache
 
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.replay_marks import KeptLeaf
-from schemas.certificates import IdentityError, IdentityReason, verify_leaf
+from schemas.certificates import (
+    IdentityError,
+    IdentityReason,
+    RelayCertificate,
+    verify_leaf,
+    verify_relay,
+)
 from schemas.identity import (
     CertificateFormatError,
     Identity,
@@ -112,7 +118,6 @@ class FleetTrust:
         return FleetTrust(self.rules, roots, revoked, self.kept)
 
     def root_kids(self) -> Sequence[str]:
-        """Return the kids of the roots, in their order."""
         return [*root_validities(tuple(self.roots))]
 
     def is_root(self, der: bytes) -> bool:
@@ -137,6 +142,27 @@ class FleetTrust:
         if recalled is None:
             self.kept.verified(identity)
         return identity
+
+    def relay(self, der: bytes, now_ms: int, *, may_have_ended: bool = False) -> RelayCertificate:
+        """Return what the certificate of a relay says, DER, that is accepted now.
+
+        Raises:
+            IdentityError: it is not.
+        """
+        certificate = verify_relay(der, self.roots, now_ms)
+        if not may_have_ended and not certificate.valid_at(now_ms):
+            raise IdentityError(IdentityReason.VALIDITY)
+        if not self.accepts(certificate):
+            raise IdentityError(IdentityReason.REVOKED)
+        return certificate
+
+    def accepts(self, certificate: RelayCertificate) -> bool:
+        """Return whether the certificate of a relay is not revoked, and its root is trusted."""
+        return (
+            certificate.kid not in self.revoked
+            and certificate.issued_as not in self.revoked
+            and certificate.root_kid in self.root_kids()
+        )
 
 
 def _known_leaf(node: NodeRecord, pem: str) -> Identity | None:

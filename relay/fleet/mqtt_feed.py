@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import paho.mqtt.client as paho
+from attrs import define, field
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
@@ -29,17 +30,16 @@ from relay.limits.rate_limits import Allowance, KeyedLimiters
 from relay.observability.metrics import Metrics
 from schemas import topics
 from schemas.addresses import BrokerAddress
-from schemas.backoff import Backoff
 from schemas.errors import ToolError
 from schemas.faults import connection_reason
 from schemas.health import Loop
 from schemas.identity import MAX_PEM_BYTES
 from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.pacing import Backoff, TokenBucket
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 from schemas.threads import NoThreadError, started
-from schemas.token_bucket import TokenBucket
 
 MqttMessage = tuple[str, bytes]
 """A topic and a payload."""
@@ -62,6 +62,7 @@ _NO_TOPIC = ""
 """In the place of one that is not UTF-8. A topic has at least one character (MQTT 3.1.1 section 4.7.3)."""
 
 
+@define(eq=False, repr=False, kw_only=True, slots=False)
 class MqttConnection:
     """A connection to ``broker``; ``tls`` has the roots to trust and the certificate to present, if TLS.
 
@@ -70,40 +71,29 @@ class MqttConnection:
     ``progress`` is that of ``run``.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        broker: BrokerAddress,
-        client_id: str,
-        subscriptions: Sequence[tuple[str, int]],
-        largest: int,
-        changed: OnState,
-        refused: Callable[[str], None],
-        progress: Loop,
-        log: FilteringBoundLogger,
-        tls: ssl.SSLContext | None,
-        longest_wait_s: float,
-        keepalive_s: int = _KEEPALIVE_S,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._broker = broker
-        self._subscriptions = list(subscriptions)
-        self._kept_bytes = largest + 1
-        self._changed = changed
-        self._refused = refused
-        self._progress = progress
-        self._log = log
-        self._keepalive_s = keepalive_s
-        self._sleep = sleep
-        self._backoff = Backoff(_FIRST_WAIT_S, longest_wait_s)
-        self._answered = False
-        self._batch: list[MqttMessage] = []
-        self._readable: asyncio.Future[None] | None = None
+    _broker: BrokerAddress
+    _client_id: str
+    _subscriptions: list[tuple[str, int]]
+    _largest: int
+    _changed: OnState
+    _refused: Callable[[str], None]
+    _progress: Loop
+    _log: FilteringBoundLogger
+    _tls: ssl.SSLContext | None
+    _longest_wait_s: float
+    _keepalive_s: int = _KEEPALIVE_S
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _answered: bool = field(init=False, default=False)
+    _batch: list[MqttMessage] = field(init=False, factory=list)
+    _readable: asyncio.Future[None] | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._backoff = Backoff(_FIRST_WAIT_S, self._longest_wait_s)
         self._client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
+            CallbackAPIVersion.VERSION2, client_id=self._client_id, protocol=MQTTProtocolVersion.MQTTv311
         )
-        if tls is not None:
-            self._client.tls_set_context(tls)
+        if self._tls is not None:
+            self._client.tls_set_context(self._tls)
         self._client.on_connect = self._on_connect
         self._client.on_subscribe = self._on_subscribe
         self._client.on_disconnect = self._on_disconnect
@@ -138,13 +128,15 @@ class MqttConnection:
         self._answered = False
         connecting = _in_thread(self._client.reconnect)
         try:
-            await asyncio.shield(connecting)
+            await asyncio.wait([connecting])
         except asyncio.CancelledError:
             # What it opens meanwhile is to be closed.
             ended, _ = await asyncio.wait([connecting], timeout=_STOP_S)
             for each in ended:
                 each.exception()  # read, so that it is not reported as one that was missed
             raise
+        try:
+            connecting.result()
         except OSError as error:
             self._changed(False, connection_reason(error))  # noqa: FBT003 - positional, as paho's own callbacks
         self._write_rest()
@@ -206,7 +198,6 @@ class MqttConnection:
         return isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
 
     def _write_rest(self) -> None:
-        """Have the event loop write what paho could not write at once."""
         connection = self._client.socket()
         if connection is not None and self._client.want_write():
             asyncio.get_running_loop().add_writer(connection.fileno(), self._write)
@@ -254,7 +245,7 @@ class MqttConnection:
             topic = message.topic
         except UnicodeDecodeError:
             topic = _NO_TOPIC
-        self._batch.append((topic, bytes(message.payload[: self._kept_bytes])))
+        self._batch.append((topic, bytes(message.payload[: self._largest + 1])))
 
 
 def _in_thread(work: Callable[[], object]) -> asyncio.Future[None]:
@@ -303,7 +294,7 @@ _BATCH_S = 0.005
 _MESSAGE_S = 120.0
 _LARGEST = max(MAX_MANIFEST_BYTES, MAX_PEM_BYTES)
 _MAX_HEARTBEAT_BYTES = 1024
-_BYTES_LIKE_A_MESSAGE = 8192
+_BYTES_PER_MESSAGE = 8192
 # A node publishes three messages a heartbeat, and all of them again with each reconnect.
 NODE_RATE = Allowance(rate=10, burst=60, concurrency=1)
 # All unknown nodes together: a new relay learns of some thousands at once, of each by its leaf.
@@ -315,6 +306,7 @@ _SUBSCRIPTIONS = [
 ]
 
 
+@define(eq=False, repr=False, kw_only=True, slots=False)
 class MqttFeed:
     """Feeds the fleet from one broker; ``tls`` has the roots to trust and the certificate to present, if TLS.
 
@@ -329,54 +321,42 @@ class MqttFeed:
         loop: the progress of ``run``.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        *,
-        broker: BrokerAddress,
-        client_id: str,
-        fleet: Fleet,
-        registry: SchemaRegistry,
-        metrics: Metrics,
-        refusals: RefusalCounter,
-        log: FilteringBoundLogger,
-        per_node: Allowance = NODE_RATE,
-        unknown_nodes: Allowance = UNKNOWN_NODES_RATE,
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        tls: ssl.SSLContext | None = None,
-        longest_wait_s: int = _MAX_BACKOFF_S,
-        resubscribe_after_s: float = _RESUBSCRIBE_AFTER_S,
-        check_after_s: float = _CHECK_AFTER_S,
-    ) -> None:
-        self._broker = broker
-        self._fleet = fleet
-        self._heartbeat = registry.load("heartbeat@1.0.0")
-        self._metrics = metrics
-        self._refusals = refusals
-        self._log = log
-        self._per_node = per_node
-        self._limiters: KeyedLimiters[str] = KeyedLimiters(monotonic)
-        self._unknown_nodes = TokenBucket(unknown_nodes.rate, unknown_nodes.burst, monotonic())
-        self._monotonic = monotonic
-        self._sleep = sleep
-        self._resubscribe_after_s = resubscribe_after_s
-        self._check_after_s = check_after_s
-        self._timers: list[asyncio.TimerHandle] = []
-        self.loop = Loop(monotonic)
-        self.connected = False
-        self.is_awaited = True
-        self._reported: str | None = None
+    _broker: BrokerAddress
+    _client_id: str
+    _fleet: Fleet
+    _registry: SchemaRegistry
+    _metrics: Metrics
+    _refusals: RefusalCounter
+    _log: FilteringBoundLogger
+    _per_node: Allowance = NODE_RATE
+    _unknown_nodes: Allowance = UNKNOWN_NODES_RATE
+    _monotonic: Callable[[], float] = time.monotonic
+    _sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _tls: ssl.SSLContext | None = None
+    _longest_wait_s: int = _MAX_BACKOFF_S
+    _resubscribe_after_s: float = _RESUBSCRIBE_AFTER_S
+    _check_after_s: float = _CHECK_AFTER_S
+    connected: bool = field(init=False, default=False)
+    is_awaited: bool = field(init=False, default=True)
+    _timers: list[asyncio.TimerHandle] = field(init=False, factory=list)
+    _reported: str | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self.loop = Loop(self._monotonic)
+        self._heartbeat = self._registry.load("heartbeat@1.0.0")
+        self._limiters: KeyedLimiters[str] = KeyedLimiters(self._monotonic)
+        self._unknown = TokenBucket(self._unknown_nodes.rate, self._unknown_nodes.burst, self._monotonic())
         self._connection = MqttConnection(
-            broker=broker,
-            client_id=client_id,
+            broker=self._broker,
+            client_id=self._client_id,
             subscriptions=_SUBSCRIPTIONS,
             largest=_LARGEST,
             changed=self._connected,
             refused=self._refused,
             progress=self.loop,
-            log=log,
-            tls=tls,
-            longest_wait_s=longest_wait_s,
+            log=self._log,
+            tls=self._tls,
+            longest_wait_s=self._longest_wait_s,
         )
 
     async def run(self) -> None:
@@ -414,10 +394,10 @@ class MqttFeed:
             self._metrics.messages_dropped.labels("topic").inc()
             return
         node_id, channel = parsed
-        cost = 1 + len(payload) / _BYTES_LIKE_A_MESSAGE
+        cost = 1 + len(payload) / _BYTES_PER_MESSAGE
         if self._fleet.tenant_of(node_id) is None:
             # The broker waits with all messages: a leaf that is dropped would not be published again.
-            while (wait_s := self._unknown_nodes.take(self._monotonic(), cost)) > 0:
+            while (wait_s := self._unknown.take(self._monotonic(), cost)) > 0:
                 await self._sleep(wait_s)
         try:
             with self._limiters.held(node_id, self._per_node, cost):

@@ -6,22 +6,24 @@ Must not decide what is trusted.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
+
+from attrs import define, field
 
 from relay.auth.permissions import Rights
-from relay.fleet.node_record import NO_TOOLS, NodeRecord, NodeState, Standing
+from relay.fleet.node_record import NO_TOOLS, ManifestStatus, NodeRecord, NodeState
 from relay.fleet.tool_index import ToolIndex, Version
 from relay.fleet.tools import BEFORE_ALL, Position, Tool
 from relay.fleet.usability import Decision
+from schemas.tally import Tally
 
-KeyT = TypeVar("KeyT", bound=Hashable)
 
-
+@define(eq=False, repr=False)
 class NodeCounts:
     """The numbers of nodes by their states, kept as nodes change: to read one costs nothing.
 
@@ -31,10 +33,11 @@ class NodeCounts:
         expected: how many have announced themselves and are not retired.
     """
 
-    def __init__(self) -> None:
-        self.expected = 0
-        self._received: Counter[int] = Counter()
-        self._of_tenants: dict[Standing, Counter[str]] = {standing: Counter() for standing in Standing}
+    expected: int = 0
+    _received: Tally[int] = field(init=False, factory=Tally)
+    _of_tenants: Mapping[ManifestStatus, Tally[str]] = field(
+        init=False, factory=lambda: {status: Tally() for status in ManifestStatus}
+    )
 
     def change(self, before: NodeState | None, after: NodeState | None) -> None:
         """Take in that the state of a node has changed; None: it was not counted, or is no longer."""
@@ -46,29 +49,24 @@ class NodeCounts:
         """Return of how many of those expected the broker has sent an announce in ``subscription``."""
         return self._received[subscription]
 
-    def of_tenants(self, standing: Standing) -> Mapping[str, int]:
-        """Return how many nodes of each tenant are in ``standing``; tenants without any are not in it."""
-        return self._of_tenants[standing]
+    def of_tenants(self, status: ManifestStatus) -> Mapping[str, int]:
+        """Return how many nodes of each tenant have a manifest of ``status``; only tenants with some."""
+        return self._of_tenants[status]
 
     def _add(self, state: NodeState | None, by: int) -> None:
         if state is None:
             return
-        if state.standing is not None:
-            _add(self._of_tenants[state.standing], state.tenant, by)
+        if state.manifest_status is not None:
+            self._of_tenants[state.manifest_status][state.tenant] += by
         if state.received_in is not None:
             self.expected += by
-            _add(self._received, state.received_in, by)
-
-
-def _add(counts: Counter[KeyT], key: KeyT, by: int) -> None:
-    counts[key] += by
-    if not counts[key]:
-        del counts[key]  # else each tenant and each subscription that ever was would stay
+            self._received[state.received_in] += by
 
 
 _SPARE = 64
 
 
+@define(eq=False, repr=False)
 class DueTimes:
     """When each of many things is to be examined again: the earliest first, and one time for each.
 
@@ -76,9 +74,8 @@ class DueTimes:
     is queued. Never more than twice as many entries as names, and ``_SPARE``.
     """
 
-    def __init__(self) -> None:
-        self._due_ms: dict[str, int] = {}
-        self._heap: list[tuple[int, str]] = []
+    _due_ms: dict[str, int] = field(init=False, factory=dict)
+    _heap: list[tuple[int, str]] = field(init=False, factory=list)
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -129,23 +126,21 @@ class FleetChange(NamedTuple):
     what: NodeChange
 
 
+@define(eq=False, repr=False)
 class _History:
-    __slots__ = ("changes", "complete_since_ms")
-
-    def __init__(self, complete_since_ms: int) -> None:
-        self.changes: deque[FleetChange] = deque(maxlen=KEPT)
-        self.complete_since_ms = complete_since_ms
+    complete_since_ms: int
+    changes: deque[FleetChange] = field(init=False, factory=lambda: deque(maxlen=KEPT))
 
 
+@define(eq=False, repr=False)
 class FleetChanges:
     """The changes that one relay has seen since ``started_ms``: ``KEPT`` of each tenant."""
 
-    def __init__(self, started_ms: int) -> None:
-        self._histories: defaultdict[str, _History] = defaultdict(lambda: _History(started_ms))
-        self._started_ms = started_ms
+    _started_ms: int
+    _histories: dict[str, _History] = field(init=False, factory=dict)
 
     def record(self, tenant: str, change: FleetChange) -> None:
-        history = self._histories[tenant]
+        history = self._histories.setdefault(tenant, _History(self._started_ms))
         if len(history.changes) == KEPT:
             history.complete_since_ms = history.changes[0].at_ms + 1
         history.changes.append(change)
@@ -161,10 +156,12 @@ class FleetChanges:
         return self._started_ms if history is None else history.complete_since_ms
 
 
+@define(eq=False, repr=False)
 class NodeIndex:
     """The nodes of one relay.
 
     Attributes:
+        get: returns the node of an id, or None.
         changes: what came, went and changed.
         counts: how many nodes are in which state; after ``settle``, as of now.
         decided: the nodes of each decision of the operator's; ``hidden``, in no list, are all of these.
@@ -172,19 +169,25 @@ class NodeIndex:
         tools: those that are listed; after ``settle``, as of now.
     """
 
-    def __init__(self, started_ms: int = 0) -> None:
-        self.changes = FleetChanges(started_ms)
-        self.decided: dict[Decision, frozenset[str]] = dict.fromkeys(Decision, frozenset())
-        self.hidden: frozenset[str] = frozenset()
-        self.undecided = set(Decision)
-        self.counts = NodeCounts()
-        self._nodes: dict[str, NodeRecord] = {}
-        self._tenants: dict[str, dict[str, NodeRecord]] = {}
-        self._ids: dict[str, list[str]] = {}
-        self.tools = ToolIndex()
-        self._ends = DueTimes()
-        self._settled_ms = 0
-        self._followers: list[Callable[[str], None]] = []
+    changes: FleetChanges = field(factory=lambda: FleetChanges(0))
+    decided: dict[Decision, frozenset[str]] = field(
+        init=False, factory=lambda: dict.fromkeys(Decision, frozenset())
+    )
+    hidden: frozenset[str] = field(init=False, default=frozenset())
+    undecided: set[Decision] = field(init=False, factory=lambda: set(Decision))
+    counts: NodeCounts = field(init=False, factory=NodeCounts)
+    tools: ToolIndex = field(init=False, factory=ToolIndex)
+    _nodes: dict[str, NodeRecord] = field(init=False, factory=dict)
+    _tenants: dict[str, dict[str, NodeRecord]] = field(init=False, factory=dict)
+    _ids: dict[str, list[str]] = field(init=False, factory=dict)
+    _ids_revisions: Tally[str] = field(init=False, factory=Tally)
+    _ends: DueTimes = field(init=False, factory=DueTimes)
+    _settled_ms: int = field(init=False, default=0)
+    _followers: list[Callable[[str], None]] = field(init=False, factory=list)
+    get: Callable[[str], NodeRecord | None] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.get = self._nodes.get  # not a method: each call of a tool reads a node
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -194,9 +197,6 @@ class NodeIndex:
 
     def __getitem__(self, node_id: str) -> NodeRecord:
         return self._nodes[node_id]
-
-    def get(self, node_id: str) -> NodeRecord | None:
-        return self._nodes.get(node_id)
 
     def of_tenant(self, tenant: str) -> Mapping[str, NodeRecord]:
         return self._tenants.get(tenant, {})
@@ -214,9 +214,12 @@ class NodeIndex:
     def ids_of(self, tenant: str) -> Sequence[str]:
         return self._ids.get(tenant, ())
 
+    def ids_revision(self, tenant: str) -> int:
+        """Return a number that grows as nodes come to ``tenant``, and leave it."""
+        return self._ids_revisions[tenant]
+
     def tenant_of(self, node_id: str) -> str | None:
-        node = self._nodes.get(node_id)
-        return node.tenant if node is not None else None
+        return node.tenant if (node := self._nodes.get(node_id)) is not None else None
 
     def follow(self, changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each tenant whose listed tools may have changed."""
@@ -237,7 +240,6 @@ class NodeIndex:
             self._ends.no_later_than(node.node_id, end_ms)
 
     def decide(self, decision: Decision, node_ids: frozenset[str], now_ms: int) -> None:
-        """Take ``node_ids`` as all nodes of ``decision`` from now on."""
         self.undecided.discard(decision)
         changed, self.decided[decision] = self.decided[decision] ^ node_ids, node_ids
         self.hidden = frozenset().union(*self.decided.values())
@@ -286,6 +288,7 @@ class NodeIndex:
         if node.indexed_tenant is None:
             return
         self._list(node, NO_TOOLS, now_ms)
+        self._ids_revisions[node.indexed_tenant] += 1
         former, ids = self._tenants[node.indexed_tenant], self._ids[node.indexed_tenant]
         del former[node.node_id], ids[bisect_left(ids, node.node_id)]
         if not former:
@@ -299,9 +302,9 @@ class NodeIndex:
         self._tenants.setdefault(node.tenant, {})[node.node_id] = node
         insort(self._ids.setdefault(node.tenant, []), node.node_id)
         node.indexed_tenant = node.tenant
+        self._ids_revisions[node.tenant] += 1
 
     def _list(self, node: NodeRecord, tools: Mapping[str, Tool], now_ms: int) -> None:
-        """List ``tools`` in the place of those of ``node`` that are listed."""
         if tools is node.indexed_tools or node.indexed_tenant is None:
             return
         what = _change(node.indexed_tools, tools)

@@ -7,12 +7,14 @@ and close names as well. Must not read the ledger, nor decide what a caller may 
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain, islice
 from typing import Protocol
+
+from attrs import define, field
 
 from relay.state.labels import MIN_PREFIX, folded, id_prefix_of, legible, node_id_of, typed_form
 from relay.state.names import NodeName
@@ -47,6 +49,12 @@ _MAX_SHOWN = 48
 ALL = "*"
 _TAG_SELECTOR = "tag:"
 _UNNAMED = NodeName("")
+Admits = Callable[[str], bool]
+"""Returns whether a node of the tenant, by its id, exists for who asks."""
+
+
+def _every(_node_id: str) -> bool:
+    return True
 
 
 def is_tag_selector(selector: str) -> bool:
@@ -78,7 +86,6 @@ class UnknownNodeError(PeerError):
 
     @property
     def headline(self) -> str:
-        """What is wrong, as a sentence of a few words."""
         shown = f"'{printable(self.reference, _MAX_SHOWN)}'"
         if self.candidates:
             return f"{self.candidates} nodes have an id that begins with {shown}."
@@ -98,33 +105,37 @@ class UnknownNodeError(PeerError):
         return f"{shown} is no node's id, label or prefix of at least {MIN_PREFIX} characters{hint}"
 
 
+@define(eq=False, repr=False)
 class _TenantNames:
-    """The labels and tags of one tenant's nodes."""
+    """The labels and tags of one tenant's nodes.
 
-    __slots__ = ("by_tag", "by_typed", "by_word", "labels", "nodes", "tags")
+    Attributes:
+        labels: folded, sorted.
+        nodes: by folded label: the label as it was given, and its node.
+        tags: those of ``by_tag``, sorted.
+        by_word: the folded labels that contain a word; in a dict, for its order.
+        by_typed: the nodes whose label has letters beyond ASCII, by what is typed for it, in lower case.
+    """
 
-    def __init__(self) -> None:
-        self.labels: list[str] = []
-        """Folded, sorted."""
-        self.nodes: dict[str, tuple[str, str]] = {}
-        """By folded label: the label as it was given, and its node."""
-        self.tags: list[str] = []
-        """Those of ``by_tag``, sorted."""
-        self.by_tag: defaultdict[str, set[str]] = defaultdict(set)
-        self.by_word: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        """The folded labels that contain a word; in a dict, for its order."""
-        self.by_typed: defaultdict[str, set[str]] = defaultdict(set)
-        """The nodes whose label has letters beyond ASCII, by what is typed for it, in lower case."""
+    labels: list[str] = field(init=False, factory=list)
+    nodes: dict[str, tuple[str, str]] = field(init=False, factory=dict)
+    tags: list[str] = field(init=False, factory=list)
+    by_tag: defaultdict[str, set[str]] = field(init=False, factory=lambda: defaultdict(set))
+    by_word: defaultdict[str, dict[str, None]] = field(init=False, factory=lambda: defaultdict(dict))
+    by_typed: defaultdict[str, set[str]] = field(init=False, factory=lambda: defaultdict(set))
 
 
+_NO_NAMES = _TenantNames()
+
+
+@define(eq=False, repr=False)
 class NodeNames:
     """The names of the nodes of one relay."""
 
-    def __init__(self, nodes: KnownNodes) -> None:
-        self._nodes = nodes
-        self._by_node: dict[str, NodeName] = {}
-        self._tenants: defaultdict[str, _TenantNames] = defaultdict(_TenantNames)
-        self._revisions: Counter[str] = Counter()
+    _nodes: KnownNodes
+    _by_node: dict[str, NodeName] = field(init=False, factory=dict)
+    _tenants: defaultdict[str, _TenantNames] = field(init=False, factory=lambda: defaultdict(_TenantNames))
+    _revisions: Counter[str] = field(init=False, factory=Counter)
 
     def revision(self, tenant: str) -> int:
         """Return a number that grows with each change of the names of ``tenant``."""
@@ -135,9 +146,7 @@ class NodeNames:
 
         Those of nodes that are not in the tenant any more, or not yet, are among them.
         """
-        names = self._tenants.get(tenant)
-        if names is None:
-            return
+        names = self._names_in(tenant)
         labelled = [names.nodes[label][1] for label in names.labels]
         tagged = {node_id for nodes in names.by_tag.values() for node_id in nodes}
         for node_id in (*labelled, *sorted(tagged.difference(labelled))):
@@ -145,49 +154,47 @@ class NodeNames:
 
     def tagged(self, tenant: str, tag: str) -> AbstractSet[str]:
         """Return the nodes that were given ``tag`` in ``tenant``, also those that are not in it now."""
-        names = self._tenants.get(tenant)
-        return names.by_tag.get(tag, frozenset()) if names is not None else frozenset()
+        return self._names_in(tenant).by_tag.get(tag, frozenset())
 
     def label_of(self, node_id: str) -> str:
         """Return the label of a node in the tenant that it is in; empty if it has none."""
-        return self._name_of(node_id).label
+        return self.name_of(node_id).label
 
     def label_in(self, tenant: str, node_id: str) -> str:
-        name = self._name_of(node_id)
+        name = self.name_of(node_id)
         return name.label if name.tenant == tenant else ""
 
     def tags_of(self, node_id: str) -> tuple[str, ...]:
-        return self._name_of(node_id).tags
+        return self.name_of(node_id).tags
 
     def labels(self, tenant: str) -> Iterable[tuple[str, str]]:
         """Yield label and node id of the nodes of ``tenant`` that have a label, sorted without case."""
-        names = self._tenants.get(tenant)
-        if names is None:
-            return
+        names = self._names_in(tenant)
         for label in names.labels:
             shown, node_id = names.nodes[label]
             if self._is_of(node_id, tenant):
                 yield shown, node_id
 
-    def resolve(self, tenant: str, reference: str) -> str:
+    def resolve(self, tenant: str, reference: str, admits: Admits = _every) -> str:
         """Return the node of ``tenant`` that ``reference`` names: full id, label or prefix, in that order.
 
         A label with letters beyond ASCII is also named by what is typed for it, unless that fits several.
+        Here and below, what ``admits`` leaves out does not exist.
 
         Raises:
             UnknownNodeError: there is none, or a prefix fits several.
         """
         node_id = node_id_of(reference)
-        if node_id is not None and self._is_known(node_id, tenant):
+        if node_id is not None and self._is_known(node_id, tenant) and admits(node_id):
             return node_id
-        names = self._tenants.get(tenant)
-        labelled = names.nodes.get(folded(reference)) if names is not None else None
-        if labelled is not None and self._is_of(labelled[1], tenant):
+        names = self._names_in(tenant)
+        labelled = names.nodes.get(folded(reference))
+        if labelled is not None and self._is_of(labelled[1], tenant) and admits(labelled[1]):
             return labelled[1]
-        typed = names.by_typed.get(reference.lower(), ()) if names is not None else ()
-        if len(typed) == 1 and self._is_of(node := next(iter(typed)), tenant):
-            return node
-        return self._by_prefix(tenant, reference)
+        typed = [node for node in names.by_typed.get(reference.lower(), ()) if admits(node)]
+        if len(typed) == 1 and self._is_of(typed[0], tenant):
+            return typed[0]
+        return self._by_prefix(tenant, reference, admits)
 
     def beginning_of(self, tenant: str, node_id: str) -> str:
         """Return the shortest prefix of ``node_id`` that ``resolve`` takes, which no other node's id has."""
@@ -197,7 +204,7 @@ class NodeNames:
         prefixes = (node_id[:length] for length in range(MIN_PREFIX, len(node_id) + 1))
         return next(prefix for prefix in prefixes if not any(other.startswith(prefix) for other in near))
 
-    def members(self, tenant: str, selector: str) -> list[str]:
+    def members(self, tenant: str, selector: str, admits: Admits = _every) -> list[str]:
         """Return the nodes of ``tenant`` that ``selector`` means, by id: `*`, a tag, or one reference.
 
         A tag is written `site=north` or `tag:gateway`.
@@ -210,10 +217,10 @@ class NodeNames:
         elif is_tag_selector(selector):
             found = self._tagged(tenant, selector.removeprefix(_TAG_SELECTOR))
         else:
-            return [self.resolve(tenant, selector)]
-        if not found:
-            raise UnknownNodeError(selector, self._close_tags(tenant, selector))
-        return sorted(found)
+            return [self.resolve(tenant, selector, admits)]
+        if not (members := sorted(filter(admits, found))):
+            raise UnknownNodeError(selector, self._close_tags(tenant, selector, admits))
+        return members
 
     def change(self, changed: Mapping[str, NodeName | None]) -> set[str]:
         """Take in what the operator has changed: the nodes' new names; None for a node without any.
@@ -239,7 +246,11 @@ class NodeNames:
         }
         return changed | dict.fromkeys(self._by_node.keys() - names.keys())
 
-    def _name_of(self, node_id: str) -> NodeName:
+    def _names_in(self, tenant: str) -> _TenantNames:
+        return self._tenants.get(tenant, _NO_NAMES)
+
+    def name_of(self, node_id: str) -> NodeName:
+        """Return what a node is called in the tenant that it is in."""
         name = self._by_node.get(node_id, _UNNAMED)
         return name if self._is_of(node_id, name.tenant) else _UNNAMED
 
@@ -251,37 +262,36 @@ class NodeNames:
         now_in = self._nodes.tenant_of(node_id)
         return (now_in or self._by_node.get(node_id, _UNNAMED).tenant) == tenant
 
-    def _by_prefix(self, tenant: str, reference: str) -> str:
+    def _by_prefix(self, tenant: str, reference: str, admits: Admits) -> str:
         prefix = id_prefix_of(reference)
         if prefix is None:
-            raise UnknownNodeError(reference, self._close_labels(tenant, reference))
+            raise UnknownNodeError(reference, self._close_labels(tenant, reference, admits))
         ids = self._nodes.ids_of(tenant)
         start = bisect_left(ids, prefix)
         # "~" is behind every character of an id.
         end = bisect_left(ids, prefix + "~", start)
-        if end - start != 1:
-            raise UnknownNodeError(reference, self._close_labels(tenant, reference), candidates=end - start)
-        return ids[start]
+        fitting = list(filter(admits, ids[start:end]))
+        if len(fitting) != 1:
+            close = self._close_labels(tenant, reference, admits)
+            raise UnknownNodeError(reference, close, candidates=len(fitting))
+        return fitting[0]
 
     def _tagged(self, tenant: str, tag: str) -> list[str]:
-        names = self._tenants.get(tenant)
-        tagged = names.by_tag.get(tag, ()) if names is not None else ()
-        return [node_id for node_id in tagged if self._is_of(node_id, tenant)]
+        return [node_id for node_id in self.tagged(tenant, tag) if self._is_of(node_id, tenant)]
 
-    def _close_labels(self, tenant: str, reference: str) -> list[str]:
-        names = self._tenants.get(tenant)
-        if names is None:
-            return []
+    def _close_labels(self, tenant: str, reference: str, admits: Admits) -> list[str]:
+        names = self._names_in(tenant)
         found = closest(folded(reference), names.labels, names.by_word)
         shown = (names.nodes[label] for label in found)
-        return [label for label, node_id in shown if self._is_of(node_id, tenant)]
+        return [label for label, node_id in shown if self._is_of(node_id, tenant) and admits(node_id)]
 
-    def _close_tags(self, tenant: str, selector: str) -> list[str]:
-        names = self._tenants.get(tenant)
-        if names is None:
-            return []
-        tags = closest(selector.removeprefix(_TAG_SELECTOR), names.tags)
-        return [tag if "=" in tag else f"{_TAG_SELECTOR}{tag}" for tag in tags if self._tagged(tenant, tag)]
+    def _close_tags(self, tenant: str, selector: str, admits: Admits) -> list[str]:
+        tags = closest(selector.removeprefix(_TAG_SELECTOR), self._names_in(tenant).tags)
+        return [
+            tag if "=" in tag else f"{_TAG_SELECTOR}{tag}"
+            for tag in tags
+            if any(map(admits, self._tagged(tenant, tag)))
+        ]
 
     def _add(self, node_id: str, name: NodeName) -> None:
         self._by_node[node_id] = name
@@ -337,6 +347,7 @@ class _Texts:
     node_ids: frozenset[str]
 
 
+@define(eq=False, repr=False)
 class NameSearch:
     """Searches ``names`` by words of labels and tags, and by the beginning of ids.
 
@@ -344,9 +355,8 @@ class NameSearch:
     ten thousand of them in about two milliseconds. It does not know which nodes are online or still there.
     """
 
-    def __init__(self, names: NodeNames) -> None:
-        self._names = names
-        self._kept: OrderedDict[str, _Texts] = OrderedDict()
+    _names: NodeNames
+    _kept: OrderedDict[str, _Texts] = field(init=False, factory=OrderedDict)
 
     def ranked(self, tenant: str, node_ids: Sequence[str], query: str) -> list[str]:
         """Return the nodes that ``query`` means, best first: of those named, and of the sorted ``node_ids``.

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from relay.fleet.tools import Tool
 from schemas.identity import Identity
-from schemas.trust import Known, Mark, TrustedManifest
+from schemas.payloads import OpenFinding
+from schemas.trust import HighWaterMark, Known, TrustedManifest
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 _MAX_IDENTITIES = 2
@@ -25,7 +26,7 @@ class Where(Enum):
     NOWHERE = "nowhere"
 
 
-class Standing(StrEnum):
+class ManifestStatus(StrEnum):
     """What the newest manifest of a node is by this machine's clock; one that has ended is neither."""
 
     IN_FORCE = "in_force"
@@ -40,7 +41,7 @@ class NodeState(NamedTuple):
     """
 
     tenant: str
-    standing: Standing | None
+    manifest_status: ManifestStatus | None
     received_in: int | None
 
 
@@ -59,13 +60,14 @@ class NodeRecord:
         grace_until_ms: how long its tools stay listed without a connection.
         ahead_until_ms: how long it counts that it has sent a manifest of the future by this machine's clock;
             0 if it has not since one was accepted.
+        findings: what of ``linux.health`` it has reported to be open in its session, the worst first.
         indexed_tenant, indexed_tools, indexed_state: what ``NodeIndex`` has taken in; written by it alone.
     """
 
     node_id: str
     tenant: str
     identities: dict[str, Identity] = field(default_factory=dict)
-    mark: Mark | None = None
+    mark: HighWaterMark | None = None
     manifest: TrustedManifest | None = None
     has_announced: bool = False
     rejected: bool = False
@@ -78,6 +80,7 @@ class NodeRecord:
     broker_etag: str | None = None
     grace_until_ms: int = 0
     ahead_until_ms: int = 0
+    findings: tuple[OpenFinding, ...] = ()
     indexed_tenant: str | None = None
     indexed_tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
     indexed_state: NodeState | None = None
@@ -117,11 +120,11 @@ class NodeRecord:
         """Return what is counted of it; ``is_expected``: the broker has an announce of it."""
         return NodeState(self.tenant, self._standing(now_ms), self.received_in if is_expected else None)
 
-    def _standing(self, now_ms: int) -> Standing | None:
+    def _standing(self, now_ms: int) -> ManifestStatus | None:
         # What a node has signed says nothing once its leaves are revoked.
         if now_ms < self.ahead_until_ms and self.identities:
-            return Standing.AHEAD
-        return Standing.IN_FORCE if now_ms < self.in_force_until_ms else None
+            return ManifestStatus.AHEAD
+        return ManifestStatus.IN_FORCE if now_ms < self.in_force_until_ms else None
 
     def next_end_ms(self, now_ms: int) -> int | None:
         """Return when what holds of it now ends next; None if nothing does by itself."""
@@ -132,6 +135,7 @@ class NodeRecord:
         was_connected, self.where = self.connected, where
         if self.connected is not was_connected:
             self.since_ms = now_ms
+            self.findings = ()
         self.grace_until_ms = grace_until_ms
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> bool:

@@ -23,7 +23,7 @@ from schemas.files import check_private_directory, make_private_directory, open_
 from schemas.health import Loop
 from schemas.identity import Identity
 from schemas.text import printable
-from schemas.trust import Mark
+from schemas.trust import HighWaterMark
 
 _FLUSH_INTERVAL_S = 1.0
 _ROUND_S = 120.0
@@ -32,7 +32,7 @@ _UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
 """What the library raises for a damaged file; the second one where its own error repeats what is damaged."""
 _MARK_TYPES = (str, str, int, str)
 _LEAF_TYPES = (str, str, str, bytes, int, int, str)
-_Changes = dict[str, tuple[str, Mark] | None]
+_Changes = dict[str, tuple[str, HighWaterMark] | None]
 """By node: its tenant and its newest mark; None: the mark is to be deleted."""
 _BESIDE = ("-journal", "-wal", "-shm")
 
@@ -85,13 +85,12 @@ class MarkStore:
                 " not_after_ms INTEGER NOT NULL, root_kid TEXT NOT NULL, rules INTEGER NOT NULL) STRICT"
             )
 
-    def load(self) -> Iterator[tuple[str, str, Mark]]:
-        """Yield ``(node_id, tenant, mark)`` of every node."""
+    def load(self) -> Iterator[tuple[str, str, HighWaterMark]]:
         with self._transaction() as database:
             rows = database.execute("SELECT node_id, tenant, issued_at_ms, etag FROM marks").fetchall()
         self._check(rows, _MARK_TYPES)
         for node_id, tenant, issued_at_ms, etag in rows:
-            yield node_id, tenant, Mark(issued_at_ms, etag)
+            yield node_id, tenant, HighWaterMark(issued_at_ms, etag)
 
     def load_leaves(self, now_ms: int) -> list[KeptLeaf]:
         """Return the leaves that were verified by the present rules; delete others and expired ones."""
@@ -107,7 +106,7 @@ class MarkStore:
         """Keep ``leaf``, which was verified by the present rules, and write it with the next flush."""
         self._leaves.append(leaf)
 
-    def put(self, node_id: str, tenant: str, mark: Mark) -> None:
+    def put(self, node_id: str, tenant: str, mark: HighWaterMark) -> None:
         """Keep ``mark``, and write it with the next flush."""
         self._pending[node_id] = (tenant, mark)
 

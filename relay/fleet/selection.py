@@ -5,18 +5,21 @@ same token is good for any URL. Must not read a URL, nor decide what a caller ma
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from attrs import define
+from attrs import Factory, define, field
 
 from relay.auth.permissions import Rights
+from relay.fleet.facts import HEALTH, SEVERITIES, severity_rank, shows
 from relay.fleet.node_index import NodeIndex
-from relay.fleet.node_names import NameSearch, NodeNames, UnknownNodeError
+from relay.fleet.node_names import NameSearch, UnknownNodeError
 from relay.fleet.node_record import NodeRecord
+from relay.fleet.reach import Reach
 from relay.fleet.tool_index import SEVERITY, Only, Version
-from relay.fleet.tools import BEFORE_ALL, Offer, Position, Tool
+from relay.fleet.tools import BEFORE_ALL, KindVerb, Position, Tool
 from relay.settings.config import View
+from relay.settings.environment import ValidityClock
 from relay.state.labels import tag_key
 from schemas.errors import Failure, ToolError
 from schemas.projection import ToolName
@@ -53,26 +56,26 @@ class Selection:
     def admits_kind(self, kind_short: str) -> bool:
         return not self.kinds or kind_short in self.kinds
 
-    def admits_node(self, names: NodeNames, tenant: str, node_id: str) -> bool:
-        """Return whether a node of ``tenant`` is selected. A reference that fits no node selects none."""
-        if self.tags and not has_tags(names.tags_of(node_id), self.tags):
+    def admits_node(self, reach: Reach, rights: Rights, node_id: str) -> bool:
+        """Return whether a node that ``rights`` reach is selected. What fits no node selects none."""
+        if self.tags and not has_tags(reach.names.tags_of(node_id), self.tags):
             return False
-        return not self.nodes or any(_is_named(names, tenant, name, node_id) for name in self.nodes)
+        return not self.nodes or any(_is_named(reach, rights, name, node_id) for name in self.nodes)
 
-    def node_ids(self, names: NodeNames, tenant: str) -> frozenset[str] | None:
-        """Return the nodes of ``tenant`` that are selected; None for all of them.
+    def node_ids(self, reach: Reach, rights: Rights) -> frozenset[str] | None:
+        """Return the nodes that are selected of those that ``rights`` reach; None for all of the tenant.
 
         Raises:
             UnknownNodeError: a reference or a tag fits no node.
         """
         if not self.has_nodes:
-            return None
+            return reach.ids(rights)
         sets = [
-            {node_id for tag in tags for node_id in names.members(tenant, f"{TAG_SELECTOR}{tag}")}
+            {node_id for tag in tags for node_id in reach.members(rights, f"{TAG_SELECTOR}{tag}")}
             for tags in by_key(self.tags)
         ]
         if self.nodes:
-            sets.append({names.resolve(tenant, name) for name in self.nodes})
+            sets.append({reach.resolve(rights, name) for name in self.nodes})
         return frozenset(set.intersection(*sets))
 
 
@@ -92,9 +95,9 @@ def by_key(tags: Iterable[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _is_named(names: NodeNames, tenant: str, reference: str, node_id: str) -> bool:
+def _is_named(reach: Reach, rights: Rights, reference: str, node_id: str) -> bool:
     try:
-        return names.resolve(tenant, reference) == node_id
+        return reach.resolve(rights, reference) == node_id
     except UnknownNodeError:
         return False
 
@@ -112,18 +115,18 @@ class SelectedTools:
     """
 
     _nodes: NodeIndex
-    _names: NodeNames
-    _now_ms: Callable[[], int]
+    _reach: Reach
+    _now_ms: ValidityClock
 
-    def check(self, selection: Selection, name: ToolName | None, tenant: str) -> None:
-        """Return if ``selection`` leaves the tool ``name`` of ``tenant`` in; a name that is none is left in.
+    def check(self, selection: Selection, name: ToolName | None, rights: Rights) -> None:
+        """Return if ``selection`` leaves the tool ``name`` in; a malformed name is left in.
 
         Raises:
             ToolError: it does not: as if the node did not exist, or as if it had no such tool.
         """
         if name is None or not selection.is_narrowed:
             return
-        if not selection.admits_node(self._names, tenant, name.node_id):
+        if not selection.admits_node(self._reach, rights, name.node_id):
             raise ToolError(Failure.SAFETY_DENIED)
         if not selection.admits_kind(name.kind_short):
             raise ToolError(Failure.NAME_UNKNOWN)
@@ -141,16 +144,16 @@ class SelectedTools:
             UnknownNodeError: the selection names a node or a tag that there is not.
         """
         now_ms = self._now_ms()
-        if not selection.is_narrowed:
+        if not selection.is_narrowed and rights.nodes is None:
             return self._nodes.listed(rights, now_ms, after, limit)
-        node_ids = selection.node_ids(self._names, rights.tenant)
+        node_ids = selection.node_ids(self._reach, rights)
         if node_ids is not None and len(node_ids) <= FEW_NODES:
             behind = [tool for tool in self._of_nodes(rights, selection, node_ids) if tool.place > after]
             return sorted(behind, key=lambda tool: tool.place)[:limit]
         self._nodes.settle(now_ms)
         return self._nodes.tools.narrowed(rights, Only(selection.kinds, node_ids), after, limit)
 
-    def offered(self, rights: Rights, selection: Selection = WHOLE_FLEET) -> Mapping[Offer, str]:
+    def offered(self, rights: Rights, selection: Selection = WHOLE_FLEET) -> Mapping[KindVerb, str]:
         """Return the kinds and verbs of the selected tools that ``rights`` reach, with the severest class.
 
         Raises:
@@ -158,18 +161,18 @@ class SelectedTools:
         """
         self._nodes.settle(self._now_ms())
         every = {
-            offer: safety_class
-            for offer, safety_class in self._nodes.tools.offered(rights).items()
-            if selection.admits_kind(offer[0])
+            kind_verb: safety_class
+            for kind_verb, safety_class in self._nodes.tools.offered(rights).items()
+            if selection.admits_kind(kind_verb[0])
         }
-        node_ids = selection.node_ids(self._names, rights.tenant)
+        node_ids = selection.node_ids(self._reach, rights)
         if node_ids is None:
             return every
-        offered: dict[Offer, str] = {}
+        offered: dict[KindVerb, str] = {}
         for tool in self._of_nodes(rights, selection, node_ids):
-            known = offered.get(tool.offer)
+            known = offered.get(tool.kind_verb)
             if known is None or SEVERITY[known] < SEVERITY[tool.safety_class]:
-                offered[tool.offer] = tool.safety_class
+                offered[tool.kind_verb] = tool.safety_class
                 if offered == every:
                     break
         return offered
@@ -187,9 +190,9 @@ class SelectedTools:
                 offered = {}
             return frozenset((f"{kind}.{verb}", SEVERITY[worst]) for (kind, verb), worst in offered.items())
         version = self._nodes.version(rights, now_ms)
-        if not selection.has_nodes:
+        if not selection.has_nodes and rights.nodes is None:
             return version
-        return version | {("names", self._names.revision(rights.tenant))}
+        return version | {("names", self._reach.names.revision(rights.tenant))}
 
     def _of_nodes(self, rights: Rights, selection: Selection, node_ids: Iterable[str]) -> Iterable[Tool]:
         self._nodes.settle(self._now_ms())
@@ -199,9 +202,18 @@ class SelectedTools:
             for node_id in node_ids
             if node_id in nodes
             for tool in nodes[node_id].indexed_tools.values()
-            if rights.allow(rights.tenant, tool.safety_class)
+            if rights.allow(rights.tenant, tool.safety_class, tool.surface.kind)
             and selection.admits_kind(tool.surface.kind.short)
         )
+
+
+def _has(node: NodeRecord, finding: str) -> bool:
+    """Return whether something is wrong with ``node``: anything, something that severe, or of that code."""
+    if finding == "any" or not node.findings:
+        return bool(node.findings)
+    if finding in SEVERITIES:
+        return severity_rank(node.findings[0]) <= SEVERITIES.index(finding)
+    return any(each["code"] == finding for each in node.findings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +225,7 @@ class NodeCriteria:
         kinds: the names of kinds of which it must announce one; empty: it need not.
         tags: those that it must have; of several values of one key, one.
         online: whether it must be connected, or must not; None: either.
+        finding: what must be wrong with it: ``any``, a severity that is reached, or a code; None: nothing.
         selection: what the caller's URL narrows the fleet to.
     """
 
@@ -220,41 +233,47 @@ class NodeCriteria:
     kinds: frozenset[str] = frozenset()
     tags: Collection[str] = ()
     online: bool | None = None
+    finding: str | None = None
     selection: Selection = WHOLE_FLEET
 
 
+@define(eq=False, repr=False)
 class NodeSearch:
     """Finds nodes by what they are called, offer and are.
 
     The order depends on names and ids alone: pages fit together while nodes connect and disconnect.
     """
 
-    def __init__(self, nodes: NodeIndex, names: NodeNames) -> None:
-        self._nodes = nodes
-        self._names = names
-        self._by_name = NameSearch(names)
+    _nodes: NodeIndex
+    _reach: Reach
+    _by_name: NameSearch = field(
+        init=False, default=Factory(lambda self: NameSearch(self._reach.names), takes_self=True)
+    )
 
     def size(self, tenant: str) -> int:
         """Return how many nodes a search in ``tenant`` reads."""
         return len(self._nodes.of_tenant(tenant))
 
-    def found(self, tenant: str, wanted: NodeCriteria) -> list[NodeRecord]:
-        """Return the nodes of ``tenant`` that are ``wanted``, best first. Hidden ones are not found.
+    def found(self, rights: Rights, wanted: NodeCriteria) -> list[NodeRecord]:
+        """Return the nodes that ``rights`` reach and that are ``wanted``, best first, without hidden ones.
 
         Raises:
             UnknownNodeError: the selection names a node or a tag that there is not.
         """
+        tenant = rights.tenant
         nodes, hidden = self._nodes.of_tenant(tenant), self._nodes.hidden
         ranked = self._by_name.ranked(tenant, self._nodes.ids_of(tenant), wanted.query)
         found = [nodes[node_id] for node_id in ranked if node_id in nodes and node_id not in hidden]
-        selected = wanted.selection.node_ids(self._names, tenant)
+        selected = wanted.selection.node_ids(self._reach, rights)
         if selected is not None:
             found = [node for node in found if node.node_id in selected]
         if wanted.kinds:
             found = [node for node in found if not wanted.kinds.isdisjoint(node.kinds)]
         for tags in by_key(wanted.tags):
-            tagged = set[str]().union(*(self._names.tagged(tenant, tag) for tag in tags))
+            tagged = set[str]().union(*(self._reach.names.tagged(tenant, tag) for tag in tags))
             found = [node for node in found if node.node_id in tagged]
         if wanted.online is not None:
             found = [node for node in found if node.connected is wanted.online]
+        if (finding := wanted.finding) is not None:
+            found = [node for node in found if _has(node, finding) and shows(node, rights, HEALTH)]
         return found

@@ -1,19 +1,24 @@
-"""The tools that are listed now, sorted, by tenant and safety class; and a version of each such set.
+"""The tools that are listed now, sorted, by tenant, safety class and kind; and a version of each such set.
 
 Kept up to date by ``node_index`` as nodes change, so that a page of ``tools/list`` is a slice, and "has this
 caller's list changed" compares a few numbers. Must not decide which nodes are listed.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
-from relay.fleet.tools import BEFORE_ALL, Offer, Position, Tool
+from relay.fleet.tools import BEFORE_ALL, KindVerb, Position, Tool
+from schemas.tally import Tally
+
+if TYPE_CHECKING:
+    from schemas.kinds import Kind
 
 Version = frozenset[tuple[str, int]]
 """Equal for equal sets of tools, by name, title, schemas and safety class. Not to be kept across restarts."""
@@ -21,6 +26,8 @@ Version = frozenset[tuple[str, int]]
 SEVERITY: Mapping[str, int] = {name: rank for rank, name in enumerate(SCOPE_OF_SAFETY_CLASS)}
 """The safety classes, the least severe first."""
 
+_Group = tuple[str, bool]
+"""Safety class, and whether the kinds are sensitive: most callers reach all tools of a group, or none."""
 _MODULUS = 1 << 256
 _LAST = "~"
 """Behind every character of a name."""
@@ -44,85 +51,104 @@ class ToolIndex:
     """The listed tools of all tenants."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, dict[str, _ToolList]] = {}
+        self._tenants: dict[str, dict[_Group, _ToolList]] = {}
 
     def add(self, tenant: str, tools: Iterable[Tool]) -> None:
         for tool in tools:
-            classes = self._tenants.setdefault(tenant, {})
-            classes.setdefault(tool.safety_class, _ToolList()).add(tool)
+            groups = self._tenants.setdefault(tenant, {})
+            groups.setdefault(_group(tool), _ToolList()).add(tool)
 
     def remove(self, tenant: str, tools: Iterable[Tool]) -> None:
         for tool in tools:
-            classes = self._tenants[tenant]
-            classes[tool.safety_class].remove(tool)
-            if not classes[tool.safety_class].tools:
-                del classes[tool.safety_class]
-            if not classes:
+            groups, group = self._tenants[tenant], _group(tool)
+            groups[group].remove(tool)
+            if not groups[group].tools:
+                del groups[group]
+            if not groups:
                 del self._tenants[tenant]
 
     def listed(self, rights: Rights, after: Position = BEFORE_ALL, limit: int | None = None) -> list[Tool]:
         """Return the tools that ``rights`` reach, by place: at most ``limit`` of those behind ``after``."""
-        return _first([tools.behind(after, limit) for _, tools in self._reached(rights)], limit)
+        return _first([tools.behind(after, limit, kinds) for _, tools, kinds in self._reached(rights)], limit)
 
     def narrowed(
         self, rights: Rights, only: Only, after: Position = BEFORE_ALL, limit: int | None = None
     ) -> list[Tool]:
         """Return what ``listed`` would if nothing were listed but ``only``."""
         parts = [
-            list(islice(filter(only.has_node, tools.of_kinds(only.kinds, after)), limit))
-            for _, tools in self._reached(rights)
+            list(islice(filter(only.has_node, tools.of_kinds(admitted, after)), limit))
+            for _, tools, kinds in self._reached(rights)
+            if (admitted := kinds & {*only.kinds} if only.kinds else kinds)
         ]
         return _first(parts, limit)
 
-    def offered(self, rights: Rights) -> dict[Offer, str]:
+    def offered(self, rights: Rights) -> dict[KindVerb, str]:
         """Return the kinds and verbs of the tools that ``rights`` reach: the most severe class of each."""
-        offered: dict[Offer, str] = {}
-        for safety_class, tools in sorted(self._reached(rights), key=lambda item: SEVERITY[item[0]]):
-            offered.update(dict.fromkeys(tools.offers, safety_class))
+        offered: dict[KindVerb, str] = {}
+        reached = sorted(self._reached(rights), key=lambda item: SEVERITY[item[0]])
+        for safety_class, tools, kinds in reached:
+            offered.update((each, safety_class) for each in tools.kind_verbs if each[0] in kinds)
         return offered
 
     def version(self, rights: Rights) -> Version:
-        return frozenset((safety_class, tools.version) for safety_class, tools in self._reached(rights))
+        return frozenset(
+            (f"{safety_class} {kind}", tools.versions[kind])
+            for safety_class, tools, kinds in self._reached(rights)
+            for kind in kinds
+        )
 
-    def _reached(self, rights: Rights) -> "list[tuple[str, _ToolList]]":
-        classes = self._tenants.get(rights.tenant, {})
-        return [item for item in classes.items() if rights.allow(rights.tenant, item[0])]
+    def _reached(self, rights: Rights) -> "list[tuple[str, _ToolList, AbstractSet[str]]]":
+        """Return each list of which ``rights`` reach a part: its safety class, and the kinds of that part."""
+        return [
+            (safety_class, tools, kinds)
+            for (safety_class, _), tools in self._tenants.get(rights.tenant, {}).items()
+            if rights.reach(rights.tenant, safety_class) and (kinds := tools.admitted(rights))
+        ]
 
 
 class _ToolList:
-    """The tools of one tenant and safety class, sorted by place.
+    """The tools of one tenant and safety class, sensitive or not, sorted by place.
 
-    The version is the sum of the tools' hashes: a change costs one hash however many tools there are, and a
-    set that is back to what it was has its former version.
+    The version of a kind is the sum of its tools' hashes: a change costs one hash however many tools there
+    are, and a set that is back to what it was has its former version.
     """
 
-    __slots__ = ("offers", "tools", "version")
+    __slots__ = ("kind_verbs", "kinds", "tools", "versions")
 
     def __init__(self) -> None:
         self.tools: list[Tool] = []
-        self.version = 0
-        self.offers: Counter[Offer] = Counter()
-        """How many tools there are of each kind and verb; none that has no tool."""
+        self.kinds: dict[str, Kind] = {}
+        self.versions: Tally[str] = Tally()
+        self.kind_verbs: Tally[KindVerb] = Tally()
+        """How many tools there are of each kind and verb."""
 
     def add(self, tool: Tool) -> None:
         self.tools.insert(bisect_left(self.tools, tool.place, key=_place), tool)
-        self.version = (self.version + _hash_of(tool)) % _MODULUS
-        self.offers[tool.offer] += 1
+        kind = tool.surface.kind
+        self.kinds[kind.short] = kind
+        self.versions[kind.short] = (self.versions[kind.short] + _hash_of(tool)) % _MODULUS
+        self.kind_verbs[tool.kind_verb] += 1
 
     def remove(self, tool: Tool) -> None:
         del self.tools[bisect_left(self.tools, tool.place, key=_place)]
-        self.version = (self.version - _hash_of(tool)) % _MODULUS
-        self.offers[tool.offer] -= 1
-        if not self.offers[tool.offer]:
-            del self.offers[tool.offer]
+        kind = tool.surface.kind.short
+        self.versions[kind] = (self.versions[kind] - _hash_of(tool)) % _MODULUS
+        self.kind_verbs[tool.kind_verb] -= 1
 
-    def behind(self, place: Position, limit: int | None) -> list[Tool]:
+    def admitted(self, rights: Rights) -> AbstractSet[str]:
+        """Return the kinds of which there are tools that ``rights`` admit, by short name."""
+        return {kind for kind in self.versions if rights.admit(self.kinds[kind])}
+
+    def behind(self, place: Position, limit: int | None, kinds: AbstractSet[str]) -> list[Tool]:
+        """Return at most ``limit`` tools of ``kinds`` behind ``place``."""
+        if len(kinds) < len(self.versions):
+            return list(islice(self.of_kinds(kinds, place), limit))
         start = bisect_right(self.tools, place, key=_place)
         return self.tools[start : None if limit is None else start + limit]
 
     def of_kinds(self, kinds: Collection[str], place: Position) -> Iterator[Tool]:
-        """Yield the tools of ``kinds`` behind ``place``, by place; those of all kinds if there are none."""
-        if not kinds:
+        """Yield the tools of ``kinds`` behind ``place``, by place."""
+        if len(kinds) == len(self.versions):
             yield from self._between(place, None)
             return
         # Within a turn, the tools of one kind are consecutive: their names begin with the kind.
@@ -142,6 +168,10 @@ def _first(parts: Sequence[list[Tool]], limit: int | None) -> list[Tool]:
     if len(parts) == 1:
         return parts[0]
     return list(islice(merge(*parts, key=_place), limit))
+
+
+def _group(tool: Tool) -> _Group:
+    return tool.safety_class, tool.surface.kind.sensitive
 
 
 def _place(tool: Tool) -> Position:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from relay.ascii_json import encoded
 from relay.limits.rate_limits import Allowance
+from relay.observability.ascii_json import encoded
 from schemas.canonical import blake3_hex, jcs
 from schemas.delivery import DEFAULT_HANDLER_MS
 from schemas.kinds import Kind, KindRegistry, Verb
@@ -28,13 +28,13 @@ from schemas.projection import (
 from schemas.registry import SCHEME, SchemaRegistry, Validator, listed_schema
 
 
-def hints(safety_class: str, *, idempotent: bool) -> dict[str, Any]:
+def hints(safety_class: str, *, idempotent: bool, untrusted: bool = False) -> dict[str, Any]:
     """Return the annotations of a tool, but for its title."""
     return {
         "readOnlyHint": safety_class == "read_only",
         "destructiveHint": safety_class == "physical_actuation",
         "idempotentHint": idempotent,
-        "openWorldHint": False,
+        "openWorldHint": untrusted,
         "x-safety-class": safety_class,
     }
 
@@ -66,7 +66,7 @@ class EntryTemplate:
             "inputSchema": input_schema,
             "outputSchema": output_schema,
         }
-        self._hints = hints(safety_class, idempotent=verb.idempotent)
+        self._hints = hints(safety_class, idempotent=verb.idempotent, untrusted=bool(verb.untrusted))
         self._safety_class = safety_class
         self._schema_ref = SCHEME + verb.input_ref
         pieces = encoded(self._document(_GAP, _GAP, _GAP, _GAP)).split(encoded(_GAP)[1:-1])
@@ -128,7 +128,7 @@ class ToolSchemas:
         )
 
 
-TOOLS_PER_TURN = 64
+BATCH_SIZE = 64
 """How many tools of one node are listed before as many of every other node."""
 
 Position = tuple[int, str]
@@ -136,7 +136,7 @@ Position = tuple[int, str]
 BEFORE_ALL: Position = (-1, "")
 """Before every tool."""
 
-Offer = tuple[str, str]
+KindVerb = tuple[str, str]
 """The first token of a kind's names, and a verb: what one tool of the kinds view represents."""
 
 # The default of the manifest's schema.
@@ -153,7 +153,7 @@ class VerbContract(ToolSchemas):
     schema_bytes: int
 
     @property
-    def offer(self) -> Offer:
+    def kind_verb(self) -> KindVerb:
         return self.kind.short, self.verb.name
 
 
@@ -167,7 +167,7 @@ class Tool:
         etag: the capability's, without attestation and times.
         entry: what its entry in ``tools/list`` shares with those of other tools.
         label: what the operator calls the node; empty if nothing.
-        turn: which run of ``TOOLS_PER_TURN`` of its node's tools, by name, it is in. Counted over all of
+        turn: which run of ``BATCH_SIZE`` of its node's tools, by name, it is in. Counted over all of
             them, for every caller alike, so that a tool has one place in every list.
     """
 
@@ -194,8 +194,17 @@ class Tool:
         return self.node_id, self.cap_id
 
     @property
-    def offer(self) -> Offer:
-        return self.surface.offer
+    def kind_verb(self) -> KindVerb:
+        return self.surface.kind_verb
+
+    @property
+    def untrusted(self) -> tuple[str, ...]:
+        return self.surface.verb.untrusted
+
+    @property
+    def asks(self) -> tuple[tuple[str, ...], ...]:
+        """The paths of the members of its result that name a tool to ask next."""
+        return self.surface.verb.asks
 
     @property
     def idempotent(self) -> bool:
@@ -239,6 +248,10 @@ class Projector:
         }
         self._entries: dict[tuple[str, str, str], EntryTemplate] = {}
 
+    @property
+    def kind_names(self) -> list[str]:
+        return sorted(kind.name for kind in self._kinds)
+
     def knows(self, kind_short: str) -> bool:
         return self._kinds.by_short(kind_short) is not None
 
@@ -255,7 +268,7 @@ class Projector:
                     tool = self._tool(node_id, capability, etag, surface, label)
                     tools[tool.canonical] = tool
         for rank, name in enumerate(sorted(tools)):
-            if turn := rank // TOOLS_PER_TURN:
+            if turn := rank // BATCH_SIZE:
                 tools[name] = replace(tools[name], turn=turn)
         return tools
 

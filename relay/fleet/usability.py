@@ -5,7 +5,7 @@ leave out the nodes of every ``Decision``. After its start a relay does not know
 which nodes there are it knows from the CA's ledger: a call of one of them is to be made again.
 
 A new decision of the operator's is a member of ``Decision``, a row, and what applies it in
-``relay.server.decisions``. Must not reveal another tenant's nodes: one of them is as one that does not exist.
+``relay.server.decisions``. A node that the caller does not reach is as one that does not exist.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from relay.auth.permissions import Rights
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
+from relay.settings.environment import ValidityClock
 from schemas.errors import Failure, ToolError
 
 OFFLINE_FIX = "Call again after retry_after_ms. If the node stays offline, ask its operator to check it."
@@ -65,6 +66,7 @@ class Usability:
 
     Attributes:
         decided: the nodes of each decision.
+        admits: returns whether a node of the tenant is one that the rights of a caller are for.
         enrolled_tenant: returns the tenant of a node that has a leaf which is not revoked, as the CA's ledger
             has it; None of any other.
 
@@ -73,9 +75,14 @@ class Usability:
     """
 
     def __init__(
-        self, now_ms: Callable[[], int], awaited_until_ms: int, decided: Mapping[Decision, frozenset[str]]
+        self,
+        now_ms: ValidityClock,
+        awaited_until_ms: int,
+        decided: Mapping[Decision, frozenset[str]],
+        admits: Callable[[Rights, str], bool],
     ) -> None:
         self.now_ms = now_ms
+        self.admits = admits
         self.awaited_until_ms = awaited_until_ms
         self.decided = decided
         self.enrolled_tenant: Callable[[str], str | None] = lambda _: None
@@ -90,7 +97,6 @@ class Usability:
                 raise ValueError(f"decisions without a reason: {', '.join(sorted(missing))}")
 
     def error(self, kind: UseKind, use: NodeUse) -> ToolError | None:
-        """Return why the node cannot be used so now; None if it can be."""
         for holds, error in self._against[kind]:
             if holds(self, use):
                 return error(use)
@@ -104,13 +110,16 @@ class Usability:
         return self.enrolled_tenant(use.node_id) is not None and self.now_ms() < self.awaited_until_ms
 
 
-def _is_of_another_tenant(state: Usability, use: NodeUse) -> bool:
+def _is_not_reached(state: Usability, use: NodeUse) -> bool:
+    """Return whether it is of another tenant, or none of the nodes that the caller's token is for."""
     tenant = use.node.tenant if use.node is not None else state.enrolled_tenant(use.node_id)
-    return tenant != use.rights.tenant
+    return tenant != use.rights.tenant or not state.admits(use.rights, use.node_id)
 
 
 def _is_not_permitted(_: Usability, use: NodeUse) -> bool:
-    return use.tool is None or not use.rights.allow(use.rights.tenant, use.tool.safety_class)
+    return use.tool is None or not use.rights.allow(
+        use.rights.tenant, use.tool.safety_class, use.tool.surface.kind
+    )
 
 
 def _has_ended(state: Usability, use: NodeUse) -> bool:
@@ -151,7 +160,7 @@ def _decided(decision: Decision, failure: Failure) -> UseReason:
 
 
 REASONS = (
-    UseReason(_ANY_TOOL, _is_of_another_tenant, _failure(Failure.SAFETY_DENIED)),
+    UseReason(_ANY_TOOL, _is_not_reached, _failure(Failure.SAFETY_DENIED)),
     UseReason(
         _ANY_TOOL,
         lambda _, use: use.node is not None and use.node.leaf_dropped,

@@ -1,15 +1,19 @@
-"""The streams that notify agents of changes: sessions of the old era, subscriptions of the new.
+"""What agents are sent unasked: changes, on sessions of the old era and subscriptions of the new; and events.
+
+The events of callers' sessions go, as log messages, on the event stream of an MCP session of the old era,
+which its client opens with GET and may close and open again; ``logging/setLevel`` decides whether it gets
+them.
 
 Each agent has a limit of open streams, so that one cannot use up the limit of all, and a stream ends with the
 token that opened it. What one client is still to be notified of is kept once, however often it changes
 meanwhile: so one that does not read loses nothing but repetitions, and what waits for it is bounded. Must not
-detect changes: ``relay.fleet.change_notifier`` does.
+detect changes, nor choose events: ``relay.fleet.change_notifier`` and ``SessionEvents`` do.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from typing import Generic, TypeVar
 
 import mcp_types as types
@@ -17,18 +21,21 @@ from attrs import define, field
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
+from starlette.types import Message, Send
 
-from relay.auth.agent_tokens import AgentName, Principal
+from relay.auth.agent_tokens import AgentName, Caller, Principal
+from relay.calls.envelope import LEVELS_WITH_INFO
+from relay.calls.stream_port import LEVEL, NodeTelemetry, Place, SessionEvents, log_message
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
-from relay.streams.telemetry.fleet_resource import FleetListening
-from relay.streams.telemetry.reading import Place, TelemetryResource
+from relay.settings.environment import ValidityClock
 from schemas.error_roots import PeerError
+from schemas.tally import Tally
 
-PER_AGENT = 64
+STREAMS_PER_AGENT = 64
 IN_ALL = 4096
 
 
@@ -40,9 +47,9 @@ class StreamLimitError(PeerError):
 class OpenStreams:
     """The streams of all agents."""
 
-    _per_agent: int = PER_AGENT
+    _per_agent: int = STREAMS_PER_AGENT
     _in_all: int = IN_ALL
-    _held: Counter[AgentName] = field(init=False, factory=Counter)
+    _held: Tally[AgentName] = field(init=False, factory=Tally)
     _ends: dict[str, dict[object, Callable[[], None]]] = field(init=False, factory=dict)
 
     def check(self, principal: Principal) -> None:
@@ -66,8 +73,6 @@ class OpenStreams:
             if not ends:
                 del self._ends[principal.jti]
             self._held[principal.name] -= 1
-            if not self._held[principal.name]:
-                del self._held[principal.name]
 
         return release
 
@@ -111,7 +116,7 @@ class PendingUpdates(Generic[UpdateT]):
 
 MAX_FOLLOWED = 256
 """Of one session, or one subscription."""
-PER_AGENT = 2 * MAX_FOLLOWED
+FOLLOWED_PER_AGENT = 2 * MAX_FOLLOWED
 """By all streams of one agent: to follow others, it opens a new stream before it closes the old one."""
 
 
@@ -122,10 +127,10 @@ class FollowedResources:
     ``held`` counts those of each agent on all of its streams.
     """
 
-    _telemetry: TelemetryResource | FleetListening
+    _telemetry: NodeTelemetry
     _principal: Principal
     _updated: Callable[[str], None]
-    _held: Counter[AgentName]
+    _held: Tally[AgentName]
     _followed: dict[Place, tuple[str, Callable[[], None]]] = field(init=False, factory=dict)
 
     def add(self, uri: str) -> bool:
@@ -133,7 +138,7 @@ class FollowedResources:
         place, name = self._place_of(uri), self._principal.name
         if place is None or place in self._followed:
             return place is not None
-        if len(self._followed) >= MAX_FOLLOWED or self._held[name] >= PER_AGENT:
+        if len(self._followed) >= MAX_FOLLOWED or self._held[name] >= FOLLOWED_PER_AGENT:
             return False
         stop = self._telemetry.follow(self._principal, uri, lambda: self._updated(uri))
         if stop is not None:
@@ -155,8 +160,6 @@ class FollowedResources:
     def _end(self, place: Place) -> None:
         _, stop = self._followed.pop(place)
         self._held[self._principal.name] -= 1
-        if not self._held[self._principal.name]:
-            del self._held[self._principal.name]
         stop()
 
     def _place_of(self, uri: str) -> Place | None:
@@ -183,11 +186,11 @@ class ChangeStreams:
     """The change streams of all agents."""
 
     _notifier: ChangeNotifier
-    _telemetry: TelemetryResource | FleetListening
+    _telemetry: NodeTelemetry
     _streams: OpenStreams
     _options: UrlOptionReader
-    _now_ms: Callable[[], int]
-    _followed_by: Counter[AgentName] = field(init=False, factory=Counter)
+    _now_ms: ValidityClock
+    _followed_by: Tally[AgentName] = field(init=False, factory=Tally)
 
     def revoke(self, jtis: Collection[str]) -> None:
         self._streams.revoke(jtis)
@@ -243,7 +246,12 @@ class ChangeStreams:
         """Return what a session follows; its updates are sent in a task that ends with it or its token."""
         connection = connection_of(context)
         updates = PendingUpdates[str]()
-        sending = asyncio.create_task(_send_updates(context, updates))
+
+        async def send_updates() -> None:
+            while (uri := await updates.next()) is not None:
+                await context.session.send_resource_updated(uri)  # the SDK drops what has no stream
+
+        sending = asyncio.create_task(send_updates())
         followed = FollowedResources(
             self._telemetry, caller_of(context).principal, updates.add, self._followed_by
         )
@@ -311,12 +319,6 @@ class ChangeStreams:
         return principal.expires_s - self._now_ms() / 1000
 
 
-async def _send_updates(context: Context, updates: PendingUpdates[str]) -> None:
-    """Send the updates of a session of the old era until cancelled; the SDK drops what has no stream."""
-    while (uri := await updates.next()) is not None:
-        await context.session.send_resource_updated(uri)
-
-
 async def _serve_updates(
     context: Context, honored: types.SubscriptionFilter, updates: PendingUpdates[ServerEvent]
 ) -> types.SubscriptionsListenResult:
@@ -333,3 +335,54 @@ async def _serve_updates(
         notification = event_to_notification(event, meta)
         await context.session.send_notification(notification, related_request_id=context.request_id)
     return types.SubscriptionsListenResult(_meta=meta)
+
+
+_SESSION_ID = b"mcp-session-id"
+_LEVEL_IN_STATE = "log level"
+
+
+@define(eq=False, repr=False)
+class LogStreams:
+    """The event streams of all MCP sessions of the old era."""
+
+    _streams: SessionEvents
+
+    def follow_session(self, context: Context) -> None:
+        connection = connection_of(context)
+        stream_id = connection.session_id
+        if stream_id is None or _LEVEL_IN_STATE in connection.state:
+            return
+        connection.state[_LEVEL_IN_STATE] = LEVEL
+
+        async def send(event: str) -> bool:
+            if connection.state[_LEVEL_IN_STATE] not in LEVELS_WITH_INFO:
+                return False
+            await connection.notify(*log_message(event))
+            return True
+
+        self._streams.attach(stream_id, send)
+        connection.exit_stack.callback(self._streams.detach, stream_id)
+
+    async def set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        connection_of(context).state[_LEVEL_IN_STATE] = params.level
+        return types.EmptyResult()
+
+    @contextmanager
+    def watched(self, caller: Caller, send: Send) -> Iterator[Send]:
+        """Yield what sends the response to a GET request; the event stream is open if the SDK accepts it."""
+        stream_id, is_open = caller.headers.get(_SESSION_ID), False
+
+        async def passed_on(message: Message) -> None:
+            nonlocal is_open
+            await send(message)
+            is_head = message["type"] == "http.response.start"
+            if is_head and message["status"] == HTTPStatus.OK and stream_id is not None:
+                # By now the SDK has started the task that takes what is to be sent on the stream.
+                is_open = True
+                self._streams.opened(stream_id, caller.principal)
+
+        try:
+            yield passed_on
+        finally:
+            if is_open and stream_id is not None:
+                self._streams.closed(stream_id)

@@ -14,21 +14,20 @@ here either. Must not import the MCP SDK.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from attrs import define, field
 
-from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Principal
+from relay.auth.permissions import Rights
+from relay.calls.stream_port import NodeTelemetry
 from relay.fleet.facts import listed_node
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from relay.mcp_api.tool_list import CursorError
-from relay.streams.telemetry.fleet_resource import FleetReading
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.observability.ascii_json import encoded
 from schemas.error_roots import PeerError
 from schemas.projection import is_node_id
 from schemas.registry import SchemaRegistry
@@ -45,7 +44,7 @@ _SINCE = re.compile(r"[0-9]{1,16}")
 
 
 class ResourceQueryError(PeerError):
-    """The query of a resource is none. The text says what is allowed, and nothing of what was given."""
+    """The query of a resource is malformed. The text says what is allowed, and nothing of what was given."""
 
 
 @define(eq=False, repr=False)
@@ -55,29 +54,29 @@ class FleetResources:
     _fleet: Fleet
     _relay_of: RelayOf | None = None
 
-    def read(self, tenant: str, path: str, query: str) -> str | None:
-        """Return the document at ``path`` for ``tenant``, as JSON; None if there is none.
+    def read(self, rights: Rights, path: str, query: str) -> str | None:
+        """Return the document at ``path`` for a caller with ``rights``, as JSON; None if there is none.
 
         Raises:
             ResourceQueryError: ``query`` is not one of it.
         """
         match path:
             case "nodes":
-                return self._nodes(tenant, _parameter(query, "cursor"))
+                return self._nodes(rights, _parameter(query, "cursor"))
             case "changes":
-                return self._changes(tenant, _parameter(query, "since_ms"))
+                return self._changes(rights, _parameter(query, "since_ms"))
             case _:
                 return None
 
-    def _nodes(self, tenant: str, cursor: str | None) -> str:
-        """Return the page of nodes behind the id ``cursor``."""
+    def _nodes(self, rights: Rights, cursor: str | None) -> str:
         if cursor is not None and not is_node_id(cursor):
             raise ResourceQueryError("cursor must be the nextCursor of a page before")
         # One more than a page has: whether it is there decides on the next cursor.
-        nodes = self._fleet.nodes_of(tenant, cursor or "", NODES_PER_PAGE + 1)
+        nodes = self._fleet.reach.behind(rights, cursor or "", NODES_PER_PAGE + 1)
         texts, size = list[str](), 0
         for node in nodes[:NODES_PER_PAGE]:
-            text = encoded(dated(self._entry(node)))
+            relay = {} if self._relay_of is None else {"relay": self._relay_of(node.node_id)}
+            text = encoded(dated({**relay, **listed_node(node, self._fleet.names, rights)}))
             size += len(text)
             if size > MAX_PAGE_BYTES and texts:
                 break
@@ -85,15 +84,11 @@ class FleetResources:
         following = f',"nextCursor":"{nodes[len(texts) - 1].node_id}"' if len(texts) < len(nodes) else ""
         return f'{{"nodes":[{",".join(texts)}]{following}}}'
 
-    def _entry(self, node: NodeRecord) -> Mapping[str, Any]:
-        relay = {} if self._relay_of is None else {"relay": self._relay_of(node.node_id)}
-        return {**relay, **listed_node(node, self._fleet.names)}
-
-    def _changes(self, tenant: str, given: str | None) -> str:
+    def _changes(self, rights: Rights, given: str | None) -> str:
         since_ms = "0" if given is None else given
         if _SINCE.fullmatch(since_ms) is None:
             raise ResourceQueryError("since_ms must be a time in milliseconds since 1970, 0 or more")
-        changes, names = self._fleet.changes, self._fleet.names
+        tenant, names = rights.tenant, self._fleet.names
         found = [
             {
                 "at_ms": change.at_ms,
@@ -101,9 +96,10 @@ class FleetResources:
                 "label": names.label_in(tenant, change.node_id) or None,
                 "what": change.what,
             }
-            for change in changes.since(tenant, int(since_ms))
+            for change in self._fleet.reach.changes(rights, int(since_ms))
         ]
-        return encoded(dated({"complete_since_ms": changes.complete_since_ms(tenant), "changes": found}))
+        complete_since_ms = self._fleet.changes.complete_since_ms(tenant)
+        return encoded(dated({"complete_since_ms": complete_since_ms, "changes": found}))
 
 
 def _parameter(query: str, name: str) -> str | None:
@@ -141,20 +137,17 @@ TEMPLATES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """One entry of ``resources/list``."""
+Resource = dict[str, str]
+"""One entry of ``resources/list``."""
 
-    uri: str
-    name: str
-    mime_type: str
-    description: str
-    title: str | None = None
+
+def _resource(uri: str, name: str, mime_type: str, description: str) -> Resource:
+    return {"uri": uri, "name": name, "mimeType": mime_type, "description": description}
 
 
 _OF_THE_FLEET = (
-    Resource("fleet://nodes", "nodes", JSON, "The nodes of this tenant"),
-    Resource("fleet://changes", "changes", JSON, "What has changed among the nodes of this tenant"),
+    _resource("fleet://nodes", "nodes", JSON, "The nodes of this tenant"),
+    _resource("fleet://changes", "changes", JSON, "What has changed among the nodes of this tenant"),
 )
 
 
@@ -172,8 +165,7 @@ class ResourceCatalog:
 
     _fleet: Fleet
     _registry: SchemaRegistry
-    _telemetry: TelemetryResource
-    _elsewhere: FleetReading | None = None
+    _telemetry: NodeTelemetry
     _relay_of: RelayOf | None = None
     _as_a_whole: FleetResources = field(init=False)
 
@@ -191,27 +183,19 @@ class ResourceCatalog:
         if not principal.rights.may_read:
             return [], None
         if cursor is None:
-            return self._page(principal.tenant, "", list(_OF_THE_FLEET))
+            return self._page(principal.rights, "", list(_OF_THE_FLEET))
         if not isinstance(cursor, str) or not is_node_id(cursor):
             raise CursorError("cursor is not one that this server gave")
-        return self._page(principal.tenant, cursor, [])
+        return self._page(principal.rights, cursor, [])
 
-    def _page(self, tenant: str, after: str, page: list[Resource]) -> tuple[list[Resource], str | None]:
-        nodes = self._fleet.nodes_of(tenant, after, NODES_PER_PAGE + 1)
+    def _page(self, rights: Rights, after: str, page: list[Resource]) -> tuple[list[Resource], str | None]:
+        nodes = self._fleet.reach.behind(rights, after, NODES_PER_PAGE + 1)
         for node in nodes[:NODES_PER_PAGE]:
             if node.manifest is not None:
                 page += _of_node(node, self._fleet.names.label_of(node.node_id))
         return page, nodes[NODES_PER_PAGE - 1].node_id if len(nodes) > NODES_PER_PAGE else None
 
-    async def read_from_any(self, principal: Principal, uri: str) -> Content | None:
-        """Return the content of ``uri`` as ``read`` does, of telemetry that of the relay that has it."""
-        if self._elsewhere is not None and principal.rights.may_read:
-            sample = await self._elsewhere.read(principal, uri)
-            if sample is not None:
-                return Content(JSON, sample)
-        return self.read(principal, uri)
-
-    def read(self, principal: Principal, uri: str) -> Content | None:
+    async def read(self, principal: Principal, uri: str) -> Content | None:
         """Return the content of ``uri`` for ``principal``; None if it does not exist for them.
 
         Raises:
@@ -224,10 +208,10 @@ class ResourceCatalog:
         match scheme:
             case "fleet":
                 path, _, query = rest.partition("?")
-                document = self._as_a_whole.read(principal.tenant, path, query)
+                document = self._as_a_whole.read(principal.rights, path, query)
                 return None if document is None else Content(JSON, document)
             case "node":
-                sample = self._telemetry.read(principal, uri)
+                sample = await self._telemetry.read(principal, uri)
                 if sample is not None:
                     return Content(JSON, sample)
                 return self._read_node(principal, *rest.partition("/")[::2])
@@ -238,8 +222,8 @@ class ResourceCatalog:
                 return None
 
     def _read_node(self, principal: Principal, reference: str, part: str) -> Content | None:
-        node_id = self._fleet.names.resolve(principal.tenant, unquote(reference))
-        node = self._fleet.node_of(principal.tenant, node_id)
+        node_id = self._fleet.reach.resolve(principal.rights, unquote(reference))
+        node = self._fleet.reach.node(principal.rights, node_id)
         if node is None or node.manifest is None or self._fleet.is_hidden(node_id):
             return None
         match part:
@@ -253,6 +237,6 @@ class ResourceCatalog:
 
 def _of_node(node: NodeRecord, label: str) -> Iterator[Resource]:
     for part, (_, mime_type, description) in _PARTS.items():
-        title = f"{label}: {part}" if label else None
-        name = f"{node.node_id} {part}"
-        yield Resource(f"node://{node.node_id}/{part}", name, mime_type, description, title)
+        uri, name = f"node://{node.node_id}/{part}", f"{node.node_id} {part}"
+        entry = _resource(uri, name, mime_type, description)
+        yield entry | {"title": f"{label}: {part}"} if label else entry

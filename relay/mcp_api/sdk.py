@@ -5,6 +5,7 @@ Must not answer a method: ``methods`` does. What agents read here must not conta
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import mcp_types as types
@@ -19,7 +20,6 @@ from starlette.requests import Request
 
 from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
-from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit, StreamClosedError
 from relay.fleet.fleet import Fleet
 from relay.http.body_parser import MESSAGE_IN_SCOPE
@@ -52,7 +52,7 @@ def instructions(fleet: Fleet, rights: Rights, view: View) -> str:
     # No label contains a quotation mark.
     nodes = (
         f'"{label}" ({fleet.names.beginning_of(rights.tenant, node_id)})' if with_ids else f'"{label}"'
-        for label, node_id in fleet.labels(rights.tenant)
+        for label, node_id in fleet.reach.labels(rights)
     )
     return _STATIC + _sentence(_BEFORE_WITH_IDS if with_ids else _BEFORE, nodes, MAX_BYTES - len(_STATIC))
 
@@ -107,6 +107,8 @@ class SdkServer(Server[Any]):
         )
 
         self.instructions_for = instructions
+        # The SDK's models take longer than a call.
+        self._discovered_with = lru_cache(maxsize=64)(self._discovery)
 
     def serve(
         self,
@@ -126,11 +128,14 @@ class SdkServer(Server[Any]):
 
         The SDK marks it as private to its caller, as it must be: the instructions hold the tenant's labels.
         """
+        return self._discovered_with(self.instructions_for(rights, view))
+
+    def _discovery(self, instructions: str) -> dict[str, Any]:
         (version,) = MODERN_PROTOCOL_VERSIONS
         result = types.DiscoverResult(
             supported_versions=[version],
             capabilities=self.get_capabilities(protocol_version=version),
-            instructions=self.instructions_for(rights, view),
+            instructions=instructions,
         )
         dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return serialize_server_result("server/discover", version, dumped)
@@ -178,12 +183,6 @@ def message_of(context: Context) -> Mapping[str, Any]:
     """Return a message as it was received, with the members that the SDK drops."""
     message: Mapping[str, Any] = _request_of(context).scope[MESSAGE_IN_SCOPE]
     return message
-
-
-def call_of(context: Context) -> Call:
-    """Return the call that a message is."""
-    caller = caller_of(context)
-    return Call(message_of(context), caller.traceparent, caller.correlation_id)
 
 
 def over_of(context: Context) -> asyncio.Event:

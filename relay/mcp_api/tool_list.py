@@ -12,13 +12,13 @@ from typing import Any
 
 from attrs import define, field
 
-from relay.ascii_json import encoded
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.fleet.fleet import Fleet
 from relay.fleet.selection import Selection
 from relay.fleet.tools import BEFORE_ALL, Position, Tool, hints
-from relay.mcp_api.url_options import UrlOptionReader
+from relay.mcp_api.url_options import UrlOptionReader, UrlOptions
+from relay.observability.ascii_json import encoded
 from relay.settings.config import View
 from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url
@@ -143,7 +143,10 @@ def _document(tool: RelayTool, name: str, safety_class: str) -> dict[str, Any]:
         "description": tool.description,
         "inputSchema": tool.schemas.input_schema,
         "outputSchema": tool.schemas.output_schema,
-        "annotations": {"title": tool.title, **hints(safety_class, idempotent=tool.idempotent)},
+        "annotations": {
+            "title": tool.title,
+            **hints(safety_class, idempotent=tool.idempotent, untrusted=bool(tool.untrusted)),
+        },
         "_meta": {
             META_SAFETY_CLASS: safety_class,
             META_CANONICAL_NAME: tool.canonical,
@@ -174,14 +177,33 @@ class ToolList:
             tools = self._fleet.selected.listed(rights, selection, after, limit)
         offered = self._fleet.selected.offered(rights, selection) if selection.view is View.KINDS else {}
         of_relay = [
-            self._entry(tool, tool.safety_class if tool.offer is None else offered[tool.offer])
+            self._entry(tool, tool.safety_class if tool.kind_verb is None else offered[tool.kind_verb])
             for tool in self._relay_tools
             if selection.view in tool.views
-            and (tool.offer is None or tool.offer in offered)
+            and (tool.kind_verb is None or tool.kind_verb in offered)
             and tool.visible(rights)
             and (0, tool.canonical) > after
         ]
         return list(merge(of_relay, tools, key=lambda tool: tool.place))[:limit] if of_relay else tools
+
+    def name_of(self, rights: Rights, options: UrlOptions, node_id: str, kind: str, verb: str) -> str | None:
+        """Return under which name a client lists the node's tool of ``kind`` and ``verb``.
+
+        None if callers with ``rights`` reach none. In the kinds view it is that of all nodes.
+        """
+        node = self._fleet.reach.node(rights, node_id)
+        found = [
+            tool
+            for tool in (node.tools.values() if node is not None else ())
+            if (tool.surface.kind.name, tool.surface.verb.name) == (kind, verb)
+            and rights.allow(rights.tenant, tool.safety_class, tool.surface.kind)
+        ]
+        if not found:
+            return None
+        tool = min(found, key=lambda each: each.place)
+        of_kinds = options.selection.view is View.KINDS
+        name = ".".join(tool.kind_verb) if of_kinds else tool.canonical
+        return alias_of(name) if options.dashed else name
 
     def _entry(self, tool: RelayTool, safety_class: str) -> RelayToolEntry:
         key = tool.canonical, safety_class

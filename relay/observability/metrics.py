@@ -122,18 +122,19 @@ class Metrics:
         self.canaries = self._counter(
             "canaries", "The relay's own echoes by code, and by the hop that failed", "code", "hop"
         )
-        self.nodes_silent = Gauge(
-            "edge_relay_nodes_silent",
-            "Connected nodes that did not answer the relay's last echo to them",
-            registry=self._registry,
-        )
         self.tokens_refused = self._counter("tokens_refused", "Agents' tokens refused", "reason")
+        self.sign_ins = self._counter("sign_ins", "What people and their clients did to sign in", "event")
         self.issuer_fetches = self._counter(
             "issuer_fetches", "Fetches of the outside issuer's keys", "outcome"
         )
         self.requests_refused = self._counter("requests_refused", "HTTP requests refused", "reason")
         self.connections_refused = self._counter(
             "connections_refused", "Connections refused, by the limit that was reached", "reason"
+        )
+        self.requests_delayed = self._counter(
+            "requests_delayed",
+            "HTTP requests over the rate of their source: they waited, or got 429",
+            "source",
         )
         self._faults = self._counter("faults", "Exceptions that were not expected, by where", "source")
         self.log_lines_lost = Counter(
@@ -180,6 +181,10 @@ class Metrics:
         )
         for name in names:
             gauge.labels(name).set_function(lambda name=name: end_ms(name) / 1000)  # type: ignore[misc]
+
+    def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Show a gauge of what ``value`` returns."""
+        Gauge(f"edge_relay_{name}", text, registry=self._registry).set_function(value)
 
     def watch_health(self, health: Callable[[], Mapping[str, Health]]) -> None:
         self._registry.register(HealthCollector(health))

@@ -22,7 +22,7 @@ class CommandAnswer:
     """A node's answer to a command. Cancelling it, or what awaits it, cancels the command on the node.
 
     What follows it is called in the turn in which it arrives: a future's waiter runs a turn later, which
-    costs as much as reading a frame. Holds a future, and is none: one is made for every call, and a task
+    costs as much as reading a frame. Holds a future and is not one: one is made for every call, and a task
     takes longer to await another class.
     """
 
@@ -225,8 +225,19 @@ class NodeFrames(Protocol):
         ...
 
 
-PeerHandler = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Answers a body that fits the document of its kind, from the relay named first. It may raise ToolError."""
+class Asker(NamedTuple):
+    """The relay that asks, and the token of the agent that it asks for.
+
+    Attributes:
+        token: empty if it asks for none; None while the fleet is not sealed, where a relay's word counts.
+    """
+
+    relay: str
+    token: str | None
+
+
+PeerHandler = Callable[[Asker, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Answers a body that fits the document of its kind. It may raise ToolError."""
 
 
 class NoResponderError(PeerError):
@@ -259,9 +270,11 @@ class Peers(Protocol):
         ...
 
     async def ask(
-        self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float
+        self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float, token: str = ""
     ) -> Mapping[str, Any]:
-        """Return what ``relay`` answers. Cancelling cancels it there.
+        """Return what ``relay`` answers, for the agent with ``token``, which goes only sealed.
+
+        Cancelling cancels it there.
 
         Raises:
             NoResponderError: it was not delivered: there is no such relay, or no connection.

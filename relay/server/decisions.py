@@ -1,83 +1,40 @@
 """What takes effect in a running relay when a file of the operator's decisions changes.
 
-One function or class for each file that is watched; ``watched`` makes the list, and refuses a file of the
-table that has none. Must not decide who is revoked, and must not read a key or a token.
+One function or class for each file that is watched and applied. Must not decide who is revoked, and must not
+read a key or a token.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditUnavailableError
+from relay.audit.writer import AuditWriter
 from relay.auth.agent_tokens import AcceptedKeys
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
+from relay.observability.ascii_json import members_of
 from relay.pki.authority import CertificateAuthority
 from relay.sessions.node_sessions import NodeSessions
 from relay.state.certificates import IssuedLeaf
-from relay.state.kinds import KINDS, StateFile, StateKind, files_of, kinds_in
-from relay.state.ledger import Ledger
+from relay.state.grants import Grant, Grants
 from relay.state.names import NameLedger, NodeName
+from relay.state.people import PeopleLedger
+from relay.state.seal import FleetSeal
 from relay.state.tokens import AcceptedKey, RevokedTokens, TokenKeys
-from relay.state.watcher import Record, Watched
-from schemas.backoff import Backoff
+from relay.state.watcher import Applied, Record
+from schemas.error_roots import StateError
 from schemas.health import Loop
 from schemas.identity import Identity, first_certificate_in, kid_of
+from schemas.pacing import Backoff
 from schemas.session import CloseCode
-
-ContentT = TypeVar("ContentT")
-
-
-class Applied(NamedTuple, Generic[ContentT]):
-    """What applies a file: ``read``, ``begin`` and ``apply``, as ``Watched`` describes them.
-
-    ``also`` returns what differs when something else has changed that is applied with the file.
-    """
-
-    read: Callable[[], ContentT]
-    begin: Callable[[ContentT], object]
-    apply: Callable[[ContentT], object]
-    also: Callable[[], object] = lambda: None
-
-
-NOTHING_APPLIED = Applied[None](lambda: None, lambda _: None, lambda _: None)
-"""Of a file that is read for each use, a change is only shared with other relays."""
-
-
-def watched(
-    ledgers: Mapping[StateFile, Ledger[Any]],
-    applied: Mapping[StateFile, Applied[Any]],
-    kinds: Iterable[StateKind] = KINDS,
-) -> Sequence[Watched[Any]]:
-    """Return the files of ``kinds`` that are watched, each with what applies it.
-
-    They come in the order of ``applied``: a later one may depend on an earlier one.
-
-    Raises:
-        KeyError: a file is missing from ``ledgers``.
-        ValueError: a file is declared and not applied, or the other way round.
-    """
-    kinds = tuple(kinds)
-    files = [file for file in files_of(kinds) if file.watched]
-    if differing := {file for file in files if file.applied} ^ applied.keys():
-        names = ", ".join(sorted(file.name for file in differing))
-        raise ValueError(f"declared as applied, or applied, and not both: {names}")
-    acts = {**applied, **{file: NOTHING_APPLIED for file in files if not file.applied}}
-    return [
-        Watched(file.name, kinds_in(file, kinds), partial(_stamp, ledgers[file], also), read, begin, apply)
-        for file, (read, begin, apply, also) in acts.items()
-    ]
-
-
-def _stamp(ledger: Ledger[Any], also: Callable[[], object]) -> object:
-    return ledger.stamp, also()
+from schemas.text import printable
 
 
 class Leaves(NamedTuple):
@@ -131,8 +88,8 @@ class LeafDecisions:
             roots=roots,
             kids=frozenset(records.revoked),
             revoked_as=records.revoked_as(roots),
-            moved=records.moved(),
-            retired=records.retired(),
+            moved=records.moved_leaves(),
+            retired=records.retired_nodes(),
             enrolled_tenant=records.enrolled_tenant,
         )
 
@@ -191,10 +148,14 @@ class NameChanges(NamedTuple):
 
 @define(eq=False, repr=False)
 class NameDecisions:
-    """Names nodes as the operator does, and forgets those that are retired."""
+    """Names nodes as the operator does, and forgets those that are retired.
+
+    ``renamed`` is called after names have changed: by them tokens are for nodes, and what is open may end.
+    """
 
     _names: NameLedger
     _fleet: Fleet
+    _renamed: Callable[[], None]
     _log: FilteringBoundLogger
     _forgotten: AbstractSet[str] = field(init=False, default=frozenset())
     _retired: frozenset[str] = field(init=False, default=frozenset())
@@ -205,11 +166,13 @@ class NameDecisions:
     def _read(self) -> NameChanges:
         """Return what has changed: comparing the names of thousands of nodes takes a millisecond or more."""
         names = self._names.read()
-        return NameChanges(self._fleet.names.differences(names.by_node), names.forgotten)
+        return NameChanges(self._fleet.names.differences(names.with_proven()), names.forgotten)
 
     def _begin(self, changes: NameChanges) -> None:
         self._forgotten = changes.forgotten
         self._fleet.rename(changes.names)
+        if changes.names:
+            self._renamed()
         self.retire(self._retired)
 
     def _apply(self, changes: NameChanges) -> None:
@@ -262,6 +225,60 @@ def token_key_decisions(
     return Applied(keys.accepted, accepted.accept, apply, lambda: tuple(roots()))
 
 
+def seal_decisions(seal: FleetSeal, apply: Callable[[], None]) -> Applied[bool]:
+    """Return what seals what this relay says to the others: once, whatever the file says later."""
+
+    def take(sealed: bool) -> None:  # noqa: FBT001 - what was read
+        if sealed:
+            apply()
+
+    return Applied(seal.is_sealed, take, take)
+
+
+def key_endorsement(keys: TokenKeys, log: FilteringBoundLogger) -> "Follow":
+    """Return what writes to ``keys`` what a new root says of them, where its key is here."""
+
+    async def follow() -> bool:
+        try:
+            await asyncio.to_thread(keys.endorse_again)
+        except (StateError, OSError) as error:
+            log.error(  # noqa: TRY400 - the reason says all
+                "no root endorses the keys of tokens", reason=printable(str(error))
+            )
+            return False
+        return True
+
+    return follow
+
+
+def grant_endings(
+    people: PeopleLedger, grants: Grants, audit: AuditWriter, log: FilteringBoundLogger
+) -> "Follow":
+    """Return what ends all that people have given to clients who were revoked, on whichever machine."""
+
+    def end() -> Sequence[Grant]:
+        revoked = people.read().revoked
+        return grants.end(lambda grant: grant.person in revoked)
+
+    async def follow() -> bool:
+        try:
+            ended = await asyncio.to_thread(end)
+        except (StateError, OSError) as error:
+            log.error(  # noqa: TRY400 - the reason says all
+                "grants of revoked people not ended", reason=printable(str(error))
+            )
+            return False
+        for grant in ended:
+            facts = {"event": "grant_ended", "sub": grant.sub, "tenant": grant.tenant, "grant": grant.id}
+            try:
+                await audit.record(members_of(facts))
+            except AuditUnavailableError as error:
+                log.error("not recorded", reason=str(error), what=facts)  # noqa: TRY400 - as above
+        return True
+
+    return follow
+
+
 MAX_UNRECORDED = 10_000
 
 
@@ -269,7 +286,7 @@ MAX_UNRECORDED = 10_000
 class DecisionRecords:
     """Writes decisions to ``audit`` and ``log``: in order, and again after an error."""
 
-    _audit: AuditLog
+    _audit: AuditWriter
     _log: FilteringBoundLogger
     _unrecorded: deque[dict[str, str]] = field(factory=deque, init=False)
     _unwritten: dict[str, str] | None = field(default=None, init=False)

@@ -8,11 +8,14 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
-from relay.http.listener import Hooks, serve
+from relay.audit.log import AuditUnavailableError
+from relay.http.listener import bind, bind_unix, serve
 from relay.observability.metrics import Metrics
 from relay.server.app import Relay
 from relay.server.status import RelayStatus
@@ -21,10 +24,9 @@ from relay.settings.environment import RelayClock, RelayEnvironment, now_ms, tic
 from relay.settings.table import LoadedRelaySettings
 from schemas.health import endless, stalled
 from schemas.kinds import KindRegistry
-from schemas.log_level import LogThreshold
+from schemas.lines import LogThreshold
 from schemas.process.logs import fatal_errors_logged, opened
-from schemas.process.service_manager import ServiceManager
-from schemas.process.settings_reload import ReadAgain, SettingsReload
+from schemas.process.service_manager import ReadAgain, ServiceManager, SettingsReload
 from schemas.process.spans import exported
 from schemas.process.status_socket import served
 from schemas.registry import SchemaRegistry
@@ -80,6 +82,14 @@ def tune_collector() -> None:
     gc.set_threshold(2_000, 20, 500)
 
 
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """Bound sockets: ``public``, and that of the metrics if they have one."""
+
+    public: socket.socket
+    metrics: socket.socket | None
+
+
 async def run_relay(  # noqa: PLR0913 - what comes in from outside
     config: RelayConfig,
     listener: socket.socket,
@@ -100,7 +110,11 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
     metrics, threshold = Metrics(), LogThreshold(config.log_level)
     lost = metrics.log_lines_lost.inc
     logged = opened("relay", stream, threshold=threshold, on_fault=metrics.fault, on_lost=lost)
-    with logged as (log, lines), exported(config.otlp, "edge-relay") as spans:
+    with (
+        _metrics_listener(config) as metrics_listener,
+        logged as (log, lines),
+        exported(config.otlp, "edge-relay") as spans,
+    ):
         environment = RelayEnvironment(
             config=config,
             registry=registry or SchemaRegistry(),
@@ -124,33 +138,34 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
 
         manager = ServiceManager.of(os.environ, os.getpid(), log)
         settings = None if reload is None else RelaySettings(reload, apply)
-        status = RelayStatus(
-            environment=environment,
-            audit=relay.audit,
-            broker=relay.broker,
-            pki=relay.pki,
-            fleet=relay.fleet,
-            calls=relay.calls,
-            cluster=relay.cluster,
-            health=relay.health,
-            settings=None if settings is None else settings.serialized,
-        )
+        status = RelayStatus(relay, None if settings is None else settings.serialized)
         reloading = None if settings is None else SettingsReload(settings.read, manager, log)
-        await relay.broker.start(relay.pki.broker_access.write)
+        await relay.start_broker()
         with fatal_errors_logged(log):
-            await _serve(relay, status, listener, manager, reloading)
+            listeners = _Listeners(listener, metrics_listener)
+            await _serve(relay, status, listeners, manager, reloading)
+
+
+@contextmanager
+def _metrics_listener(config: RelayConfig) -> Iterator[socket.socket | None]:
+    if (place := config.metrics_listen) is None:
+        yield None
+        return
+    with bind_unix(place) if isinstance(place, Path) else bind(place) as listener:
+        listener.listen()  # a connection waits until the relay serves
+        yield listener
 
 
 async def _serve(
     relay: Relay,
     status: RelayStatus,
-    listener: socket.socket,
+    listeners: _Listeners,
     manager: ServiceManager,
     reloading: SettingsReload | None,
 ) -> None:
     tune_collector()
-    environment, audit, loops = status.environment, relay.audit.log, relay.loops()
-    config, log = environment.config, environment.log
+    config, log, audit = relay.environment.config, relay.environment.log, relay.audit
+    loops = relay.loops()
 
     async def drain() -> None:
         manager.stopping()
@@ -163,6 +178,13 @@ async def _serve(
         broker=str(config.broker or "none: sessions alone"),
         audit_head=audit.head,
     )
+    if config.old_metrics:
+        log.warning("/metrics is on the public listener, and will not be in 0.4: set metrics_listen")
+    if config.unnamed_proxy:
+        log.warning(
+            "all that a proxy of this machine forwards is limited as one address since 0.3: "
+            "name the proxy in trusted_proxies"
+        )
     try:
         async with served(config.state.root, status), asyncio.TaskGroup() as tasks:
             runs = {
@@ -171,14 +193,16 @@ async def _serve(
             }
             if reloading is not None:
                 runs["settings"] = reloading.run()
+            if listeners.metrics is not None:
+                runs["metrics"] = serve(relay.metrics_page, listeners.metrics, relay.metrics_connections)
             background = [tasks.create_task(endless(name, run)) for name, run in runs.items()]
             serving = serve(
-                relay.http.application,
-                listener,
-                relay.http.connections,
-                relay.pki.tls.served,
-                begin=relay.http.application.begin,
-                hooks=Hooks(started=manager.ready, drain=drain),
+                relay.application,
+                listeners.public,
+                relay.connections,
+                relay.tls.served,
+                started=manager.ready,
+                drain=drain,
             )
             try:
                 await endless("listener", serving)
@@ -186,6 +210,8 @@ async def _serve(
                 for task in background:
                     task.cancel()
     finally:
-        await relay.calls.close()
+        await relay.end_calls()
+        with suppress(AuditUnavailableError):  # then the head is that of the newest line that is synced
+            await asyncio.to_thread(audit.flush)
         log.info("relay ended", audit_head=audit.head)
-        await relay.close()
+        await relay.end()

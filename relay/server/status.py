@@ -3,19 +3,14 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, NotRequired, TypedDict
 
-from relay.audit.assembly import AuditPart
-from relay.broker.assembly import BrokerPart
-from relay.calls.assembly import CallsPart
-from relay.fleet.assembly import FleetPart
+from attrs import define, field
+
 from relay.fleet.facts import NodesStatus
-from relay.part import Part
-from relay.pki.assembly import PkiPart
-from relay.settings.environment import RelayEnvironment
-from schemas.health import Health
+from relay.server.app import Relay
+from schemas.health import HealthDocument
 from schemas.process.resources import Uptime, resources, watchdog_s
 from schemas.settings import SerializedSettings
 
@@ -42,7 +37,7 @@ class RelayStatusDocument(TypedDict):
     max_open_files: int
     tasks: int
     ready: bool
-    subsystems: Mapping[str, Mapping[str, bool | str]]
+    subsystems: Mapping[str, HealthDocument]
     settings: NotRequired[SerializedSettings]
     public_url: str
     listen: str
@@ -55,41 +50,31 @@ class RelayStatusDocument(TypedDict):
     audit_head: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@define(eq=False, repr=False)
 class RelayStatus:
-    """The parts that the status is read from.
+    """The status of ``_relay``.
 
-    Attributes:
-        health: returns that of every subsystem.
-        settings: returns those that the relay runs with; None if it was started without a loader of such.
+    ``_settings`` returns those that it runs with; None if it was started without a loader of such.
     """
 
-    environment: RelayEnvironment
-    audit: AuditPart
-    broker: BrokerPart
-    pki: PkiPart
-    fleet: FleetPart
-    calls: CallsPart
-    cluster: Part
-    health: Callable[[], Mapping[str, Health]]
-    settings: Callable[[], SerializedSettings] | None
-    uptime: Uptime = field(default_factory=Uptime)
+    _relay: Relay
+    _settings: Callable[[], SerializedSettings] | None
+    _uptime: Uptime = field(factory=Uptime, init=False)
 
     def line(self) -> str:
         """Return what the service manager shows, in one line."""
-        missing = sorted(name for name, part in self.health().items() if not part.lets_calls_flow)
+        missing = sorted(name for name, part in self._relay.health().items() if not part.lets_calls_flow)
         return f"not ready: {', '.join(missing)}" if missing else "ready: calls can be made"
 
     def __call__(self) -> RelayStatusDocument:
-        config, health = self.environment.config, self.health()
+        relay, config, health = self._relay, self._relay.environment.config, self._relay.health()
         used = resources(asyncio.get_running_loop())
-        inventory, warnings = self.fleet.fleet.inventory, self.fleet.fleet.warnings
-        canaries, expiries = self.calls.canaries, self.pki.expiries
+        inventory = relay.fleet.inventory
         status: RelayStatusDocument = {
             "program": "relay",
             "version": version("edge-kubelet"),
-            "now_ms": self.environment.now_ms(),
-            "uptime_s": self.uptime(),
+            "now_ms": relay.environment.now_ms(),
+            "uptime_s": self._uptime(),
             "watchdog_s": watchdog_s(os.environ),
             "pid": used["pid"],
             "resident_bytes": used["resident_bytes"],
@@ -103,20 +88,15 @@ class RelayStatus:
             "broker": {
                 "url": str(config.broker or "none"),
                 "missing": inventory.missing(),
-                "probe_node": self.broker.probe_node,
+                "probe_node": None if relay.own_broker is None else relay.own_broker.probe_node,
             },
-            "nodes": {
-                "known": inventory.known(),
-                "connected": canaries.connected,
-                "wrong_clocks": warnings.nodes("wrong_clocks"),
-                "silent": warnings.nodes("silent"),
-            },
-            "ca": "here" if self.pki.service is not None else "elsewhere",
-            "cluster": self.cluster.status(),
-            "calls": {"outcomes": self.environment.metrics.outcomes()},
-            "certificates": {name: expiries.end_ms(name) for name in expiries.names},
-            "audit_head": self.audit.log.head,
+            "nodes": relay.fleet.warnings.status(inventory.known(), relay.canaries.connected),
+            "ca": "elsewhere" if relay.forwards else "here",
+            "cluster": {} if relay.cluster is None else relay.cluster.status(),
+            "calls": {"outcomes": relay.environment.metrics.outcomes()},
+            "certificates": {name: relay.expiries.end_ms(name) for name in relay.expiries.names},
+            "audit_head": relay.audit.head,
         }
-        if self.settings is not None:
-            status["settings"] = self.settings()
+        if self._settings is not None:
+            status["settings"] = self._settings()
         return status

@@ -2,8 +2,8 @@
 
 Use::
 
-    part = assemble(environment, audit, pki, fleet)
-    answer = part.router.start(command)  # raises ToolError; ``await answer`` is the node's
-    part.frames.send(node_id, OneWayType.TELEMETRY_LEASE, lease)
-    part.node_sessions.end_sessions(lambda leaf: leaf.kid == revoked, CloseCode.REVOKED)
+    nodes = CapabilityLimits(fleet, node_sessions, monotonic)
+    answer = nodes.start(command)  # raises ToolError; ``await answer`` is the node's
+    one_way.send(node_id, OneWayType.TELEMETRY_LEASE, lease)
+    node_sessions.end_sessions(lambda leaf: leaf.kid == revoked, CloseCode.REVOKED)
 """

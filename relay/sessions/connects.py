@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from relay.limits.address_groups import address_group
-from relay.limits.rate_limits import evict_idle
-from schemas.token_bucket import TokenBucket
+from relay.limits.rate_limits import address_group, evict_idle
+from schemas.pacing import TokenBucket
 
 RATE_PER_S = 300.0
 BURST = 75.0

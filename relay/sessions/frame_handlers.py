@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from attrs import define, field
-from starlette.websockets import WebSocketDisconnect
 
 from relay.fleet.fleet import Fleet
+from relay.http.websocket_protocol import SocketClosedError
 from relay.pki.renewals import Renewals
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeConnection, NodeSession
@@ -117,6 +117,9 @@ class FrameHandlers:
         verdict = self._fleet.offer_manifest(node_id, frame.wire, "session", frame.payload)
         if verdict.manifest is not None:
             self._signed_at(verdict.manifest.issued_at_ms)
+        elif verdict.outcome is Outcome.UNCHANGED and verdict.mark is not None:
+            # The broker may be faster with each manifest: then the session brings nothing new.
+            self._signed_at(verdict.mark.issued_at_ms)
         if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
             session.rejected_in_a_row = 0
             self._follow_renewal(session)
@@ -154,7 +157,7 @@ class FrameHandlers:
     async def _run(self, session: NodeSession, connection: NodeConnection, frame: Frame, act: _Act) -> None:
         try:
             await act(session, connection, frame)
-        except (WebSocketDisconnect, ProtocolError):
+        except (SocketClosedError, ProtocolError):
             pass  # the connection ended first: what was decided holds, and the node retries
         finally:
             session.ca_requests.discard(frame.type)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from attrs import define
-from starlette.websockets import WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.fleet.fleet import Fleet
-from relay.http.websocket_protocol import FLOODED
+from relay.http.websocket_protocol import FLOODED, SocketClosedError
 from relay.observability.metrics import Metrics
 from relay.sessions.session import NodeConnection
 from schemas.certificates import IdentityError, IdentityReason
@@ -73,7 +72,7 @@ def rejection_of(error: Exception) -> tuple[HandshakeRejection | IdentityReason,
             return error.reason, error.code
         case ProtocolError():
             return HandshakeRejection.PROTOCOL, error.code
-        case WebSocketDisconnect():
+        case SocketClosedError():
             flooded = error.code == FLOODED
             reason = HandshakeRejection.FLOODED if flooded else HandshakeRejection.GONE
             return reason, CloseCode.AUTH_FAILED

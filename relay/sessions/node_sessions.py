@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any
 
 from attrs import define, field
-from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_index import DueTimes
 from relay.fleet.node_record import Where
-from relay.http.connections import admit
+from relay.http.websocket_protocol import BoundedWebSocket, SocketClosedError
 from relay.limits.rate_limits import KeyedLimiters
 from relay.observability.metrics import Metrics
 from relay.routing.port import Command, CommandAnswer, LocalRouter
@@ -29,7 +27,7 @@ from relay.sessions.frame_handlers import FrameHandlers, heartbeat_interval_ms
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeConnection, NodeSession
-from relay.settings.environment import SessionClock
+from relay.settings.environment import SessionClock, ValidityClock
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, Role, agreed
 from schemas.identity import Identity
@@ -55,7 +53,7 @@ class NodeSessions(LocalRouter):
     _ulids: UlidSource
     _metrics: Metrics
     _refusals: RefusalCounter
-    _now_ms: Callable[[], int]
+    _now_ms: ValidityClock
     _ticks_ms: Callable[[], int]
     _monotonic: Callable[[], float]
     _log: FilteringBoundLogger
@@ -69,15 +67,12 @@ class NodeSessions(LocalRouter):
     def __attrs_post_init__(self) -> None:
         self._faults = PeerFaults(self._metrics, self._refusals, self._log)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.serve(WebSocket(scope, receive, send))
-
-    async def serve(self, socket: WebSocket) -> None:
+    async def serve(self, socket: BoundedWebSocket) -> None:
         """Serve one node's connection from the upgrade to its end."""
-        if (subprotocol := agreed(socket.scope.get("subprotocols", ()))) is None:
-            await socket.close()  # before accept: the upgrade is refused with 403
+        if (subprotocol := agreed(socket.subprotocols)) is None:
+            socket.reject()
             return
-        await socket.accept(subprotocol)
+        socket.accept(subprotocol)
         connection = NodeConnection(
             socket, SessionMachine(Role.RELAY, self._reader, self._monotonic), self._ulids
         )
@@ -88,8 +83,8 @@ class NodeSessions(LocalRouter):
         clock = SessionClock(self._now_ms(), self._ticks_ms)
         try:
             async with asyncio.timeout(self._auth_timeout_s):
-                identity, auth = await self._admit(connection, clock, socket.scope)
-        except (HandshakeError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
+                identity, auth = await self._admit(connection, clock, socket)
+        except (HandshakeError, ProtocolError, TimeoutError, SocketClosedError) as error:
             await connection.close(self._faults.refused(connection.peer, error))
             return
         session, before = self._register(identity, auth, connection, clock)
@@ -109,10 +104,11 @@ class NodeSessions(LocalRouter):
                 raise
             self._faults.broken(identity.node_id, error)
             await connection.close(error.code)
-        except WebSocketDisconnect as error:
+        except SocketClosedError as error:
             self._faults.closed_by_server(identity.node_id, error.code)
         finally:
-            self._leave(identity.node_id, session, connection)
+            if self._is_current(session, connection):
+                self._connection_changed(session, None)
 
     def start(self, command: Command) -> CommandAnswer:
         session = self._sessions.get(command.node_id)
@@ -146,7 +142,7 @@ class NodeSessions(LocalRouter):
         if session is not None and session.connection is not None:
             self._faults.newer_elsewhere(node_id, relay)
             self._start(session.connection.close(CloseCode.SUPERSEDED))
-            self._release(node_id, session)
+            self._connection_changed(session, None)
 
     def end_expired(self) -> None:
         """End the sessions whose leaf is not valid now, and the calls in flight in them."""
@@ -173,7 +169,7 @@ class NodeSessions(LocalRouter):
                 if not session.is_retiring:
                     # Not awaited: a node that does not read must not delay the end of the others.
                     self._start(session.connection.close(code))
-                self._release(node_id, session)
+                self._connection_changed(session, None)
 
     def _for_version(self, connection: NodeConnection, command: Command) -> Command:
         """Return ``command`` as the node takes it: before 1.2 its deadline is that of the handler too."""
@@ -209,12 +205,12 @@ class NodeSessions(LocalRouter):
 
     async def _send_cancel(self, connection: NodeConnection, msg_id: str, reason: CancelReason) -> None:
         # If the connection ends first, the node stops the command at its deadline.
-        with suppress(WebSocketDisconnect, ProtocolError):
+        with suppress(SocketClosedError, ProtocolError):
             cancel: CmdCancel = {"reason": reason}
             await connection.send("cmd_cancel", cancel, msg_id)
 
     async def _admit(
-        self, connection: NodeConnection, clock: SessionClock, scope: Scope
+        self, connection: NodeConnection, clock: SessionClock, socket: BoundedWebSocket
     ) -> tuple[Identity, Frame]:
         challenge = self._handshake.challenge(clock())
         await connection.send("challenge", challenge)
@@ -223,7 +219,7 @@ class NodeSessions(LocalRouter):
             raise HandshakeError(HandshakeRejection.NO_AUTH)
         await self._connects.go_on()
         identity = self._handshake.judge(auth, challenge["nonce"], clock())
-        if not admit(scope, identity.node_id):
+        if not socket.admit(identity.node_id):
             raise HandshakeError(HandshakeRejection.CONNECTIONS, CloseCode.OVER_CAPACITY)
         return identity, auth
 
@@ -248,7 +244,6 @@ class NodeSessions(LocalRouter):
         return session, before
 
     async def _welcome(self, session: NodeSession, connection: NodeConnection, auth: Frame) -> None:
-        node_id = session.identity.node_id
         # A new session has a new id, which no node can have asked to resume.
         resumed = session.session_id == auth.payload.get("resume")
         session.heartbeat_interval_ms = heartbeat_interval_ms(self._fleet.inventory.known())
@@ -259,12 +254,12 @@ class NodeSessions(LocalRouter):
             "server_time_ms": session.now_ms(),
             "resumed": resumed,
         }
+        if connection.speaks(SUBPROTOCOL_1_2):
+            welcome["kinds"] = self._fleet.kinds
         await connection.welcome(welcome, auth.msg_id)
-        if self._sessions.get(node_id) is not session or session.connection is not connection:
+        if not self._is_current(session, connection):
             return  # ended or superseded while it was being sent
-        self._fleet.connection_changed(node_id, Where.HERE)
-        self._one_way.connected(session, connection)
-        self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
+        self._connection_changed(session, connection, "resumed" if resumed else "opened")
         # What is sent from now on is not sent again; nor what ends meanwhile, after its cancel.
         for msg_id in tuple(session.pending):
             if (payload := session.pending.renewed(msg_id, session.now_ms())) and connection.is_open:
@@ -273,7 +268,7 @@ class NodeSessions(LocalRouter):
 
     async def _serve_frames(self, session: NodeSession, connection: NodeConnection) -> None:
         node_id = session.identity.node_id
-        connection.handle_frames(partial(self._frames.handle_now, session, connection))
+        connection.handle_frames(partial(self._frames.handle_now, session))
         while connection.is_open:
             frame = await connection.receive()
             self._faults.dropped(node_id, connection)
@@ -284,18 +279,24 @@ class NodeSessions(LocalRouter):
                 await self._frames.handle(session, connection, frame)
             del frame  # the last one would be kept until the next arrives
 
-    def _leave(self, node_id: str, session: NodeSession, connection: NodeConnection) -> None:
-        if self._sessions.get(node_id) is not session or session.connection is not connection:
-            return  # superseded: the node is connected by another connection
-        self._release(node_id, session)
+    def _is_current(self, session: NodeSession, connection: NodeConnection) -> bool:
+        """Return whether the node is connected by ``connection``: neither ended nor superseded."""
+        is_known = self._sessions.get(session.identity.node_id) is session
+        return is_known and session.connection is connection
 
-    def _release(self, node_id: str, session: NodeSession) -> None:
-        session.connection = None
+    def _connection_changed(
+        self, session: NodeSession, connection: NodeConnection | None, event: str = "closed"
+    ) -> None:
+        """Tell all that depend on it that the node is connected here, or with None that it is nowhere."""
+        node_id, session.connection = session.identity.node_id, connection
         # Before the followers: one of them may know that it is connected elsewhere.
-        self._fleet.connection_changed(node_id, Where.NOWHERE)
-        self._one_way.lost(session)
-        self._metrics.sessions.labels("closed").inc()
-        self._metrics.nodes_connected.dec()
+        self._fleet.connection_changed(node_id, Where.NOWHERE if connection is None else Where.HERE)
+        if connection is None:
+            self._one_way.lost(session)
+            self._metrics.nodes_connected.dec()
+        else:
+            self._one_way.connected(session, connection)
+        self._metrics.sessions.labels(event).inc()
 
 
 def cmd_payload(command: Command, sent_at_ms: int) -> Cmd:
@@ -329,7 +330,7 @@ def command_text(connection: NodeConnection, msg_id: str, payload: Cmd) -> str:
 async def send_text(connection: NodeConnection, text: str, deadline_ms: int) -> None:
     """Send a command, and wait for the node to read what was sent before until its deadline."""
     # Part of it may have been sent. The same process may still resume before the deadline.
-    with suppress(TimeoutError, WebSocketDisconnect):
+    with suppress(TimeoutError, SocketClosedError):
         async with asyncio.timeout(deadline_ms / 1000):
             await connection.send_text(text)
 

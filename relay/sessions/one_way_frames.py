@@ -4,22 +4,22 @@ Each connection has a bounded queue of its own, so that a node that does not rea
 bounded amount of memory. Must not know what a frame is for: its handler does.
 """
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from attrs import define, field
-from starlette.websockets import WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
-from relay.http.websocket_protocol import CREDIT_OF_A_COMMAND
+from relay.http.websocket_protocol import CREDIT_OF_A_COMMAND, SocketClosedError
 from relay.observability.metrics import Metrics
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeRef
 from relay.sessions.session import NodeConnection, NodeSession
+from schemas.callbacks import Followers, Handlers
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, ONE_WAY, Frame, OneWayType
-from schemas.handlers import Followers, Handlers
+from schemas.process.send_queue import SendQueue
 from schemas.session import OverRateError, ProtocolError
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
@@ -41,7 +41,7 @@ class OneWayFrames:
 
     _metrics: Metrics
     _log: FilteringBoundLogger
-    _queues: "dict[str, _Queue]" = field(init=False, factory=dict)
+    _queues: dict[str, tuple[NodeConnection, SendQueue[str]]] = field(init=False, factory=dict)
     _handlers: Handlers[OneWayType, FrameHandler] = field(init=False, factory=Handlers)
     _followers: Followers[[NodeRef, bool]] = field(init=False)
     _announce_followers: Followers[[NodeRef]] = field(init=False)
@@ -51,14 +51,17 @@ class OneWayFrames:
         self._announce_followers = Followers(self._announce_not_followed)
 
     def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
-        queue = self._queues.get(node_id)
-        if queue is None or not queue.connection.is_open:
+        connection, queue = self._queues.get(node_id, (None, None))
+        if connection is None or queue is None or not connection.is_open:
             raise ToolError(Failure.NODE_OFFLINE)
         try:
-            queue.put(frame_type, payload)
+            text = _encoded(connection, queue, frame_type, payload)
         except ToolError:
             self._metrics.one_way_frames.labels(frame_type, "refused").inc()
             raise
+        if (credit := _CREDITS.get(frame_type)) is not None:
+            connection.meter.expect_answer(credit)
+        queue.put(text, len(text))
         self._metrics.one_way_frames.labels(frame_type, "sent").inc()
 
     def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
@@ -76,13 +79,13 @@ class OneWayFrames:
     def connected(self, session: NodeSession, connection: NodeConnection) -> None:
         node_id = session.identity.node_id
         if (before := self._queues.get(node_id)) is not None:
-            before.close()
-        self._queues[node_id] = _Queue(connection)
+            before[1].close()
+        self._queues[node_id] = connection, SendQueue(partial(_send, connection), MAX_QUEUED_BYTES)
         self._notify(_reference(session), connected=True)
 
     def lost(self, session: NodeSession) -> None:
-        if (queue := self._queues.pop(session.identity.node_id, None)) is not None:
-            queue.close()
+        if (lost := self._queues.pop(session.identity.node_id, None)) is not None:
+            lost[1].close()
             self._notify(_reference(session), connected=False)
 
     def received(self, session: NodeSession, frame: Frame) -> None:
@@ -115,53 +118,27 @@ class OneWayFrames:
         self._log.error("announce not followed", node_id=node.node_id, exc_info=error)
 
 
-class _Queue:
-    """What waits to be sent on one connection, in order; one task sends while there is something."""
-
-    __slots__ = ("_bytes", "_sending", "_texts", "connection")
-
-    def __init__(self, connection: NodeConnection) -> None:
-        self.connection = connection
-        # Not a deque, which has space for 64 from the start: most nodes are sent none.
-        self._texts: list[str] = []
-        self._bytes = 0
-        self._sending: asyncio.Task[None] | None = None
-
-    def put(self, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
-        if self._bytes >= MAX_QUEUED_BYTES:
-            raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_UNREAD_RETRY_MS)
-        try:
-            text = self.connection.encoded(frame_type, payload)
-        except OverRateError as error:
-            retry_ms = max(1, int(error.wait_s * 1000) + 1)
-            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=retry_ms) from None
-        except ProtocolError as error:
-            raise ToolError(Failure.INTERNAL, "The frame does not fit its type.") from error
-        if (credit := _CREDITS.get(frame_type)) is not None:
-            self.connection.meter.expect_answer(credit)
-        self._texts.append(text)
-        self._bytes += len(text)
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-
-    def close(self) -> None:
-        self._texts.clear()
-        self._bytes = 0
-        if self._sending is not None:
-            self._sending.cancel()
-
-    async def _send(self) -> None:
-        try:
-            while self._texts:
-                text = self._texts[0]
-                await self.connection.send_text(text)
-                self._texts.pop(0)
-                self._bytes -= len(text)
-        except WebSocketDisconnect:
-            self._texts.clear()  # the session learns of it by itself, and closes the queue
-        finally:
-            self._sending = None
-
-
 def _reference(session: NodeSession) -> NodeRef:
     return NodeRef(session.identity.tenant, session.identity.node_id, session.session_id)
+
+
+def _encoded(
+    connection: NodeConnection, queue: SendQueue[str], frame_type: OneWayType, payload: Mapping[str, Any]
+) -> str:
+    if queue.is_full:
+        raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_UNREAD_RETRY_MS)
+    try:
+        return connection.encoded(frame_type, payload)
+    except OverRateError as error:
+        retry_ms = max(1, int(error.wait_s * 1000) + 1)
+        raise ToolError(Failure.RATE_LIMITED, retry_after_ms=retry_ms) from None
+    except ProtocolError as error:
+        raise ToolError(Failure.INTERNAL, "The frame does not fit its type.") from error
+
+
+async def _send(connection: NodeConnection, text: str) -> bool:
+    try:
+        await connection.send_text(text)
+    except SocketClosedError:
+        return False  # the session learns of it by itself
+    return True

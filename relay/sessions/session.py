@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
-
-from relay.ascii_json import encoded
-from relay.http.websocket_protocol import HANDLED_IN_MESSAGE, METER_IN_SCOPE, FrameMeter, take_texts
+from relay.http.websocket_protocol import BoundedWebSocket, FrameMeter, SocketClosedError
+from relay.observability.ascii_json import encoded
 from relay.routing.port import CommandAnswer
 from relay.settings.environment import SessionClock
 from schemas.delivery import PendingCommands
@@ -21,7 +19,6 @@ from schemas.payloads import Bye, CmdAck, Welcome
 from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
 from schemas.ulids import UlidSource
 
-_NO_CODE = 1006  # RFC 6455: closed without a code
 _BYE_REASONS = {
     CloseCode.SUPERSEDED: ByeReason.SUPERSEDED,
     CloseCode.MANIFEST_REJECTED: ByeReason.MANIFEST_REJECTED,
@@ -41,30 +38,27 @@ class _Received:
 class NodeConnection:
     """One connection: a socket and the protocol machine.
 
-    Sending and receiving raise WebSocketDisconnect once either end has closed. The server and its library
-    raise a plain RuntimeError then; it is caught around their own calls alone, since any other is a bug.
-
-    Attributes:
-        meter: how many frames the node may send; the server consults it before it parses them.
+    Sending and receiving raise ``SocketClosedError`` once either end has closed.
     """
 
-    __slots__ = ("_is_welcomed", "_machine", "_socket", "_subprotocol", "_texts", "_ulids", "meter")
+    __slots__ = ("_handle", "_is_welcomed", "_machine", "_socket", "_subprotocol", "_ulids")
 
-    meter: FrameMeter
-
-    def __init__(self, socket: WebSocket, machine: SessionMachine, ulids: UlidSource) -> None:
-        self.meter = socket.scope[METER_IN_SCOPE]
-        self._texts = take_texts(socket.scope)
+    def __init__(self, socket: BoundedWebSocket, machine: SessionMachine, ulids: UlidSource) -> None:
         self._socket = socket
-        self._subprotocol = agreed(socket.scope["subprotocols"])
+        self._subprotocol = agreed(socket.subprotocols)
         self._machine = machine
         self._ulids = ulids
         self._is_welcomed = False
+        self._handle: Callable[[NodeConnection, Frame], bool] = lambda *_: False
+        socket.handle_texts(self._read, begins_announce)
 
     @property
     def peer(self) -> str:
-        client = self._socket.client
-        return client.host if client else "unknown"
+        return self._socket.address
+
+    @property
+    def meter(self) -> FrameMeter:
+        return self._socket.meter
 
     def speaks(self, version: str) -> bool:
         """Return whether the node speaks the subprotocol ``version``, or a newer one that both know."""
@@ -107,55 +101,40 @@ class NodeConnection:
         return self._machine.send(type_, msg_id or self._ulids.new(), wire, in_reply_to)
 
     async def send_text(self, text: str) -> None:
-        if self.send_now(text):
-            return
-        try:
-            await self._socket.send_text(text)
-        except RuntimeError as error:
-            raise WebSocketDisconnect(_NO_CODE) from error
+        await self._socket.send(text)
 
     @property
     def can_send_now(self) -> bool:
         """Whether ``send_now`` has an effect: the connection is open, and the node reads."""
-        return self.is_open and self._texts is not None and self._texts.can_send_now
+        return self.is_open and self._socket.can_send_now
 
     def send_now(self, text: str) -> bool:
         """Send a frame that is encoded; return False, without effect, if that has to wait, or must fail."""
-        return self._texts is not None and self._texts.send_now(text)
+        return self._socket.send_now(text)
 
-    def handle_frames(self, handle: Callable[[Frame], bool]) -> None:
-        """Call ``handle`` with each frame as it arrives, while ``receive`` waits.
+    def handle_frames(self, handle: "Callable[[NodeConnection, Frame], bool]") -> None:
+        """Call ``handle`` with this connection and each frame as it arrives, while ``receive`` waits.
 
-        ``receive`` returns only those for which it returns False.
+        ``receive`` returns only those for which it returns False. ``handle`` must not refer to the
+        connection: what a lost one holds would wait for the garbage collector, minutes later.
         """
+        self._handle = handle
 
-        def handled(text: str) -> _Received | None:
-            try:
-                frame = self._machine.receive(text)
-            except PeerProtocolError as error:
-                return _Received(error=error)
-            return None if frame is not None and handle(frame) else _Received(frame)
-
-        if self._texts is not None:
-            self._texts.handle_texts(handled, begins_announce)
+    def _read(self, text: str) -> _Received | None:
+        try:
+            frame = self._machine.receive(text)
+        except PeerProtocolError as error:
+            return _Received(error=error)
+        return None if frame is not None and self._handle(self, frame) else _Received(frame)
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None if it is dropped."""
-        try:
-            message = await self._socket.receive()
-        except RuntimeError as error:
-            raise WebSocketDisconnect(_NO_CODE) from error
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
-        received: _Received | None = message.get(HANDLED_IN_MESSAGE)
-        if received is not None:
-            if received.error is not None:
-                raise received.error
-            return received.frame
-        text = message.get("text")
-        if text is None:
+        received = await self._socket.receive()
+        if not isinstance(received, _Received):
             raise PeerProtocolError("a binary frame")
-        return self._machine.receive(text)
+        if received.error is not None:
+            raise received.error
+        return received.frame
 
     def know_announces(self, is_known: Callable[[bytes], bool]) -> None:
         """Do not parse the payload of an ``announce`` of which ``is_known`` returns that it need not be."""
@@ -180,7 +159,7 @@ class NodeConnection:
                 await self.send("bye", bye)
             self._machine.close()
             await self._socket.close(code)
-        except (RuntimeError, WebSocketDisconnect):
+        except SocketClosedError:
             self._machine.close()  # the other end closed first
 
 

@@ -22,8 +22,8 @@ from relay.client.remote_tools.errors import (
     ToolUnauthorized,
 )
 from relay.client.remote_tools.tool_schemas import CheckProcess
+from schemas.pacing import TokenBucket
 from schemas.text import printable
-from schemas.token_bucket import TokenBucket
 
 MAX_ARGUMENTS_BYTES = 1024 * 1024
 
@@ -145,45 +145,10 @@ class Admission:
         Raises:
             RemoteToolError: it does not.
         """
-        _check_verified(entry)
-        self.permissions.check(entry.contract)
+        self._check_rights(entry)
         self._meter.take()
-        self._check_pin(entry)
-        await self._check_arguments(entry, arguments, deadline_at)
-
-    def refusal(self, entry: CatalogueEntry) -> RemoteToolError | None:
-        """Return why a call of ``entry`` would be refused whatever its arguments; None if it would not."""
-        try:
-            self.permissions.check_name(entry.contract.name)
-            _check_verified(entry)
-            self.permissions.check(entry.contract)
-            self._check_pin(entry)
-            _check_usable(entry)
-        except RemoteToolError as error:
-            return error
-        return None
-
-    def _check_pin(self, entry: CatalogueEntry) -> None:
-        if changes := self._catalogue.changes(entry):
-            name = printable(entry.contract.name, 128)
-            raise ToolUnauthorized(
-                f"{name} is not what it was when it was pinned: {'; '.join(map(str, changes))}",
-                reason=Reason.PIN,
-                suggested_fix=f"Review the change, then run: relay tools --accept {name}",
-            )
-
-    async def _check_arguments(self, entry: CatalogueEntry, arguments: object, deadline_at: float) -> None:
-        _check_usable(entry)
-        fault: str | None
-        try:
-            # What JSON does not have must not reach the SDK, which would end the connection.
-            size = len(_ENCODER.encode(arguments).encode())
-        except (ValueError, TypeError, RecursionError):
-            fault = "they are not JSON"
-        else:
-            fault = f"they have {size} bytes" if size > MAX_ARGUMENTS_BYTES else None
-            if not isinstance(arguments, Mapping):
-                fault = "they are not an object"
+        self._check_contract(entry)
+        fault = _fault_of(arguments)
         if fault is None and entry.arguments is not None:
             fault = await self._checks.fault(entry.arguments, arguments, deadline_at, is_arguments=True)
         if fault is not None:
@@ -193,10 +158,50 @@ class Admission:
                 suggested_fix="Read the input schema of the tool and send arguments that fit it.",
             )
 
+    def refusal(self, entry: CatalogueEntry) -> RemoteToolError | None:
+        """Return why a call of ``entry`` would be refused whatever its arguments; None if it would not."""
+        try:
+            self.permissions.check_name(entry.contract.name)
+            self._check_rights(entry)
+            self._check_contract(entry)
+        except RemoteToolError as error:
+            return error
+        return None
 
-def _check_verified(entry: CatalogueEntry) -> None:
-    if entry.manifest_fault is not None:
-        raise unverified(entry.manifest_fault)
+    def _check_rights(self, entry: CatalogueEntry) -> None:
+        if entry.manifest_fault is not None:
+            raise unverified(entry.manifest_fault)
+        self.permissions.check(entry.contract)
+
+    def _check_contract(self, entry: CatalogueEntry) -> None:
+        self.check_pin(entry)
+        if entry.schema_fault is not None:
+            raise ToolProviderFailure(
+                f"The tool cannot be called: {entry.schema_fault}.",
+                reason=Reason.CONTRACT,
+                suggested_fix="Report this to the operator of the server.",
+            )
+
+    def check_pin(self, entry: CatalogueEntry) -> None:
+        """See that the tool is as it was pinned. Raises ToolUnauthorized."""
+        if changes := self._catalogue.changes(entry):
+            name = printable(entry.contract.name, 128)
+            raise ToolUnauthorized(
+                f"{name} is not what it was when it was pinned: {'; '.join(changes)}",
+                reason=Reason.PIN,
+                suggested_fix=f"Review the change, then run: relay tools --accept {name}",
+            )
+
+
+def _fault_of(arguments: object) -> str | None:
+    """Return why ``arguments`` cannot be sent: what JSON does not have would end the SDK's connection."""
+    try:
+        size = len(_ENCODER.encode(arguments).encode())
+    except (ValueError, TypeError, RecursionError):
+        return "they are not JSON"
+    if not isinstance(arguments, Mapping):
+        return "they are not an object"
+    return f"they have {size} bytes" if size > MAX_ARGUMENTS_BYTES else None
 
 
 def unverified(fault: str, *, may_have_run: bool = False) -> ToolUnauthorized:
@@ -207,12 +212,3 @@ def unverified(fault: str, *, may_have_run: bool = False) -> ToolUnauthorized:
         suggested_fix="Ask the operator of the node; call only tools whose manifest can be verified.",
         may_have_run=may_have_run,
     )
-
-
-def _check_usable(entry: CatalogueEntry) -> None:
-    if entry.schema_fault is not None:
-        raise ToolProviderFailure(
-            f"The tool cannot be called: {entry.schema_fault}.",
-            reason=Reason.CONTRACT,
-            suggested_fix="Report this to the operator of the server.",
-        )

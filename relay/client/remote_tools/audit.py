@@ -8,18 +8,18 @@ configured it.
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 from attrs import define, field
 
-from relay.client.remote_tools.redaction import REDACTED, Redaction
+from relay.client.remote_tools.redaction import Redaction
 from schemas.error_roots import StateError
 from schemas.files import open_state
 from schemas.text import printable
+from schemas.times import SystemClock
 
 _MAX_VALUE_BYTES = 16 * 1024
 _CHECKED_EVERY_S = 1.0
@@ -67,6 +67,8 @@ class JsonLines:
     """Appends records to a file of mode 0600, one line and one write each, so that processes can share it.
 
     The file is kept open, and opened again within a second once another is in its place, as a rotated log.
+    What a full disk or a power cut has left without its end is ended before the next record, which would be
+    lost with it otherwise.
     """
 
     _path: Path
@@ -81,8 +83,12 @@ class JsonLines:
         Raises:
             OSError: it was not written as a whole.
         """
+        descriptor = self._file()
         line = _ENCODER.encode(record).encode("ascii") + b"\n"
-        if os.write(self._file(), line) != len(line):
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) != len(line):
             raise AuditFailedError(f"{self._path}: a record was not written as a whole")
 
     def close(self) -> None:
@@ -98,7 +104,7 @@ class JsonLines:
             if not self._is_in_place():
                 self.close()
         if self._descriptor is None:
-            self._descriptor = open_state(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._descriptor = open_state(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             self._opened = os.fstat(self._descriptor)
         return self._descriptor
 
@@ -110,14 +116,15 @@ class JsonLines:
         return self._opened is not None and os.path.samestat(there, self._opened)
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What every record of one call has."""
+@define(eq=False, repr=False)
+class RemoteCall:
+    """One call: what all of its records have. ``risk`` is None until its contract is known."""
 
     correlation_id: str
     tool: str
+    arguments: Any
+    traceparent: str
     risk: str | None = None
-    traceparent: str | None = None
 
 
 @define(eq=False, repr=False)
@@ -126,25 +133,18 @@ class CallAudit:
 
     _sink: AuditSink
     _redaction: Redaction | None
-    _now_ms: Callable[[], int]
+    _now_ms: SystemClock
 
-    def refused(self, call: Recorded, duration_ms: float, reason: str, arguments: object) -> None:
-        record = self._record(call, Event.REFUSED, "refused", 0)
-        record["duration_ms"] = round(duration_ms, 3)
-        record["reason"] = reason
-        if self._redaction is not None:
-            record["arguments"] = self._shown(arguments)
-        self._write(record)
+    def refused(self, call: RemoteCall, duration_ms: float, reason: str) -> None:
+        shown = {"arguments": call.arguments}
+        self._write(call, Event.REFUSED, 0, shown, duration_ms=round(duration_ms, 3), reason=reason)
 
-    def started(self, call: Recorded, attempt: int, arguments: object) -> None:
-        record = self._record(call, Event.STARTED, "allowed", attempt)
-        if self._redaction is not None:
-            record["arguments"] = self._shown(arguments)
-        self._write(record)
+    def started(self, call: RemoteCall, attempt: int) -> None:
+        self._write(call, Event.STARTED, attempt, {"arguments": call.arguments})
 
     def ended(  # noqa: PLR0913, PLR0917 - the members of a record
         self,
-        call: Recorded,
+        call: RemoteCall,
         attempt: int,
         duration_ms: float,
         reason: str | None = None,
@@ -153,42 +153,40 @@ class CallAudit:
         result: object = None,
     ) -> None:
         """Record how ``attempt`` ended: well if ``reason`` is None."""
-        record = self._record(call, Event.ENDED, "allowed", attempt)
-        record["outcome"] = "ok" if reason is None else "error"
-        record["duration_ms"] = round(duration_ms, 3)
-        if reason is not None:
-            record["reason"] = reason
-        if code is not None:
-            record["code"] = code
-        if remote_id is not None:
-            record["remote_correlation_id"] = remote_id
-        if self._redaction is not None and reason is None:
-            record["result"] = self._shown(result)
-        self._write(record)
-
-    def _record(self, call: Recorded, event: Event, decision: str, attempt: int) -> AuditRecord:
-        record = AuditRecord(
-            time_ms=self._now_ms(),
-            event=event,
-            decision=decision,
-            correlation_id=call.correlation_id,
-            tool=printable(call.tool, 256),
-            attempt=attempt,
+        self._write(
+            call,
+            Event.ENDED,
+            attempt,
+            {"result": result} if reason is None else {},
+            outcome="ok" if reason is None else "error",
+            duration_ms=round(duration_ms, 3),
+            reason=reason,
+            code=code,
+            remote_correlation_id=remote_id,
         )
-        if call.traceparent is not None:
-            record["traceparent"] = call.traceparent
-        if call.risk is not None:
-            record["risk"] = call.risk
-        return record
 
-    def _shown(self, value: object) -> Any:
-        shown = self._redaction.value(value) if self._redaction is not None else REDACTED
-        if len(json.dumps(shown)) > _MAX_VALUE_BYTES:
-            return f"[more than {_MAX_VALUE_BYTES} bytes]"
-        return shown
-
-    def _write(self, record: AuditRecord) -> None:
+    def _write(
+        self, call: RemoteCall, event: Event, attempt: int, shown: Mapping[str, object], **members: Any
+    ) -> None:
+        """Write a record of what ``members`` has, and of ``shown`` as far as the operator permits."""
+        members = {
+            "time_ms": self._now_ms(),
+            "event": event,
+            "decision": "refused" if event is Event.REFUSED else "allowed",
+            "correlation_id": call.correlation_id,
+            "tool": printable(call.tool, 256),
+            "attempt": attempt,
+            "traceparent": call.traceparent,
+            "risk": call.risk,
+            **members,
+        }
+        record: dict[str, Any] = {name: value for name, value in members.items() if value is not None}
+        if self._redaction is not None:
+            for name, value in shown.items():
+                redacted = self._redaction.value(value)
+                is_large = len(json.dumps(redacted)) > _MAX_VALUE_BYTES
+                record[name] = f"[more than {_MAX_VALUE_BYTES} bytes]" if is_large else redacted
         try:
-            self._sink(record)
+            self._sink(cast("AuditRecord", record))
         except Exception as error:
-            raise AuditFailedError(f"the audit record {record['event']} could not be written") from error
+            raise AuditFailedError(f"the audit record {event} could not be written") from error

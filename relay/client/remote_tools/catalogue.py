@@ -19,7 +19,6 @@ from mcp_types import PaginatedRequestParams, Tool
 
 from relay.client.remote_tools.connection import ServerConnection
 from relay.client.remote_tools.contracts import (
-    Change,
     ContractTerms,
     Pins,
     Surface,
@@ -136,23 +135,23 @@ class Catalogue:
         await self._list()
         return [await self._made(tool) for tool in tuple(self._listed_as.values()) if wanted(tool.name)]
 
-    def changes(self, entry: CatalogueEntry) -> tuple[Change, ...]:
+    def changes(self, entry: CatalogueEntry) -> list[str]:
         if self._pins is None or entry.contract.name in self._as_pinned:
-            return ()
+            return []
         return self._pins.changes(entry.contract.name, entry.surface)
 
-    def remember(self, *entries: CatalogueEntry) -> None:
+    async def remember(self, *entries: CatalogueEntry) -> None:
         """Pin tools at their first use, which ``changes`` has shown to be as they were pinned, or new."""
         new = {entry.contract.name: entry.surface for entry in entries}
-        if self._pins is not None and not self._as_pinned.issuperset(new):
-            self._pins.remember(new)
-            self._as_pinned |= {
-                name for name, surface in new.items() if not self._pins.changes(name, surface)
-            }
+        as_pinned = self._as_pinned  # of this list: one that is made meanwhile has a set of its own
+        if self._pins is not None and not as_pinned.issuperset(new):
+            # In a thread: it waits for other processes that write the same file.
+            await asyncio.to_thread(self._pins.remember, new)
+            as_pinned |= {name for name, surface in new.items() if not self._pins.changes(name, surface)}
 
-    def accept(self, entry: CatalogueEntry) -> None:
+    async def accept(self, entry: CatalogueEntry) -> None:
         if self._pins is not None:
-            self._pins.accept(entry.contract.name, entry.surface)
+            await asyncio.to_thread(self._pins.accept, entry.contract.name, entry.surface)
 
     async def _list(self) -> None:
         """List the tools, unless another caller has begun to since this one has asked."""

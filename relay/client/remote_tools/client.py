@@ -1,7 +1,8 @@
 """``RemoteTools``: what an agent runtime puts in front of an MCP server.
 
 No call leaves unvalidated, unpermitted, uncorrelated or unaudited: ``execute`` checks in a fixed order, and
-sends nothing of a call before every check has passed. Must not keep arguments or results.
+sends nothing of a call before every check has passed. Each attempt is recorded before and after it. A tool
+that is not idempotent has one attempt, and that is sent at most once. Must not keep arguments or results.
 """
 
 import asyncio
@@ -16,12 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult
 from pydantic import ValidationError
 
 from relay.client.remote_tools.admission import Admission, Budget, Meter, Permissions, unverified
-from relay.client.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
+from relay.client.remote_tools.audit import AuditSink, CallAudit, JsonLines, RemoteCall
 from relay.client.remote_tools.catalogue import Catalogue, CatalogueEntry, ListingError
 from relay.client.remote_tools.connection import NotConnectedError, ServerConnection
 from relay.client.remote_tools.contracts import (
@@ -41,20 +44,20 @@ from relay.client.remote_tools.errors import (
     ToolProviderFailure,
     ToolTimeout,
 )
-from relay.client.remote_tools.execution import Execution, RemoteCall, RetryPolicy, ToolResult
-from relay.client.remote_tools.failures import FailureTable, of_garbage
-from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
+from relay.client.remote_tools.failures import FailureTable, of_fault, of_garbage, of_unexpected, remote_id
 from relay.client.remote_tools.manifests import ManifestVerifier
 from relay.client.remote_tools.redaction import Redaction
-from relay.client.remote_tools.servers import HttpServer, Server
+from relay.client.remote_tools.servers import ATTEMPT, HttpServer, Server, WireAttempt
 from relay.client.remote_tools.tool_schemas import CheckProcess
-from schemas.text import printable
+from schemas.pacing import Backoff
+from schemas.projection import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
+from schemas.text import nearest, printable
+from schemas.times import SystemClock, SystemMs
 from schemas.ulids import GIVEN_ID, UlidSource
-from schemas.unknown_names import nearest
 
 LISTING_DEADLINE_S = 30.0
-FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
-"""When a subscription to changes is made again that has ended."""
+HEADER_CORRELATION_ID = "X-Correlation-Id"
+HEADER_TRACEPARENT = "traceparent"
 
 ResultT = TypeVar("ResultT")
 
@@ -66,11 +69,56 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 class ClientEnvironment:
     """Time, randomness and waiting, which a test replaces."""
 
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    now_ms: SystemClock = lambda: SystemMs(time.time_ns() // 1_000_000)
     monotonic: Callable[[], float] = time.monotonic
     random_bytes: Callable[[int], bytes] = os.urandom
     chance: Callable[[], float] = random.random
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When a failed attempt is repeated: exponential delays with full jitter.
+
+    ``attempts`` counts the first; 1 never repeats.
+    """
+
+    attempts: int = 4
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 5.0
+
+    def backoff(self, chance: Callable[[], float]) -> Backoff:
+        """Return the delays; ``chance`` is uniform in [0, 1)."""
+        first_s = min(self.first_delay_s, self.longest_delay_s)
+        return Backoff(first_s, self.longest_delay_s, lambda bound_s: bound_s * chance())
+
+
+FOLLOWING = RetryPolicy(first_delay_s=1, longest_delay_s=60)
+"""When a subscription to changes is made again that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of a call.
+
+    Attributes:
+        structured: the structured content, which fits the output schema if the tool has one; None if absent.
+        content: the content blocks as MCP has them. Text in them is the server's: untrusted.
+        correlation_id: as in the audit records.
+        attempts: how many attempts it took.
+        remote_correlation_id: the id under which the server recorded the call, if it sent one.
+    """
+
+    structured: Any
+    content: tuple[Any, ...]
+    correlation_id: str
+    attempts: int
+    remote_correlation_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text blocks, joined by line feeds."""
+        return "\n".join(block.text for block in self.content if block.type == "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +175,20 @@ class RemoteTools:
         mode: str = "auto",
         environment: ClientEnvironment | None = None,
     ) -> None:
-        environment = environment or ClientEnvironment()
+        self._environment = environment = environment or ClientEnvironment()
         server = HttpServer(server) if isinstance(server, str) else server
-        self._environment = environment
         self._ulids = UlidSource(environment.now_ms, environment.random_bytes)
         sink = JsonLines(audit, environment.monotonic) if isinstance(audit, Path) else audit
         self._file = sink if isinstance(sink, JsonLines) else None
         self._audit = CallAudit(sink, redaction, environment.now_ms)
         for_texts = redaction or Redaction()
         self._failures = FailureTable(for_texts)
+        self._retries = retries or RetryPolicy()
         self._connection = ServerConnection(
             server,
-            self._on_change,
+            lambda: self._catalogue.stale(),  # noqa: PLW0108 - there is none yet
             for_texts,
-            lambda failed: FOLLOWING.delay_s(failed, None, environment.chance),
+            FOLLOWING.backoff(environment.chance),
             environment.sleep,
             mode,
         )
@@ -151,21 +199,9 @@ class RemoteTools:
             ManifestVerifier(verify_manifests, environment.now_ms, kinds) if verify_manifests else None,
             environment.monotonic,
         )
-        meter = Meter(budget or Budget(), environment.monotonic)
         self._checks = CheckProcess()
+        meter = Meter(budget or Budget(), environment.monotonic)
         self._admission = Admission(permissions or Permissions(), meter, self._catalogue, self._checks)
-        self._execution = Execution(
-            connection=self._connection,
-            checks=self._checks,
-            audit=self._audit,
-            failures=self._failures,
-            retries=retries or RetryPolicy(),
-            catalogue=self._catalogue,
-            new_id=self._ulids.new,
-            monotonic=environment.monotonic,
-            chance=environment.chance,
-            sleep=environment.sleep,
-        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -188,21 +224,15 @@ class RemoteTools:
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._within(
-            deadline_s, lambda: self._catalogue.entries(self._admission.permissions.admits)
-        )
-        refusals = [(entry, self._admission.refusal(entry)) for entry in entries]
-        usable = [entry for entry, refusal in refusals if refusal is None]
+        surveyed = await self._surveyed(self._admission.permissions.admits, deadline_s)
+        usable = [entry for entry, refusal in surveyed if refusal is None]
         if not usable:
-            self._say_why(next((refusal for _, refusal in refusals if refusal is not None), None))
-        self._catalogue.remember(*usable)
+            listed = len(self._catalogue.names)
+            why = f"no name of the {listed} is in Permissions.allow" if listed else "the server lists none"
+            # The first that the allowlist admits stands for all.
+            _log.warning("no tool may be called: %s", surveyed[0][1] if surveyed else why)
+        await self._catalogue.remember(*usable)
         return [entry.contract for entry in usable]
-
-    def _say_why(self, refusal: RemoteToolError | None) -> None:
-        """Log why no tool is listed; ``refusal`` is of the first that the allowlist admits."""
-        listed = len(self._catalogue.names)
-        why = "the server lists none" if not listed else f"no name of the {listed} is in Permissions.allow"
-        _log.warning("no tool may be called: %s", why if refusal is None else refusal)
 
     async def survey(self, *, deadline_s: float = LISTING_DEADLINE_S) -> list[Surveyed]:
         """List every tool, and why it would be refused. For an operator: nothing is pinned.
@@ -210,8 +240,14 @@ class RemoteTools:
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._within(deadline_s, lambda: self._catalogue.entries(lambda _: True))
-        return [Surveyed(entry.contract, self._admission.refusal(entry)) for entry in entries]
+        surveyed = await self._surveyed(lambda _: True, deadline_s)
+        return [Surveyed(entry.contract, refusal) for entry, refusal in surveyed]
+
+    async def _surveyed(
+        self, wanted: Callable[[str], bool], deadline_s: float
+    ) -> list[tuple[CatalogueEntry, RemoteToolError | None]]:
+        entries = await self._within(deadline_s, lambda: self._catalogue.entries(wanted))
+        return [(entry, self._admission.refusal(entry)) for entry in entries]
 
     async def accept(self, name: str, *, deadline_s: float = LISTING_DEADLINE_S) -> ToolContract:
         """Pin the tool ``name`` as the server lists it now.
@@ -221,7 +257,7 @@ class RemoteTools:
         """
         self._catalogue.stale()
         entry = await self._entry(name, deadline_s)
-        self._catalogue.accept(entry)
+        await self._catalogue.accept(entry)
         return entry.contract
 
     async def execute(  # noqa: PLR0913 - what a caller may state of a call
@@ -245,53 +281,51 @@ class RemoteTools:
             PinsError, OSError: the file of pins cannot be used.
         """
         arguments = {} if arguments is None else arguments
-        is_malformed = correlation_id is not None and not _is_id(correlation_id)
-        if correlation_id is None or is_malformed:
-            correlation_id = self._ulids.new()
-        traceparent = self._traceparent(traceparent)
-        began_at = asyncio.get_running_loop().time()
-        began_s = self._environment.monotonic()
+        is_id = isinstance(correlation_id, str) and GIVEN_ID.fullmatch(correlation_id)
+        own_id = correlation_id if is_id else None
+        call = RemoteCall(own_id or self._ulids.new(), str(name), arguments, self._traceparent(traceparent))
+        began_at, began_s = asyncio.get_running_loop().time(), self._environment.monotonic()
         try:
-            if is_malformed:
-                raise _malformed_id()
+            if correlation_id is not None and not is_id:
+                raise ToolInvalidArguments(
+                    "The correlation id is malformed.",
+                    reason=Reason.CORRELATION_ID,
+                    suggested_fix="Give 1 to 64 letters, digits and ._- as correlation_id, or none.",
+                )
             _check_deadline(deadline_s)
             self._admission.permissions.check_name(name)  # before the server is even connected
             entry = await self._entry(name, deadline_s)
             longest_s = entry.contract.deadline_s
             deadline_at = began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s))
             await self._admission.check_call(entry, arguments, deadline_at)
-            limit_s = LISTING_DEADLINE_S if deadline_s is None else deadline_s
-            fault = await self._within(limit_s, lambda: self._catalogue.check_named(entry, arguments))
+            fault = await self._within(deadline_s, lambda: self._catalogue.check_named(entry, arguments))
             if fault is not None:
                 raise unverified(fault)
-            self._catalogue.remember(entry)
+            await self._catalogue.remember(entry)
+            self._admission.check_pin(entry)  # another process may have pinned it first, as something else
         except (RemoteToolError, PinsError, OSError, asyncio.CancelledError) as error:
-            took_ms = (self._environment.monotonic() - began_s) * 1000
-            recorded = Recorded(correlation_id, str(name), traceparent=traceparent)
-            self._record_unsent(recorded, took_ms, error, arguments)
+            self._record_unsent(call, self._ms_since(began_s), error)
             raise
-        call = RemoteCall(name, arguments, correlation_id, traceparent, deadline_at, on_progress)
-        return await self._execution.run(call, entry)
+        call.risk = entry.contract.risk
+        return await self._repeated(call, entry, deadline_at, on_progress)
 
-    def _record_unsent(self, call: Recorded, took_ms: float, error: BaseException, arguments: object) -> None:
+    def _record_unsent(self, call: RemoteCall, took_ms: float, error: BaseException) -> None:
         """Record that ``call`` ended before anything of it was sent: refused, or not, by ``error``."""
-        if not isinstance(error, RemoteToolError):
-            if isinstance(error, asyncio.CancelledError):
-                self._audit.ended(call, 0, took_ms, Reason.CANCELLED)
+        if isinstance(error, RemoteToolError):
+            error.correlation_id = call.correlation_id
+            if error.reason in REFUSALS:
+                self._audit.refused(call, took_ms, error.reason)
             else:
-                self._audit.refused(call, took_ms, Reason.PIN, arguments)
-            return
-        error.correlation_id = call.correlation_id
-        if error.reason in REFUSALS:
-            self._audit.refused(call, took_ms, error.reason, arguments)
+                self._audit.ended(call, 0, took_ms, error.reason, error.code, error.remote_correlation_id)
+        elif isinstance(error, asyncio.CancelledError):
+            self._audit.ended(call, 0, took_ms, Reason.CANCELLED)
         else:
-            self._audit.ended(call, 0, took_ms, error.reason, error.code, error.remote_correlation_id)
+            self._audit.refused(call, took_ms, Reason.PIN)
 
     async def _entry(self, name: str, deadline_s: float | None) -> CatalogueEntry:
         known = self._catalogue.known(name, self._environment.now_ms())
         if known is None:
-            limit_s = LISTING_DEADLINE_S if deadline_s is None else deadline_s
-            known = await self._within(limit_s, lambda: self._catalogue.entry(name))
+            known = await self._within(deadline_s, lambda: self._catalogue.entry(name))
         if known is None:
             raise ToolNotFound(
                 f"The server lists no tool {printable(name, 128)}{nearest(name, self._catalogue.names)}.",
@@ -300,12 +334,12 @@ class RemoteTools:
             )
         return known
 
-    async def _within(self, deadline_s: float, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    async def _within(self, deadline_s: float | None, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
         _check_deadline(deadline_s)
         wire = WireAttempt()
         token = ATTEMPT.set(wire)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(LISTING_DEADLINE_S if deadline_s is None else deadline_s):
                 try:
                     return await listing()
                 except MCPError as error:
@@ -340,20 +374,154 @@ class RemoteTools:
         random_bytes = self._environment.random_bytes
         return f"00-{random_bytes(16).hex()}-{random_bytes(8).hex()}-01"
 
-    def _on_change(self) -> None:
-        self._catalogue.stale()
+    def _ms_since(self, began_s: float) -> float:
+        return (self._environment.monotonic() - began_s) * 1000
+
+    # --- after every check has passed
+
+    async def _repeated(
+        self,
+        call: RemoteCall,
+        entry: CatalogueEntry,
+        deadline_at: float,
+        on_progress: ProgressFnT | None,
+    ) -> ToolResult:
+        """Make ``call``, and repeat it if it may be: if its tool is idempotent, depending on the error."""
+        attempts = self._retries.attempts if entry.contract.idempotent else 1
+        meta = {META_CORRELATION_ID: call.correlation_id, META_TRACEPARENT: call.traceparent}
+        if attempts > 1:
+            meta[META_IDEMPOTENCY_KEY] = self._ulids.new()
+        backoff = self._retries.backoff(self._environment.chance)
+        attempt, may_have_run = 1, False
+        while True:
+            try:
+                return await self._attempt(call, entry, deadline_at, meta, on_progress, attempt)
+            except RemoteToolError as error:
+                error.correlation_id = call.correlation_id
+                # The attempts of one call, together: what a later one did not reach, an earlier one may have.
+                error.may_have_run = may_have_run = may_have_run or error.may_have_run
+                if attempt >= attempts or not error.retryable:
+                    raise
+                # A server's own delay is a minimum; the jitter on top keeps callers from returning at once.
+                delay_s = (error.retry_after_ms or 0) / 1000 + backoff.next_s()
+                if asyncio.get_running_loop().time() + delay_s >= deadline_at:
+                    raise
+            await self._environment.sleep(delay_s)
+            attempt += 1
+
+    async def _attempt(  # noqa: PLR0913, PLR0917 - what one call is
+        self,
+        call: RemoteCall,
+        entry: CatalogueEntry,
+        deadline_at: float,
+        meta: Mapping[str, str],
+        on_progress: ProgressFnT | None,
+        attempt: int,
+    ) -> ToolResult:
+        self._audit.started(call, attempt)
+        began_s = self._environment.monotonic()
+        known_as: str | None = None
+        try:
+            result = await self._sent(call, entry, deadline_at, meta, on_progress)
+            known_as = remote_id(result)
+            await self._check_result(result, entry, deadline_at)
+        except Exception as error:
+            failure = error if isinstance(error, RemoteToolError) else of_unexpected(error)
+            failure.remote_correlation_id = known_as = failure.remote_correlation_id or known_as
+            took_ms = self._ms_since(began_s)
+            self._audit.ended(call, attempt, took_ms, failure.reason, failure.code, known_as)
+            if failure is error:
+                raise
+            raise failure from error
+        except asyncio.CancelledError:
+            self._audit.ended(call, attempt, self._ms_since(began_s), Reason.CANCELLED)
+            raise
+        structured = result.structured_content
+        self._audit.ended(call, attempt, self._ms_since(began_s), remote_id=known_as, result=structured)
+        return ToolResult(structured, tuple(result.content), call.correlation_id, attempt, known_as)
+
+    async def _sent(
+        self,
+        call: RemoteCall,
+        entry: CatalogueEntry,
+        deadline_at: float,
+        meta: Mapping[str, str],
+        on_progress: ProgressFnT | None,
+    ) -> CallToolResult:
+        idempotent, connected = entry.contract.idempotent, False
+        wire = WireAttempt(
+            headers={HEADER_CORRELATION_ID: call.correlation_id, HEADER_TRACEPARENT: call.traceparent},
+            may_repeat=idempotent,
+        )
+        try:
+            async with asyncio.timeout_at(deadline_at):
+                session = await self._connection.session()
+                if not await self._catalogue.is_unchanged(entry):
+                    raise ToolProviderFailure(
+                        "The tool changed after the call was checked; it was not sent.",
+                        reason=Reason.CONTRACT,
+                        suggested_fix="Call again: the call is checked against the tool as it is now.",
+                    )
+                connected = True
+                return await _send(session, call, meta, wire, on_progress)
+        except TimeoutError:
+            raise ToolTimeout(
+                "There was no answer within the deadline.",
+                reason=Reason.DEADLINE,
+                suggested_fix="Check the effect of the call before calling again, or allow more time.",
+                retryable=idempotent,
+                may_have_run=connected,
+            ) from None
+        except NotConnectedError as error:
+            raise self._failures.of_connecting(error) from error
+        except MCPError as error:
+            if self._connection.has_ended(wire, error):
+                raise of_fault(Reason.CONNECTION_LOST, wire, idempotent=idempotent) from None
+            raise self._failures.of_jsonrpc(error, wire, idempotent=idempotent) from None
+        except ValidationError:
+            # Without the text of the library, which contains the answer.
+            raise of_garbage() from None
+
+    async def _check_result(self, result: CallToolResult, entry: CatalogueEntry, deadline_at: float) -> None:
+        """Return if ``result`` is one that fits its schema, of nodes that are verified."""
+        contract, structured = entry.contract, result.structured_content
+        if result.is_error:
+            raise self._failures.of_result(result, contract.name, idempotent=contract.idempotent)
+        fault: str | None = None
+        if entry.result is not None:
+            fault = "it has no structured content"
+            if structured is not None:
+                fault = await self._checks.fault(entry.result, structured, deadline_at)
+        if fault is not None:
+            raise ToolProviderFailure(
+                f"The result does not fit the output schema of the tool: {fault}.",
+                reason=Reason.RESULT,
+                suggested_fix="Report this to the operator of the server.",
+                may_have_run=True,
+            )
+        try:
+            async with asyncio.timeout_at(deadline_at):
+                fault = await self._catalogue.check_answered(entry, structured)
+        except TimeoutError:
+            fault = "its manifest could not be verified within the deadline"
+        except NotConnectedError as error:
+            raise self._failures.of_connecting(error) from error
+        if fault is not None:
+            raise unverified(fault, may_have_run=True)
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and GIVEN_ID.fullmatch(value) is not None
-
-
-def _malformed_id() -> ToolInvalidArguments:
-    return ToolInvalidArguments(
-        "The correlation id is malformed.",
-        reason=Reason.CORRELATION_ID,
-        suggested_fix="Give 1 to 64 letters, digits and ._- as correlation_id, or none.",
+async def _send(
+    session: ClientSession, call: RemoteCall, meta: Any, wire: WireAttempt, on_progress: ProgressFnT | None
+) -> CallToolResult:
+    # Not ``call_tool``: it validates by a library that can be made slow, and may list the tools in between.
+    request = CallToolRequest(
+        params=CallToolRequestParams(name=call.tool, arguments=dict(call.arguments), _meta=meta)
     )
+    token = ATTEMPT.set(wire)
+    try:
+        return await session.send_request(request, CallToolResult, progress_callback=on_progress)
+    finally:
+        ATTEMPT.reset(token)
 
 
 def _check_deadline(deadline_s: float | None) -> None:

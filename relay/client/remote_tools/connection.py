@@ -13,12 +13,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import httpx2
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from attrs import define
 from mcp.client import Client
 from mcp.client.session import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -38,24 +38,24 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from relay.client.http import tls_by
-from relay.client.remote_tools.http_client import (
-    ATTEMPT,
-    MAX_ANSWER_BYTES,
-    GuardedHttpClient,
-    WireAttempt,
-)
 from relay.client.remote_tools.redaction import Redaction, redacted_errors, redacted_log
 from relay.client.remote_tools.servers import (
+    ATTEMPT,
+    MAX_ANSWER_BYTES,
     BearerAuth,
     BearerToken,
+    ConfiguredProvider,
+    GuardedHttpClient,
     HttpServer,
     Server,
     StdioServer,
+    WireAttempt,
     origin_of,
-    provider,
+    read_secret,
 )
 from schemas.error_roots import PeerError
 from schemas.faults import first_of
+from schemas.pacing import Backoff
 
 Streams = tuple[Any, Any]
 
@@ -122,7 +122,7 @@ class ServerConnection:
         server: which.
         on_change: called when its tools changed, or may have while it could not say so.
         redaction: for what it makes this process print.
-        follow_delay_s: how long to wait after so many subscriptions in a row that have failed.
+        follow_again: how long to wait before a subscription is made again.
         sleep: waits.
         mode: the protocol era, as ``mcp.Client`` has it.
     """
@@ -130,7 +130,7 @@ class ServerConnection:
     server: Server
     on_change: Callable[[], None]
     redaction: Redaction
-    follow_delay_s: Callable[[int], float]
+    follow_again: Backoff
     sleep: Callable[[float], Awaitable[None]]
     mode: str = "auto"
     _live: _Live | None = None
@@ -205,21 +205,15 @@ class ServerConnection:
         ready: asyncio.Future[_Live] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(wire, ready, older=older))
         try:
-            live = await ready
+            return await ready
         except Exception as error:
             raise NotConnectedError(wire, first_of(error)) from error
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.wait([task])
             raise
-        live.task = task
-        return live
 
     async def _run(self, wire: WireAttempt, ready: "asyncio.Future[_Live]", *, older: bool) -> None:
-        with redacted_log(self.redaction):
-            await self._serve(wire, ready, older=older)
-
-    async def _serve(self, wire: WireAttempt, ready: "asyncio.Future[_Live]", *, older: bool) -> None:
         ATTEMPT.set(wire)
         live: _Live | None = None
 
@@ -241,17 +235,21 @@ class ServerConnection:
                 message_handler=observe,
                 client_info=Implementation(name="edge-kubelet-remote-tools", version="1"),
             )
-            async with client:
-                live = _Live(client, current, asyncio.Event())
-                async with self._followed(live):
-                    ready.set_result(live)
-                    await live.stop.wait()
+            with redacted_log(self.redaction):
+                async with client:
+                    live = _Live(client, current, asyncio.Event())
+                    async with self._followed(live):
+                        ready.set_result(live)
+                        await live.stop.wait()
         except Exception as error:  # noqa: BLE001 - whatever ends the SDK's tasks; raised or logged
+            first = first_of(error)
+            # The SDK may find its own streams closed as it ends what was told to.
+            is_wanted = live is not None and live.stop.is_set() and isinstance(first, _ENDED)
             if not ready.done():
                 ready.set_exception(error)
-            else:
+            elif not is_wanted:
                 # Without its text, which can be the server's.
-                _log.warning("the connection to an MCP server has ended: %s", type(first_of(error)).__name__)
+                _log.warning("the connection to an MCP server has ended: %s", type(first).__name__)
         finally:
             lose()
             if not ready.done():
@@ -280,7 +278,7 @@ class ServerConnection:
             await asyncio.gather(following, return_exceptions=True)
 
     async def _follow(self, live: _Live, answered: asyncio.Event) -> None:
-        failed = 0
+        self.follow_again.reset()
         while True:
             # The requests of a subscription are none of the operation that has opened the connection.
             ATTEMPT.set(WireAttempt())
@@ -290,7 +288,8 @@ class ServerConnection:
                     live.client.listen(tools_list_changed=True) as changes,
                 ):
                     bound.reschedule(None)
-                    live.followed, failed = bool(changes.honored.tools_list_changed), 0
+                    live.followed = bool(changes.honored.tools_list_changed)
+                    self.follow_again.reset()
                     self.on_change()
                     answered.set()
                     # The events themselves are handled where those of the old era are.
@@ -302,8 +301,7 @@ class ServerConnection:
                 live.followed = False
                 self.on_change()
             answered.set()
-            failed += 1
-            await self.sleep(self.follow_delay_s(failed))
+            await self.sleep(self.follow_again.next_s())
 
 
 @asynccontextmanager
@@ -344,43 +342,33 @@ async def _http_client(server: HttpServer) -> GuardedHttpClient:
     elif isinstance(credential, BearerToken):
         auth = BearerAuth(origin_of(httpx2.URL(server.url)), credential)
     else:
-        auth = await provider(server.url, credential)
+        secret = await read_secret(credential.client_secret)
+        auth = ConfiguredProvider(server.url, credential, secret)
     tls = tls_by(server.root, server.client_certificate)
     return GuardedHttpClient(server.url, auth, tls, server.root)
 
 
+@define(eq=False, repr=False)
 class _WatchedStream:
     """A read stream that reports its end: the SDK does not."""
 
-    def __init__(self, inner: Any, ended: Callable[[], None]) -> None:
-        self._inner = inner
-        self._ended = ended
+    _inner: Any
+    _ended: Callable[[], None]
 
-    async def receive(self) -> Any:
-        return await self._inner.receive()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    def __aiter__(self) -> "_WatchedStream":
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self._inner.__anext__()
-        except StopAsyncIteration:
-            self._ended()
-            raise
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for item in self._inner:
+            yield item
+        self._ended()
 
     async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        ended: bool | None = await self._inner.__aexit__(kind, error, trace)
-        return ended
+    async def __aexit__(self, *error: object) -> None:
+        await self._inner.__aexit__(*error)
 
 
 @asynccontextmanager
@@ -458,7 +446,5 @@ class _Posts:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         pass

@@ -8,7 +8,10 @@ would otherwise change what a model reads and what a call does. Must not call th
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -19,12 +22,15 @@ from typing import Any
 from mcp_types import Tool
 
 from schemas.error_roots import OperatorError, StateError
-from schemas.files import PRIVATE, read_state, write_atomic
+from schemas.files import PRIVATE, open_state, read_state, write_atomic
 from schemas.projection import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.text import printable
 
 DEFAULT_DEADLINE_S = 30.0
 MAX_PINS_BYTES = 32 * 1024 * 1024
+_VERSION = 1
+_LOCK_WAIT_S = 3.0
+_LOCK_POLL_S = 0.005
 _SHOWN = 160
 
 Surface = Mapping[str, Any]
@@ -99,6 +105,8 @@ class ToolContract:
         description: the server's text: untrusted, and meant for a model.
         digest: SHA-256 over all that a model or a validator reads of the tool.
         risk, risk_source: what a call can do, and what that is based on.
+        safety_class: of the signed manifest where ``risk_source`` is that, else what the server states; None
+            if it states none of the classes.
         required_scopes: the scopes that the caller must have been granted.
         idempotent: whether a call may be repeated after a transient failure.
         deadline_s: the longest that a call may take.
@@ -114,30 +122,17 @@ class ToolContract:
     digest: str
     risk: Risk
     risk_source: RiskSource
+    safety_class: str | None
     required_scopes: frozenset[str]
     idempotent: bool
     deadline_s: float
     canonical_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """What the server states of a tool, as far as it is used."""
-
-    safety_class: str | None
-    canonical_name: str | None
-    schema_ref: str | None
-
-    @classmethod
-    def of(cls, tool: Tool) -> "Claims":
-        """Return what ``tool`` states in its ``_meta``: the SDK's types drop unknown annotations."""
-        meta = tool.meta or {}
-
-        def text(key: str) -> str | None:
-            value = meta.get(key)
-            return value if isinstance(value, str) and len(value) <= 256 else None  # noqa: PLR2004 - a name
-
-        return cls(text(META_SAFETY_CLASS), text(META_CANONICAL_NAME), text(META_SCHEMA_REF))
+def _claim(tool: Tool, key: str) -> str | None:
+    """Return what ``tool`` states under ``key`` in ``_meta``: the SDK's types drop unknown annotations."""
+    value = (tool.meta or {}).get(key)
+    return value if isinstance(value, str) and len(value) <= 256 else None  # noqa: PLR2004 - a name
 
 
 def is_deadline(seconds: float | None) -> bool:
@@ -166,17 +161,21 @@ class ContractTerms:
         self._deadline_s = deadline_s or DEFAULT_DEADLINE_S
 
     def contract(self, tool: Tool, verified: Verified | None = None) -> ToolContract:
-        claims = Claims.of(tool)
         rules = [rule for rule in self._rules if fnmatchcase(tool.name, rule.pattern)]
-        risk, source = self._risk(tool, claims, verified, rules)
+        risk, source = self._risk(tool, verified, rules)
         digest = digest_of(tool)
+        _, at, version = (_claim(tool, META_SCHEMA_REF) or "").rpartition("@")
         scopes = _first(rule.scopes for rule in rules)
+        safety_class = verified.safety_class if verified else _claim(tool, META_SAFETY_CLASS)
+        if scopes is None:
+            # What this project's relay requires for the safety class.
+            scopes = frozenset({f"tools:call:{printable(safety_class, 64)}"} if safety_class else ())
         deadline_s = _first(rule.deadline_s for rule in rules)
         if deadline_s is None:
             deadline_s = self._deadline_s
         return ToolContract(
             name=tool.name,
-            version=_version(claims) or digest[:12],
+            version=printable(version, 32) if at and version else digest[:12],
             title=tool.title or "",
             description=tool.description or "",
             input_schema=tool.input_schema,
@@ -184,14 +183,15 @@ class ContractTerms:
             digest=digest,
             risk=risk,
             risk_source=source,
-            required_scopes=_scopes(claims, verified) if scopes is None else scopes,
+            safety_class=safety_class if safety_class in RISK_OF_SAFETY_CLASS else None,
+            required_scopes=scopes,
             idempotent=self._idempotent(tool, verified, rules),
             deadline_s=deadline_s,
-            canonical_name=claims.canonical_name or tool.name,
+            canonical_name=_claim(tool, META_CANONICAL_NAME) or tool.name,
         )
 
     def _risk(
-        self, tool: Tool, claims: Claims, verified: Verified | None, rules: Sequence[ToolRule]
+        self, tool: Tool, verified: Verified | None, rules: Sequence[ToolRule]
     ) -> tuple[Risk, RiskSource]:
         stated = _first(rule.risk for rule in rules)
         if stated is not None:
@@ -199,7 +199,7 @@ class ContractTerms:
         if verified is not None:
             return RISK_OF_SAFETY_CLASS.get(verified.safety_class, Risk.ADMIN), RiskSource.MANIFEST
         if self._trusts:
-            return _annotated_risk(tool, claims), RiskSource.ANNOTATIONS
+            return _annotated_risk(tool), RiskSource.ANNOTATIONS
         return Risk.ADMIN, RiskSource.DEFAULT
 
     def _idempotent(self, tool: Tool, verified: Verified | None, rules: Sequence[ToolRule]) -> bool:
@@ -213,7 +213,6 @@ class ContractTerms:
 
 def surface_of(tool: Tool) -> dict[str, Any]:
     """Return all that a model or a validator reads of ``tool``: what a pin remembers."""
-    claims = Claims.of(tool)
     annotations = tool.annotations.model_dump(exclude_none=True) if tool.annotations else None
     return {
         "name": tool.name,
@@ -222,9 +221,9 @@ def surface_of(tool: Tool) -> dict[str, Any]:
         "input_schema": tool.input_schema,
         "output_schema": tool.output_schema,
         "annotations": annotations,
-        "safety_class": claims.safety_class,
-        "canonical_name": claims.canonical_name,
-        "schema_ref": claims.schema_ref,
+        "safety_class": _claim(tool, META_SAFETY_CLASS),
+        "canonical_name": _claim(tool, META_CANONICAL_NAME),
+        "schema_ref": _claim(tool, META_SCHEMA_REF),
     }
 
 
@@ -244,9 +243,9 @@ def digest_of(tool: Tool) -> str:
     return sha256(json.dumps(surface_of(tool), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _annotated_risk(tool: Tool, claims: Claims) -> Risk:
-    if claims.safety_class is not None:
-        return RISK_OF_SAFETY_CLASS.get(claims.safety_class, Risk.ADMIN)
+def _annotated_risk(tool: Tool) -> Risk:
+    if (safety_class := _claim(tool, META_SAFETY_CLASS)) is not None:
+        return RISK_OF_SAFETY_CLASS.get(safety_class, Risk.ADMIN)
     hints = tool.annotations
     if hints is not None and hints.read_only_hint is True:
         return Risk.READ
@@ -256,35 +255,12 @@ def _annotated_risk(tool: Tool, claims: Claims) -> Risk:
     return Risk.ADMIN
 
 
-def _scopes(claims: Claims, verified: Verified | None) -> frozenset[str]:
-    """Return the scope that this project's relay requires for the tool's safety class."""
-    safety_class = verified.safety_class if verified else claims.safety_class
-    return frozenset({f"tools:call:{printable(safety_class, 64)}"} if safety_class else ())
-
-
-def _version(claims: Claims) -> str | None:
-    _, at, version = (claims.schema_ref or "").rpartition("@")
-    return printable(version, 32) if at and version else None
-
-
 def _first(values: Iterable[Any]) -> Any:
     return next((value for value in values if value is not None), None)
 
 
 class PinsError(StateError):
     """The file of pins cannot be used; no tool is, until it can."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One member of a tool that differs from its pin. ``before`` and ``after`` are printable and cut."""
-
-    member: str
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        return f"{self.member}: from {self.before} to {self.after}"
 
 
 class Pins:
@@ -300,18 +276,15 @@ class Pins:
         self._server = server
         self._pins = self._read().get(server, {})
 
-    def changes(self, name: str, surface: Surface) -> tuple[Change, ...]:
-        """Return how ``surface`` differs from the pin of ``name``; nothing if it is equal or has none."""
-        pinned = self._pins.get(name)
-        if pinned is None or pinned == _plain(surface):
-            return ()
-        members = sorted({*pinned, *surface})
+    def changes(self, name: str, surface: Surface) -> list[str]:
+        """Return how ``surface`` differs from the pin of ``name``, printable; nothing if it has none."""
         plain = _plain(surface)
-        return tuple(
-            Change(printable(member, _SHOWN), *_shown(pinned.get(member), plain.get(member)))
-            for member in members
+        pinned = self._pins.get(name, plain)
+        return [
+            f"{printable(member, _SHOWN)}: {_difference(pinned.get(member), plain.get(member))}"
+            for member in sorted({*pinned, *plain})
             if pinned.get(member) != plain.get(member)
-        )
+        ]
 
     def remember(self, surfaces: Mapping[str, Surface]) -> None:
         """Pin every tool of ``surfaces`` that has no pin yet."""
@@ -324,10 +297,43 @@ class Pins:
         self._store(lambda pins: {**pins, name: _plain(surface)})
 
     def _store(self, change: Any) -> None:
-        servers = self._read()
-        self._pins = servers[self._server] = change(servers.get(self._server, {}))
-        document = {"version": 1, "servers": servers}
-        write_atomic(self._path, json.dumps(document, sort_keys=True, indent=1) + "\n", PRIVATE)
+        with self._locked():
+            servers = self._read()
+            pins = servers[self._server] = change(servers.get(self._server, {}))
+            document = {"version": _VERSION, "servers": servers}
+            text = json.dumps(document, sort_keys=True, indent=1) + "\n"
+            if len(text) > MAX_PINS_BYTES:
+                # It could not be read again, and other servers' tools could not be used either.
+                raise PinsError(
+                    f"{self._path} would have more than {MAX_PINS_BYTES} bytes: "
+                    "keep the pins of this server in a file of its own"
+                )
+            write_atomic(self._path, text, PRIVATE)
+        self._pins = pins
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let no other process write meanwhile: a pin that is lost is taken anew, when the tool has changed.
+
+        The file itself is replaced, so the lock is that of another beside it, which stays.
+        """
+        import fcntl  # noqa: PLC0415 - Unix alone has it, and the client's commands run elsewhere too
+
+        lock = self._path.with_name(f"{self._path.name}.lock")
+        descriptor = open_state(lock, os.O_RDWR | os.O_CREAT)
+        try:
+            until_s = time.monotonic() + _LOCK_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until_s:
+                        raise PinsError(f"{self._path} is written by another process: try again") from None
+                    time.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
@@ -337,6 +343,8 @@ class Pins:
         except (ValueError, RecursionError):
             raise PinsError(f"{self._path} is damaged: restore it, or remove it to pin anew") from None
         servers = document.get("servers") if isinstance(document, dict) else None
+        if isinstance(document, dict) and document.get("version", _VERSION) != _VERSION:
+            raise PinsError(f"{self._path} is of another version of this program: name another file")
         if not isinstance(servers, dict) or not all(map(_are_pins, servers.values())):
             raise PinsError(f"{self._path} holds no pins: restore it, or remove it to pin anew")
         return servers
@@ -352,17 +360,15 @@ def _plain(surface: Surface) -> dict[str, Any]:
     return plain
 
 
-def _shown(before: object, after: object) -> tuple[str, str]:
-    """Return both as short texts, from where they begin to differ; of long ones also the digests."""
+def _difference(before: object, after: object) -> str:
+    """Return both in short, from where they begin to differ; of long ones also the digests."""
     texts = [json.dumps(value, sort_keys=True) for value in (before, after)]
-    if max(len(text) for text in texts) <= _SHOWN:
-        return printable(texts[0], _SHOWN), printable(texts[1], _SHOWN)
-    pairs = zip(*texts, strict=False)
-    start = next((at for at, (one, other) in enumerate(pairs) if one != other), min(map(len, texts)))
-    start = max(0, start - 20)
-    cut = [f"...{text[start : start + _SHOWN // 2]}... ({_digest(text)})" for text in texts]
-    return printable(cut[0], _SHOWN), printable(cut[1], _SHOWN)
-
-
-def _digest(text: str) -> str:
-    return f"sha256 {sha256(text.encode()).hexdigest()[:16]}"
+    if max(len(text) for text in texts) > _SHOWN:
+        pairs = zip(*texts, strict=False)
+        start = next((at for at, (one, other) in enumerate(pairs) if one != other), min(map(len, texts)))
+        start = max(0, start - 20)
+        texts = [
+            f"...{text[start : start + _SHOWN // 2]}... (sha256 {sha256(text.encode()).hexdigest()[:16]})"
+            for text in texts
+        ]
+    return f"from {printable(texts[0], _SHOWN)} to {printable(texts[1], _SHOWN)}"

@@ -23,11 +23,10 @@ from relay.client.remote_tools.errors import (
     ToolTimeout,
     ToolUnauthorized,
 )
-from relay.client.remote_tools.http_client import REFUSALS, WireAttempt
 from relay.client.remote_tools.redaction import Redaction
-from schemas.error_codes import Canonical, Retry
+from relay.client.remote_tools.servers import REFUSALS, WireAttempt
 from schemas.error_roots import OperatorError
-from schemas.errors import MAX_TEXT, Failure
+from schemas.errors import MAX_TEXT, Canonical, Failure, Retry
 from schemas.projection import META_CORRELATION_ID, META_ERROR
 from schemas.text import printable
 from schemas.tls import TlsFilesError
@@ -190,15 +189,21 @@ class FailureTable:
         return error
 
     def _of_envelope(self, envelope: Mapping[str, Any], *, idempotent: bool) -> RemoteToolError | None:
-        row = _row_of(envelope)
+        rows = [row for row in Failure if row.value.code == envelope.get("code")]
+        # Rows that share a code differ in their suggested fix.
+        same = [row for row in rows if row.value.suggested_fix == envelope.get("suggested_fix")]
+        row = next(iter(same or rows), None)
         if row is None:
             return None
+
+        def text(member: str, otherwise: str) -> str:
+            given = envelope.get(member)
+            return self._redaction.text(given if isinstance(given, str) and given else otherwise, MAX_TEXT)
+
         return ERROR_TYPES[row.value.remote_tool](
-            self._redaction.text(_text(envelope.get("message")) or row.value.message, MAX_TEXT),
+            text("message", row.value.message),
             reason=Reason.TOOL_ERROR,
-            suggested_fix=self._redaction.text(
-                _text(envelope.get("suggested_fix")) or row.value.suggested_fix, MAX_TEXT
-            ),
+            suggested_fix=text("suggested_fix", row.value.suggested_fix),
             retryable=_may_repeat(row.value.retry, idempotent=idempotent),
             may_have_run=row.value.retry is Retry.IF_IDEMPOTENT,
             code=row.value.code,
@@ -291,19 +296,8 @@ def of_unexpected(error: Exception) -> RemoteToolError:
     )
 
 
-def _row_of(envelope: Mapping[str, Any]) -> Failure | None:
-    """Return the row of an envelope: rows that share a code differ in their suggested fix."""
-    rows = [row for row in Failure if row.value.code == envelope.get("code")]
-    same = [row for row in rows if row.value.suggested_fix == envelope.get("suggested_fix")]
-    return next(iter(same or rows), None)
-
-
 def _may_repeat(retry: Retry, *, idempotent: bool) -> bool:
     return retry is Retry.YES or (retry is Retry.IF_IDEMPOTENT and idempotent)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _id(value: object) -> str | None:

@@ -21,12 +21,15 @@ from mcp_types import TextResourceContents, Tool
 from relay.client.remote_tools.contracts import Verified
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.error_roots import PeerError
+from schemas.files import read_given
 from schemas.identity import Identity
+from schemas.kind_packages import shipped_beside
 from schemas.kinds import Kind, Verb
 from schemas.payloads import Capability
 from schemas.projection import ToolName, is_node_id, parse
-from schemas.registry import listed_schema, read_contract
-from schemas.trust import Known, Mark, Outcome, TrustRules, Verdict
+from schemas.registry import contract_of, listed_schema, outlined, read_contract
+from schemas.times import SystemClock
+from schemas.trust import HighWaterMark, Known, Outcome, TrustRules
 
 _AT_ONCE = 8
 _FIND_NODES = "find_nodes"
@@ -34,7 +37,7 @@ _FIND_NODES_REFS = ("find_nodes.input@1.0.0", ("find_nodes.output@1.0.0", "find_
 
 JudgedT = TypeVar("JudgedT")
 
-Marks = dict[str, Mark]
+Marks = dict[str, HighWaterMark]
 """The newest manifest of each node that was accepted."""
 
 
@@ -60,10 +63,11 @@ class ManifestVerifier:
         ConfigError: one of the kinds cannot be used.
     """
 
-    def __init__(self, root: Path, now_ms: Callable[[], int], kinds: tuple[str, ...] = ()) -> None:
-        self._root = root.read_text("utf-8", "replace")
+    def __init__(self, root: Path, now_ms: SystemClock, kinds: tuple[str, ...] = ()) -> None:
+        self._root = read_given(root).decode("utf-8", "replace")
         self._now_ms = now_ms
-        contract = read_contract(kinds)
+        named = read_contract(kinds)
+        contract = contract_of((*named.named, *shipped_beside(named.kinds)))
         self._registry, self._kinds = contract.registry, contract.kinds
         self._rules = TrustRules(self._registry, self._kinds)
         self._manifests: dict[str, _Manifest] = {}
@@ -96,9 +100,13 @@ class ManifestVerifier:
         nodes = arguments.get("nodes", ())
         named = [arguments.get("node"), *([nodes] if isinstance(nodes, str) else nodes)]
         for reference in dict.fromkeys(named):
-            if isinstance(reference, str) and not _is_selector(reference):
-                node_id = reference if is_node_id(reference) else await self._resolved(reference, session)
-                await self._check_node(tool, verified, node_id, session)
+            if not isinstance(reference, str) or _is_selector(reference):
+                continue
+            node_id = reference
+            if not is_node_id(reference):
+                pem = await _resource(session, f"node://{quote(reference, safe='')}/identity")
+                node_id = self._identity(pem).node_id
+            await self._check_node(tool, verified, node_id, session)
 
     async def check_answered(
         self, tool: str, verified: Verified, content: object, session: ClientSession
@@ -135,23 +143,28 @@ class ManifestVerifier:
                 raise UnverifiedToolError("the listed schemas are not those of find_nodes")
             # The relay answers it from its own index, and is trusted with what it answers.
             return Verified("read_only", idempotent=True, good_until_ms=sys.maxsize)
-        kind, verb = self._kind_and_verb(tool.name)
+        kind, verb = self._of_any_node(tool.name)
         for listed, ref in ((tool.input_schema, verb.input_ref), (tool.output_schema, verb.output_ref)):
+            shown = (listed or {}).get("properties", {})
             own = listed_schema(self._registry, ref).get("properties", {})
-            if not own.items() <= (listed or {}).get("properties", {}).items():
+            # A relay of 0.3 lists answers in outline.
+            if any(shown.get(name) not in (rules, outlined(rules)) for name, rules in own.items()):
                 raise UnverifiedToolError("the listed schemas do not have the members of the kind")
         return Verified(kind.safety_class, verb.idempotent, sys.maxsize, kind.short)
 
-    def _kind_and_verb(self, name: str) -> tuple[Kind, Verb]:
-        short, _, verb_name = name.replace("-", ".").partition(".")
+    def _of_any_node(self, name: str) -> tuple[Kind, Verb]:
+        short, _, verb = name.replace("-", ".").partition(".")
+        return self._kind_and_verb(short, verb, "the name is not that of a node's tool, nor of a known kind")
+
+    def _kind_and_verb(self, short: str, verb: str, fault: str) -> tuple[Kind, Verb]:
         kind = self._kinds.by_short(short)
-        verb = kind.verbs.get(verb_name) if kind is not None else None
-        if kind is None or verb is None:
-            raise UnverifiedToolError("the name is not that of a node's tool, nor of a known kind")
-        return kind, verb
+        found = kind.verbs.get(verb) if kind is not None else None
+        if kind is None or found is None:
+            raise UnverifiedToolError(fault)
+        return kind, found
 
     async def _check_node(self, tool: str, verified: Verified, node_id: str, session: ClientSession) -> None:
-        kind, verb = self._kind_and_verb(tool)
+        kind, verb = self._of_any_node(tool)
 
         def check(manifest: _Manifest) -> None:
             signed = [
@@ -175,10 +188,6 @@ class ManifestVerifier:
         manifest = self._manifests[node_id] = await self._read(node_id, session)
         return judged(manifest)
 
-    async def _resolved(self, reference: str, session: ClientSession) -> str:
-        pem = await _resource(session, f"node://{quote(reference, safe='')}/identity")
-        return self._identity(pem).node_id
-
     def _identity(self, pem: str) -> Identity:
         try:
             return verify_leaf(pem, [self._root], self._now_ms())
@@ -192,15 +201,14 @@ class ManifestVerifier:
         known = Known({identity.kid: identity}, mark=self._marks.get(node_id))
         verdict = self._rules.accept(wire, node_id, now_ms, known)
         if verdict.outcome is not Outcome.ACCEPTED or verdict.manifest is None:
-            raise UnverifiedToolError(f"the manifest is not accepted: {_why(verdict)}")
+            is_pending = verdict.outcome is Outcome.PENDING
+            why = "it was signed with another leaf" if is_pending else verdict.reason or verdict.outcome
+            raise UnverifiedToolError(f"the manifest is not accepted: {why}")
         self._marks[node_id] = verdict.manifest.mark
         return _Manifest(verdict.capabilities, verdict.manifest.good_until_ms)
 
     def _supported(self, tool: Tool, name: ToolName, manifest: _Manifest) -> Verified:
-        kind = self._kinds.by_short(name.kind_short)
-        verb = kind.verbs.get(name.verb) if kind is not None else None
-        if kind is None or verb is None:
-            raise UnverifiedToolError("the kind or verb is not known here")
+        kind, verb = self._kind_and_verb(name.kind_short, name.verb, "the kind or verb is not known here")
         capability = next((item for item in manifest.capabilities if item["cap_id"] == name.cap_id), None)
         if capability is None or capability["kind"] != kind.name or name.verb not in capability["verbs"]:
             raise UnverifiedToolError("the node has signed no such capability and verb")
@@ -231,9 +239,3 @@ def _answered_by(content: object) -> list[str]:
 async def _resource(session: ClientSession, uri: str) -> str:
     contents = (await session.read_resource(uri)).contents
     return "".join(item.text for item in contents if isinstance(item, TextResourceContents))
-
-
-def _why(verdict: Verdict) -> str:
-    if verdict.outcome is Outcome.PENDING:
-        return "it was signed with another leaf"
-    return str(verdict.reason or verdict.outcome)

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from relay.client.remote_tools.http_client import ATTEMPT
+from relay.client.remote_tools.servers import ATTEMPT
 from schemas.text import printable
 
 REDACTED = "[redacted]"
@@ -94,7 +94,7 @@ class Redaction:
         if isinstance(value, Mapping):
             return {
                 printable(str(name), 128): REDACTED
-                if self._is_secret(str(name))
+                if any(_letters(key) in _letters(str(name)) for key in self.keys)
                 else self.value(item, depth + 1)
                 for name, item in value.items()
             }
@@ -106,9 +106,6 @@ class Redaction:
         for pattern in self.patterns:
             text = pattern.sub(REDACTED, text)
         return text
-
-    def _is_secret(self, name: str) -> bool:
-        return any(_letters(key) in _letters(name) for key in self.keys)
 
 
 def _letters(name: str) -> str:

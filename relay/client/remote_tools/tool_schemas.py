@@ -20,12 +20,12 @@ from functools import lru_cache
 from typing import Any, BinaryIO
 
 import jsonschema_rs
+from attrs import define, field
 
 from relay.client.remote_tools.errors import Reason, ToolProviderFailure, ToolTimeout
 from schemas.error_roots import PeerError
 from schemas.schema_references import Extent, SchemaReferencesError, extent_of
-from schemas.text import printable
-from schemas.unknown_names import nearest
+from schemas.text import nearest, printable
 
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_DEPTH = 64
@@ -48,16 +48,14 @@ class UnusableSchemaError(PeerError):
     """A schema is not compiled; the text, printable, states why."""
 
 
+@define(eq=False, repr=False)
 class ValueCheck:
     """One compiled schema. ``is_linear``: its patterns are small, and matched without backtracking."""
 
-    __slots__ = ("_compiled", "_extent", "_is_linear", "schema")
-
-    def __init__(self, compiled: Any, extent: Extent, schema: Mapping[str, Any], *, is_linear: bool) -> None:
-        self._compiled = compiled
-        self._extent = extent
-        self._is_linear = is_linear
-        self.schema = schema
+    _compiled: Any
+    _extent: Extent
+    schema: Mapping[str, Any]
+    _is_linear: bool = field(kw_only=True)
 
     def is_quick(self, value: object, size: int) -> bool:
         """Return whether the fault of ``value``, of ``size`` bytes as JSON, is found in a moment.
@@ -70,33 +68,15 @@ class ValueCheck:
             and self._extent.may_be_judged(value, _QUICK_APPLICATIONS)
         )
 
-    def fault(self, value: object) -> str | None:
+    def fault(self, value: object, *, is_arguments: bool = False) -> str | None:
         """Return which rule ``value`` breaks where, printable and without the value; None if it fits.
 
         Of a large value, or where references form a circle, only that it breaks one: the search for it
         would take memory for every fault there is, and time that doubles with each level of the value.
+
+        ``is_arguments``: for the one who has written them, whose own words their names are. Then an argument
+        is named that is missing, or is not known, and the nearest that is.
         """
-        found = self._first_fault(value)
-        return _place_and_rule(found) if isinstance(found, jsonschema_rs.ValidationError) else found
-
-    def argument_fault(self, arguments: object) -> str | None:
-        """As ``fault``; names an argument that is missing, or is not known, and then the nearest that is.
-
-        For the one who has written the arguments, whose own words their names are.
-        """
-        found = self._first_fault(arguments)
-        if not isinstance(found, jsonschema_rs.ValidationError):
-            return found
-        match found.kind.name:
-            case "required":
-                return f"{_named(found, found.kind.value)} is missing"
-            case "additionalProperties" | "unevaluatedProperties":
-                name = found.kind.value[0]
-                return f"there is no argument {_named(found, name)}{nearest(name, self._known(found))}"
-            case _:
-                return _place_and_rule(found)
-
-    def _first_fault(self, value: object) -> jsonschema_rs.ValidationError | str | None:
         if not self._extent.may_be_judged(value):
             return "it has too many parts for this schema"
         try:
@@ -107,7 +87,17 @@ class ValueCheck:
             error: jsonschema_rs.ValidationError = next(self._compiled.iter_errors(value))
         except (ValueError, StopIteration):
             return "it is not JSON, or a pattern takes too long"
-        return error
+        return self._explained(error) if is_arguments else _broken_rule(error)
+
+    def _explained(self, error: jsonschema_rs.ValidationError) -> str:
+        match error.kind.name:
+            case "required":
+                return f"{_named(error, error.kind.value)} is missing"
+            case "additionalProperties" | "unevaluatedProperties":
+                name = error.kind.value[0]
+                return f"there is no argument {_named(error, name)}{nearest(name, self._known(error))}"
+            case _:
+                return _broken_rule(error)
 
     def _known(self, error: jsonschema_rs.ValidationError) -> Iterable[str]:
         """Return the members that the schema has where it allows no other."""
@@ -124,15 +114,15 @@ def _place(error: jsonschema_rs.ValidationError) -> str:
     return printable("/" + "/".join(str(part) for part in error.instance_path), 128)
 
 
+def _broken_rule(error: jsonschema_rs.ValidationError) -> str:
+    rule = str(error.schema_path[-1]) if error.schema_path else "schema"
+    return f"{_place(error)} violates {printable(rule, 64)}"
+
+
 def _named(error: jsonschema_rs.ValidationError, name: str) -> str:
     """Return an argument's name, or, within another, where it is."""
     inside = f"{_place(error)}/" if error.instance_path else ""
     return inside + printable(name, 64)
-
-
-def _place_and_rule(error: jsonschema_rs.ValidationError) -> str:
-    rule = str(error.schema_path[-1]) if error.schema_path else "schema"
-    return f"{_place(error)} violates {printable(rule, 64)}"
 
 
 def compiled(schema: Mapping[str, Any]) -> ValueCheck:
@@ -160,7 +150,8 @@ def compiled(schema: Mapping[str, Any]) -> ValueCheck:
     except SchemaReferencesError as error:
         raise UnusableSchemaError(f"the schema is refused: {error}") from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise UnusableSchemaError(f"the schema is not valid: {_first_line(error)}") from None
+        reason = printable(str(error).partition("\n")[0], 128)
+        raise UnusableSchemaError(f"the schema is not valid: {reason}") from None
 
 
 def _validator(schema: Mapping[str, Any], patterns: Any) -> Any:
@@ -177,10 +168,6 @@ def _check_depth(schema: object, depth: int) -> None:
         _check_depth(part, depth + 1)
 
 
-def _first_line(error: Exception) -> str:
-    return printable(str(error).partition("\n")[0], 128)
-
-
 def answer(requests: BinaryIO, answers: BinaryIO) -> None:
     """Find the fault of each value of ``requests``, one JSON object on each line, until they end.
 
@@ -192,8 +179,8 @@ def answer(requests: BinaryIO, answers: BinaryIO) -> None:
         request = json.loads(line)
         faulthandler.dump_traceback_later(request["seconds"], exit=True)
         check = known(request["schema"])
-        find = check.argument_fault if request["is_arguments"] else check.fault
-        answers.write(json.dumps(find(request["value"])).encode() + b"\n")
+        found = check.fault(request["value"], is_arguments=request["is_arguments"])
+        answers.write(json.dumps(found).encode() + b"\n")
         answers.flush()
         faulthandler.cancel_dump_traceback_later()
 
@@ -207,19 +194,17 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+@define(eq=False, repr=False)
 class CheckProcess:
     """The checks of one client. The process is started by the first that needs it."""
 
-    def __init__(self) -> None:
-        self._process: Process | None = None
-        self._lock = asyncio.Lock()
+    _process: Process | None = field(init=False, default=None)
+    _lock: asyncio.Lock = field(init=False, factory=asyncio.Lock)
 
     async def fault(
         self, check: ValueCheck, value: object, deadline_at: float, *, is_arguments: bool = False
     ) -> str | None:
-        """Return ``check.fault(value)``, or ``check.argument_fault(value)`` of the arguments of a call.
-
-        ``deadline_at`` is a time of the event loop.
+        """Return ``check.fault(value)`` by ``deadline_at``, a time of the event loop.
 
         Raises:
             ToolTimeout: it was not found by then.
@@ -230,7 +215,7 @@ class CheckProcess:
         except (ValueError, RecursionError):
             return "it is not JSON that can be checked"
         if check.is_quick(value, len(shown)):
-            return check.argument_fault(value) if is_arguments else check.fault(value)
+            return check.fault(value, is_arguments=is_arguments)
         try:
             async with asyncio.timeout_at(deadline_at), self._lock:
                 request = {

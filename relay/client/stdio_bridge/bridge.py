@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.client.credentials import RenewableToken
@@ -58,35 +59,26 @@ _BUG = "The bridge to the relay failed; the reason is in its log."
 _TOO_MANY = "Too many subscriptions are open; close one."
 
 
+@define(eq=False, repr=False)
 class Bridge:
     """Forwards one client's lines to one relay, and its messages back; ``write`` writes a line."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
-        self,
-        conversation: Conversation,
-        write: Callable[[bytes], Awaitable[None]],
-        log: FilteringBoundLogger,
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        self._conversation = conversation
-        self._write = write
-        self._log = log
+    _conversation: Conversation
+    _write: Callable[[bytes], Awaitable[None]]
+    _log: FilteringBoundLogger
+    _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
+    _monotonic: Callable[[], float] = field(kw_only=True, default=time.monotonic)
+    _chance: Callable[[], float] = field(kw_only=True, default=random.random)
+    _delivery: Delivery = field(init=False)
+    _slots: asyncio.Semaphore = field(init=False, factory=lambda: asyncio.Semaphore(MAX_IN_FLIGHT))
+    _pending: dict[PendingMessage, asyncio.Task[None]] = field(init=False, factory=dict)
+    _opening: PendingMessage | None = field(init=False, default=None)
+    _stop: asyncio.Event = field(init=False, factory=asyncio.Event)
+
+    def __attrs_post_init__(self) -> None:
         self._delivery = Delivery(
-            conversation=conversation,
-            put=self._put,
-            log=log,
-            monotonic=monotonic,
-            chance=chance,
-            sleep=sleep,
+            self._conversation, self._put, self._log, self._monotonic, self._chance, self._sleep
         )
-        self._monotonic = monotonic
-        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._pending: dict[PendingMessage, asyncio.Task[None]] = {}
-        self._opening: PendingMessage | None = None
-        self._stop = asyncio.Event()
 
     def stop(self) -> None:
         """End soon: requests in flight have a short timeout left."""
@@ -250,11 +242,11 @@ def claim_output() -> int:
     return own
 
 
+@define(eq=False, repr=False)
 class Input:
     """Reads ``descriptor``, no faster than its chunks are consumed."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    _descriptor: int
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the bytes as they arrive, until the end of the input."""

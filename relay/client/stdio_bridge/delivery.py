@@ -9,9 +9,10 @@ without the client. Must not leave a request without exactly one answer.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.client.stdio_bridge.http_client import (
@@ -32,8 +33,8 @@ from relay.client.stdio_bridge.messages import (
     internal_error,
     list_changed,
 )
-from schemas.backoff import Backoff, half_by_chance
 from schemas.error_roots import PeerError
+from schemas.pacing import Backoff, half_by_chance
 from schemas.text import printable
 
 RETRY_TIMEOUT_S = 50.0
@@ -53,6 +54,7 @@ _UNAUTHORIZED = 401
 _NOT_FOUND = 404
 _SERVER_ERRORS = 500
 _UNAVAILABLE = 503
+_TOO_MANY = 429
 _MAX_RENEWALS = 3
 
 
@@ -80,6 +82,7 @@ class McpSession:
         return {name: value for name, value in headers.items() if value}
 
 
+@define(eq=False, repr=False)
 class Conversation:
     """The messages of one client to one relay, over ``http``.
 
@@ -88,14 +91,13 @@ class Conversation:
         follows: whether the client accepts notifications in it.
     """
 
-    def __init__(self, http: RelayHttp) -> None:
-        self._http = http
-        self._opening: Message | None = None
-        self._ready: Message | None = None
-        self._renewing = asyncio.Lock()
-        self._version: str | None = None
-        self.session: McpSession | None = None
-        self.follows = asyncio.Event()
+    _http: RelayHttp
+    _opening: Message | None = field(init=False, default=None)
+    _ready: Message | None = field(init=False, default=None)
+    _renewing: asyncio.Lock = field(init=False, factory=asyncio.Lock)
+    _version: str | None = field(init=False, default=None)
+    session: McpSession | None = field(init=False, default=None)
+    follows: asyncio.Event = field(init=False, factory=asyncio.Event)
 
     @asynccontextmanager
     async def sent(self, message: Message) -> AsyncIterator[RelayResponse]:
@@ -116,7 +118,9 @@ class Conversation:
                     continue
                 if response.status != _NOT_FOUND or used is None or used.id is None:
                     await self._check(response)
-                    self._note(message)
+                    if message.method == INITIALIZED and self.session is not None:
+                        self._ready = message
+                        self.follows.set()
                     yield response
                     return
             await self.renew(used)
@@ -183,11 +187,6 @@ class Conversation:
         # A message without a version, such as a notification or malformed JSON, belongs to its client's era.
         return message.headers() | {"mcp-protocol-version": header_value(self._version)}
 
-    def _note(self, message: Message) -> None:
-        if message.method == INITIALIZED and self.session is not None:
-            self._ready = message
-            self.follows.set()
-
     async def _open(self, opening: Message) -> McpSession:
         async with self._http.exchange("POST", {}, opening.raw) as response:
             await self._check(response)
@@ -206,6 +205,8 @@ class Conversation:
             raise NotSentError(reason)
         if is_message:
             return
+        if response.status == _TOO_MANY and response.may_come_again:
+            raise NotSentError(reason)  # refused for its rate, before it was read
         if response.status >= _SERVER_ERRORS:
             raise LostError(reason)
         if response.status == _UNAUTHORIZED:
@@ -219,7 +220,7 @@ def _opened(response: RelayResponse, result: Mapping[str, Any]) -> McpSession:
     return McpSession(response.session_id, version if isinstance(version, str) else None)
 
 
-@dataclass(eq=False, slots=True)
+@define(eq=False, repr=False)
 class PendingMessage:
     """A message in delivery, and its state.
 
@@ -237,8 +238,8 @@ class PendingMessage:
     answered: bool = False
     acknowledged: bool = False
     cancelled: bool = False
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: asyncio.Event = field(factory=asyncio.Event)
+    over: asyncio.Event = field(factory=asyncio.Event)
 
 
 class RetryDelays:
@@ -259,7 +260,7 @@ class RetryDelays:
         return wait_s
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@define(eq=False, repr=False)
 class Delivery:
     """Delivers messages; ``put`` writes a line for the client."""
 
@@ -268,7 +269,7 @@ class Delivery:
     log: FilteringBoundLogger
     monotonic: Callable[[], float]
     chance: Callable[[], float]
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    sleep: Callable[[float], Awaitable[None]]
     _is_unreachable: bool = False
 
     async def deliver(self, pending: PendingMessage) -> None:

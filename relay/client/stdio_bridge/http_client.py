@@ -4,7 +4,6 @@ Whether a request may be repeated depends on how it failed: never sent, perhaps 
 error type of its own. Must not know what the messages mean.
 """
 
-import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -23,7 +22,6 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 _SILENCE_S = 60.0  # the relay sends something every 15 s on a stream, if only a comment
 _KEEPALIVE_S = 2.0  # the relay closes idle connections after 5 s, and must not do so during a request
-_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 
 
@@ -42,16 +40,18 @@ class LostError(PeerError):
 class RelayResponse:
     """The response to one request. Nothing counts as a message until it was parsed as one."""
 
-    def __init__(self, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> None:
-        self._chunks = chunks
+    def __init__(self, response: httpx2.Response) -> None:
+        # A character for each byte: what the parser of events returns is what arrived.
+        response.encoding = "latin-1"
+        # Not requested: what is compressed all the same is no message, and is not expanded.
+        response.headers.pop("content-encoding", None)
+        self._response = response
         self._body: bytes | None = None
         self.status = response.status_code
         self.session_id = response.headers.get("mcp-session-id")
-        self._type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-    @property
-    def is_stream(self) -> bool:
-        return self._type == "text/event-stream"
+        self.may_come_again = "retry-after" in response.headers
+        content_type: str = response.headers.get("content-type", "")
+        self.is_stream = content_type.partition(";")[0].strip().lower() == "text/event-stream"
 
     async def messages(self) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
         """Yield each message as it arrives: its bytes, on one line, and its value.
@@ -59,11 +59,12 @@ class RelayResponse:
         Raises:
             LostError: the connection broke, or the response is too large.
         """
-        async for document in self._events() if self.is_stream else self._whole():
-            value = _read_object(document)
-            if value.get("jsonrpc") == "2.0":
-                # White space between the parts of JSON; within a string there are no newlines.
-                yield document.translate(_NEWLINES).strip(), value
+        async with aclosing(self.documents() if self.is_stream else self._whole()) as documents:
+            async for document in documents:
+                value = _read_object(document)
+                if value.get("jsonrpc") == "2.0":
+                    # White space between the parts of JSON; within a string there are no newlines.
+                    yield document.translate(_NEWLINES).strip(), value
 
     async def read_refusal(self) -> tuple[bool, str]:
         """Read the body of a refusal: whether it is a message, and a printable reason.
@@ -79,29 +80,35 @@ class RelayResponse:
             message if isinstance(message, str) else f"status {self.status}"
         )
 
-    async def _whole(self) -> AsyncIterator[bytes]:
+    async def documents(self) -> AsyncGenerator[bytes, None]:
+        """Yield the data of each event of a stream.
+
+        Raises:
+            LostError: as of ``messages``.
+        """
+        # The parser counts a byte that is not ASCII twice.
+        events = httpx2.EventSource(self._response, 2 * MAX_ANSWER_BYTES)
+        try:
+            async for event in events:
+                yield event.data.encode("latin-1")
+        except httpx2.SSEError:
+            raise LostError("an event that is too large") from None
+        except (httpx2.TransportError, OSError) as error:
+            raise LostError(type(error).__name__) from None
+
+    async def _whole(self) -> AsyncGenerator[bytes, None]:
         if self._body is not None:
             yield self._body
             return
         body = bytearray()
-        async for chunk in self._received():
-            body += chunk
-            if len(body) > MAX_ANSWER_BYTES:
-                raise LostError("an answer that is too large")
-        yield bytes(body)
-
-    async def _events(self) -> AsyncIterator[bytes]:
-        events = EventReader()
-        async for chunk in self._received():
-            for event in events.feed(chunk):
-                yield event
-
-    async def _received(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._chunks:
-                yield chunk
+            async for chunk in self._response.aiter_raw():
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise LostError("an answer that is too large")
         except (httpx2.TransportError, OSError) as error:
             raise LostError(type(error).__name__) from None
+        yield bytes(body)
 
 
 def _read_object(document: bytes) -> dict[str, Any]:
@@ -110,42 +117,6 @@ def _read_object(document: bytes) -> dict[str, Any]:
     except StrictJsonError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-class EventReader:
-    """Parses server-sent events from chunks of bytes."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-        self._data: list[bytes] = []
-        self._size = 0
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Add a chunk, and return the data of the events that it completes.
-
-        Raises:
-            LostError: an event is too large.
-        """
-        self._rest += chunk
-        if len(self._rest) + self._size > MAX_ANSWER_BYTES:
-            raise LostError("an event that is too large")
-        if b"\n" not in chunk and b"\r" not in self._rest:
-            return []  # no line ends here: do not search a long line again for each chunk
-        *lines, rest = _LINE_END.split(bytes(self._rest))
-        self._rest = bytearray(rest)
-        return [event for line in lines if (event := self._line(line))]
-
-    def _line(self, line: bytes) -> bytes:
-        if line.startswith(b"data:"):
-            data = line[5:].removeprefix(b" ")
-            self._data.append(data)
-            self._size += len(data)
-        if line:
-            return b""
-        event = b"\n".join(self._data)
-        self._data.clear()
-        self._size = 0
-        return event
 
 
 class RelayHttp:
@@ -196,5 +167,8 @@ class RelayHttp:
             raise NotSentError(reason) from None
         except (httpx2.TransportError, OSError) as error:
             raise LostError(type(error).__name__) from None
-        async with aclosing(response.aiter_raw()) as chunks:
-            yield RelayResponse(response, chunks)
+        response.request = request
+        try:
+            yield RelayResponse(response)
+        finally:
+            await response.aclose()

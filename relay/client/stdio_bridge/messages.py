@@ -32,7 +32,8 @@ _NAME_OF = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"
 _REPEATABLE = frozenset(
     {INITIALIZE, LISTEN, "ping", "server/discover", "tools/list", "prompts/list", "prompts/get"}
 )
-_REPEATABLE_PREFIXES = ("resources/", "notifications/")
+_NOTIFICATIONS = "notifications/"
+_REPEATABLE_PREFIXES = ("resources/", _NOTIFICATIONS)
 _PLAIN = re.compile(r"(?!=\?base64\?.*\?=$)[!-~]([ -~]*[!-~])?")
 
 Id = str | int
@@ -69,8 +70,11 @@ class Message:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it expects no answer: a notification, or an answer itself."""
-        return self.id is None and (self.method is not None or self.is_answer)
+        """Whether it expects no answer: a notification, or an answer itself.
+
+        A request without an id is neither: the relay refuses it.
+        """
+        return self.id is None and (self.is_answer or (self.method or "").startswith(_NOTIFICATIONS))
 
     def headers(self) -> dict[str, str]:
         """Return the headers that Streamable HTTP mirrors the message in, in the new era."""
@@ -86,13 +90,15 @@ def read(raw: bytes) -> Message:
         return Message(raw)
     if not isinstance(value, dict):
         return Message(raw)
-    method, params = value.get("method"), value.get("params")
-    if not isinstance(method, str):
-        return Message(raw, is_answer="id" in value and ("result" in value or "error" in value))
+    method, params = value.get("method"), value.get("params", {})
     own_id = _id(value.get("id"))
-    if own_id is None and "id" in value:
-        return Message(raw)  # not a valid id: the relay rejects it
-    params = params if isinstance(params, dict) else {}
+    if "method" not in value and ("result" in value or "error" in value):
+        return Message(raw, is_answer="id" in value)
+    has_id = own_id is not None or "id" not in value
+    if not (
+        has_id and value.get("jsonrpc") == "2.0" and isinstance(method, str) and isinstance(params, dict)
+    ):
+        return Message(raw, id=own_id)  # no notification, whatever it is called: the relay rejects it
     meta, name = params.get("_meta"), params.get(_NAME_OF.get(method, ""))
     version = meta.get(_VERSION_KEY) if isinstance(meta, dict) else None
     filter_ = params.get("notifications")
@@ -121,9 +127,8 @@ def internal_error(request: Id | None, text: str, *, retryable: bool) -> bytes:
 
 def canonical_error(request: Id | None, code: str, text: str, *, retryable: bool = False) -> bytes:
     """Return an answer with the canonical ``code`` and the message ``text``."""
-    body = to_jsonrpc_error(code)
-    data = body["data"] | {"message": text, "retryable": retryable}
-    return _error(request, body | {"message": text, "data": data})
+    body = to_jsonrpc_error(code, text)
+    return _error(request, body | {"data": body["data"] | {"retryable": retryable}})
 
 
 def invalid_request(text: str) -> bytes:

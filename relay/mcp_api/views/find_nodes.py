@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import define, field
 
+from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.fleet.facts import FindNodesEntry, found_node
 from relay.fleet.fleet import Fleet
@@ -63,18 +64,18 @@ class Measurements:
             self._last.popitem(last=False)
 
     def last(self, node_id: str) -> Mapping[str, Any] | None:
-        """Return what ``node_id`` last measured; None if that is not known."""
         return self._last.get(node_id)
 
 
 PAGE_SIZE = 50
 
-_INPUT = "find_nodes.input@1.0.0"
+_INPUT = "find_nodes.input@1.1.0"
 _DESCRIPTION = (
     "Find nodes, the Linux machines that the other tools reach, by words of their label or tags or by the "
     "beginning of their id; without arguments, list all of them. Shows for each its label, tags, whether and "
-    "since when it is online, its kinds of capability, and what it last measured if that is known. Use the "
-    "label or the node_id of a result wherever a node is asked for."
+    "since when it is online, its kinds of capability, and what it last measured and the worst that is wrong "
+    "with it if that is known. finding finds nodes with a problem. Use the label or the node_id of a result "
+    "wherever a node is asked for."
 )
 
 Measured = Callable[[str], Mapping[str, Any] | None]
@@ -105,30 +106,30 @@ class FindNodes:
         )
 
     async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
-        tenant = call.caller.principal.tenant
+        rights = call.caller.principal.rights
         # 1.0 is an integer to JSON Schema, and none to a slice.
         page = int(call.arguments.get("page", 1))
-        self._charge(call.caller.principal, self._fleet.search.size(tenant) / NODES_LIKE_A_CALL)
-        found = self._found(tenant, call.selection, call.arguments)
+        self._charge(call.caller.principal, self._fleet.search.size(rights.tenant) / NODES_LIKE_A_CALL)
+        found = self._found(rights, call.selection, call.arguments)
         shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
         return {
-            "nodes": [self._entry(node) for node in shown],
+            "nodes": [self._entry(node, rights) for node in shown],
             "total": len(found),
             "page": page,
             "pages": ceil(len(found) / PAGE_SIZE),
         }
 
-    def _found(self, tenant: str, selection: Selection, arguments: Mapping[str, Any]) -> list[NodeRecord]:
-        """Return the nodes that fit ``arguments``, in order."""
+    def _found(self, rights: Rights, selection: Selection, arguments: Mapping[str, Any]) -> list[NodeRecord]:
         wanted = NodeCriteria(
             query=arguments.get("query", ""),
             kinds=self._wanted_kinds(selection, arguments.get("kind")),
             tags=arguments.get("tags", ()),
             online=arguments.get("online"),
+            finding=arguments.get("finding"),
             selection=selection,
         )
         try:
-            return self._fleet.search.found(tenant, wanted)
+            return self._fleet.search.found(rights, wanted)
         except UnknownNodeError as error:
             text = "The URL of this server selects a node or a tag that there is not."
             raise ToolError(Failure.SAFETY_DENIED, text, fix=f"{error}.") from None
@@ -144,8 +145,8 @@ class FindNodes:
             raise ToolError(Failure.ARGUMENTS_INVALID, "kind: there is no such kind.", fix=fix)
         return frozenset({kind.name})
 
-    def _entry(self, node: NodeRecord) -> FindNodesEntry:
-        entry = found_node(node, self._fleet.names)
+    def _entry(self, node: NodeRecord, rights: Rights) -> FindNodesEntry:
+        entry = found_node(node, self._fleet.names, rights)
         if (measured := self._measured(node.node_id)) is not None:
             entry["measured"] = with_iso(measured, {"ts_ms": "ts"})
         return entry

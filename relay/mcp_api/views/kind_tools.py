@@ -16,13 +16,12 @@ from relay.auth.permissions import Rights
 from relay.calls.relay_tools import DirectedCall, RelayTool, RelayToolCall
 from relay.fleet.selection import Selection
 from relay.fleet.tools import ToolSchemas
-from relay.mcp_api.views.answer_query import AnswerQueries, AnswerQuery
-from relay.mcp_api.views.many_nodes import ManyNodes
+from relay.mcp_api.views.many_nodes import AnswerQueries, AnswerQuery, ManyNodes
 from relay.mcp_api.views.node_choice import NodeChoice
 from relay.settings.config import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import Kind, Verb
-from schemas.registry import SchemaRegistry, listed_schema
+from schemas.registry import SchemaRegistry, listed_schema, outlined
 from schemas.times import moments_of, with_iso
 from schemas.violations import ViolationError
 
@@ -41,13 +40,16 @@ def summed_up(samples: Sequence[Mapping[str, Any]], moments: Mapping[str, str]) 
                 series.setdefault(path, []).append(number)
     return {
         "times": [sample[moment] for sample in dated if moment in sample],
-        "numbers": [{"name": path, **_statistics(numbers)} for path, numbers in series.items()],
+        "numbers": [
+            {
+                "name": path,
+                "min": min(values),
+                "mean": round(sum(values) / len(values), 3),
+                "max": max(values),
+            }
+            for path, values in series.items()
+        ],
     }
-
-
-def _statistics(numbers: Sequence[float]) -> dict[str, float]:
-    mean = round(sum(numbers) / len(numbers), 3)
-    return {"min": min(numbers), "mean": mean, "max": max(numbers)}
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -71,6 +73,10 @@ _CHOOSING = frozenset({"node", "capability"})
 _ANSWERS = frozenset({"results", "asked", "answered", "failed", "truncated"})
 _OF_QUERY = frozenset({"matched", "lacking", "failures", "next"})
 
+_OF_EACH = {
+    "result": {"type": "object", "description": "As for node."},
+    "error": {"type": "object", "description": "If not ok: why."},
+}
 # Of the root of a verb's output, what is true of both forms of an answer.
 _KEPT = ("title", "description", "additionalProperties", "$defs")
 
@@ -93,8 +99,7 @@ def kind_schemas(registry: SchemaRegistry, verb: Verb, *, takes_many: bool) -> T
         version, choosing, answers = _SECOND, choosing | extra_choosing, answers | extra_answers
     input_ref, output_ref = f"kind_call.input@{version}", f"kind_call.output@{version}"
     asked, answered = listed_schema(registry, input_ref), listed_schema(registry, output_ref)
-    of_each = answered["properties"]["results"]["items"]["properties"]
-    of_each["result"] = {key: value for key, value in dated.items() if key != "$defs"}
+    answered["properties"]["results"]["items"]["properties"] |= _OF_EACH
     return ToolSchemas(
         arguments=registry.load(input_ref),
         result=registry.load(output_ref),
@@ -103,7 +108,10 @@ def kind_schemas(registry: SchemaRegistry, verb: Verb, *, takes_many: bool) -> T
         output_schema={
             "type": "object",
             **{key: dated[key] for key in _KEPT if key in dated},
-            "properties": _together(dated, _only(answered, answers), verb),
+            "properties": {
+                name: outlined(rules)
+                for name, rules in _together(dated, _only(answered, answers), verb).items()
+            },
         },
     )
 
@@ -134,13 +142,14 @@ def _together(first: Mapping[str, Any], second: Mapping[str, Any], verb: Verb) -
     return {**one, **other}
 
 
-_ONE = " Name the node with `node`: its label, its id, or the first 6 or more characters of its id."
+_ONE = " Name the node with `node`."
 _MANY = (
-    " Or ask many at once with `nodes`, a list of labels, ids, tags such as `site=north` or `tag:gateway`, "
-    "or `*` for all; the answer has an entry for each, or what `sort`, `where`, `top` and `fields` leave. "
-    "`find_nodes` finds nodes."
+    " Or ask many at once with `nodes`; the answer has an entry for each, or what `sort`, `where`, `top` and "
+    "`fields` leave. `find_nodes` finds nodes."
 )
 _FOR_S = " With `for_s`, the answer comes after so many seconds, with statistics."
+_OF_MANY = "results.result."
+"""Where a node's result stands in an answer of several nodes."""
 
 
 class KindTool:
@@ -155,7 +164,7 @@ class KindTool:
     ) -> None:
         self._kind = kind
         self._verb = verb
-        self._offer = kind.short, verb.name
+        self._kind_verb = kind.short, verb.name
         # The images of a hundred nodes are more than one answer holds.
         self._takes_many = kind.safety_class == "read_only" and not verb.streams and not verb.images
         self._schemas = kind_schemas(registry, verb, takes_many=self._takes_many)
@@ -169,24 +178,25 @@ class KindTool:
 
     def tool(self) -> RelayTool:
         return RelayTool(
-            canonical=".".join(self._offer),
+            canonical=".".join(self._kind_verb),
             title=self._verb.title,
-            description=self._described(),
+            description=self._verb.description
+            + _ONE
+            + (_MANY if self._takes_many else "")
+            + (_FOR_S if FOR_S in self._added else ""),
             schemas=self._schemas,
             schema_ref=self._verb.input_ref,
             safety_class=self._kind.safety_class,
             idempotent=self._verb.idempotent,
-            visible=lambda rights: bool(rights.safety_classes),
+            visible=lambda rights: bool(rights.safety_classes) and rights.admit(self._kind),
             answer=self._answer,
             views=frozenset({View.KINDS}),
-            offer=self._offer,
+            kind_verb=self._kind_verb,
             directed=self._directed,
             follows=self._verb.streams,
+            asks=self._verb.asks,
+            untrusted=tuple(f"{before}{path}" for path in self._verb.untrusted for before in ("", _OF_MANY)),
         )
-
-    def _described(self) -> str:
-        more = (_MANY if self._takes_many else "") + (_FOR_S if FOR_S in self._added else "")
-        return self._verb.description + _ONE + more
 
     def _directed(
         self, rights: Rights, selection: Selection, arguments: Mapping[str, Any]
@@ -205,7 +215,7 @@ class KindTool:
                 f"{of_many[0]}: it goes with nodes, not with node.", "Send nodes in the place of node."
             )
         node_id = self._choice.node(rights, selection, arguments["node"])
-        tool = self._choice.tool(rights, node_id, self._offer, arguments.get("capability"))
+        tool = self._choice.tool(rights, node_id, self._kind_verb, arguments.get("capability"))
         for_s = arguments.get(FOR_S) if FOR_S in self._added else None
         shown = self._dated if for_s is None else self._summed_up
         return DirectedCall(tool, self._own(arguments), shown, for_s)
@@ -218,7 +228,6 @@ class KindTool:
         return {**with_iso(result, self._moments), "followed": summed_up(gathered, self._moments)}
 
     async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
-        """Return what several nodes answer."""
         own = self._own(call.arguments)
         try:
             self._arguments.check(own)
@@ -229,11 +238,15 @@ class KindTool:
         given = call.arguments[NODES]
         selectors = [given] if isinstance(given, str) else given
         query = AnswerQuery() if self._queries is None else self._queries.read(call.arguments)
-        chosen = self._choice.members(call.caller.principal, call.selection, self._offer, selectors, query)
+        chosen = self._choice.members(
+            call.caller.principal, call.selection, self._kind_verb, selectors, query
+        )
         capability = call.arguments.get("capability")
 
         def to_node(node_id: str, rights: Rights) -> DirectedCall:
-            return DirectedCall(self._choice.tool(rights, node_id, self._offer, capability), own, self._dated)
+            return DirectedCall(
+                self._choice.tool(rights, node_id, self._kind_verb, capability), own, self._dated
+            )
 
         answer = await self._many.ask(call, chosen, to_node, query)
         if self._queries is None:

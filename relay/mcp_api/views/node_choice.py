@@ -1,12 +1,11 @@
 """Chooses the nodes, and the tool of each, that the arguments of a call in the kinds view name.
 
-All look-ups are within the caller's tenant and what its URL selects: what is outside does not exist. Must not
+All look-ups are within what the caller reaches and its URL selects: what is outside does not exist. Must not
 call a node.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from attrs import define
@@ -15,10 +14,10 @@ from relay.auth.agent_tokens import Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import ALL, UnknownNodeError
-from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import TAG_SELECTOR, Selection
-from relay.fleet.tools import Offer, Tool
-from relay.mcp_api.views.answer_query import AnswerQuery
+from relay.fleet.tools import KindVerb, Tool
+from relay.mcp_api.views.many_nodes import AnswerQuery, Member, Members
+from relay.settings.environment import ValidityClock
 from schemas.errors import Failure, ToolError
 
 Charge = Callable[[Principal, float], None]
@@ -30,39 +29,12 @@ NODES_LIKE_A_CALL = 1000
 _FIND = "find_nodes finds nodes."
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One node to ask: what its entry has, whatever it answers.
-
-    Attributes:
-        manifest_etag: of the manifest that was valid when it was chosen; None if there was none.
-    """
-
-    node_id: str
-    label: str
-    manifest_etag: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The nodes that are asked.
-
-    Attributes:
-        more: whether others that were selected are not.
-        by_id: whether they are in the order of their ids, so that the last one shows where to go on.
-    """
-
-    nodes: Sequence[Member]
-    more: bool
-    by_id: bool
-
-
 @define(eq=False, repr=False)
 class NodeChoice:
     """The nodes of one fleet. ``charge`` is called for what takes longer than a call."""
 
     _fleet: Fleet
-    _now_ms: Callable[[], int]
+    _now_ms: ValidityClock
     _charge: Charge
 
     def node(self, rights: Rights, selection: Selection, reference: str, member: str = "node") -> str:
@@ -72,27 +44,31 @@ class NodeChoice:
             ToolError: none that the caller reaches; it names ``member``, which holds the reference.
         """
         try:
-            node_id = self._fleet.names.resolve(rights.tenant, reference)
+            node_id = self._fleet.reach.resolve(rights, reference)
         except UnknownNodeError as error:
             raise _unknown(member, error) from None
-        if not selection.admits_node(self._fleet.names, rights.tenant, node_id):
+        if not selection.admits_node(self._fleet.reach, rights, node_id):
             raise _unknown(member, UnknownNodeError(reference))
         return node_id
 
-    def tool(self, rights: Rights, node_id: str, offer: Offer, capability: str | None) -> Tool:
+    def tool(self, rights: Rights, node_id: str, kind_verb: KindVerb, capability: str | None) -> Tool:
         """Return the node's tool of that kind and verb.
 
         Raises:
             ToolError: there is none that the caller reaches, or there are several and no ``capability``.
         """
-        node = self._fleet.node_of(rights.tenant, node_id)
-        tools = [tool for tool in node.tools.values() if tool.offer == offer] if node is not None else []
+        node = self._fleet.reach.node(rights, node_id)
+        tools = (
+            [tool for tool in node.tools.values() if tool.kind_verb == kind_verb] if node is not None else []
+        )
         if node is None or not tools:
             absent = self._fleet.absence(node_id, rights)
             if absent.failure is Failure.NAME_UNKNOWN:
                 raise ToolError(Failure.NAME_UNKNOWN, "The node has no capability of this kind.", fix=_FIND)
             raise absent
-        reached = [tool for tool in tools if rights.allow(rights.tenant, tool.safety_class)]
+        reached = [
+            tool for tool in tools if rights.allow(rights.tenant, tool.safety_class, tool.surface.kind)
+        ]
         if not reached:
             raise ToolError(Failure.SAFETY_DENIED)
         fitting = [tool for tool in reached if capability in {None, tool.cap_id}]
@@ -109,7 +85,7 @@ class NodeChoice:
         self,
         principal: Principal,
         selection: Selection,
-        offer: Offer,
+        kind_verb: KindVerb,
         selectors: Sequence[str],
         query: AnswerQuery,
     ) -> Members:
@@ -122,25 +98,27 @@ class NodeChoice:
         Raises:
             ToolError: a selector means no node, or the agent's limit is exceeded.
         """
-        rights = _reading(principal.rights)
+        reading = [SCOPE_OF_SAFETY_CLASS["read_only"]] if principal.rights.may_read else []
+        own = principal.rights
+        rights = Rights.of(own.tenant, reading, own.kinds, own.nodes)
         broad = len(set(filter(_is_broad, selectors)))
         self._charge(principal, broad * self._fleet.search.size(rights.tenant) / NODES_LIKE_A_CALL)
-        is_meant = cache(self._is_meant(rights, selection, offer))  # selectors may mean the same nodes
+        is_meant = cache(self._is_meant(rights, selection, kind_verb))  # selectors may mean the same nodes
         meant = [
             self._meant(rights, selection, is_meant, selector, query) for selector in dict.fromkeys(selectors)
         ]
         found = list(dict.fromkeys(node_id for node_ids in meant for node_id in node_ids))
         if broad or query.after is not None:
             found = sorted(node_id for node_id in found if node_id > (query.after or ""))
-        nodes = [self._member(rights.tenant, node_id) for node_id in found[: query.most_asked]]
+        nodes = [self._member(rights, node_id) for node_id in found[: query.most_asked]]
         return Members(nodes, len(found) > len(nodes), by_id=broad > 0 or query.after is not None)
 
-    def _member(self, tenant: str, node_id: str) -> Member:
-        node = self._fleet.node_of(tenant, node_id)
-        manifest = node.manifest if node is not None and self._is_valid(node) else None
-        return Member(
-            node_id, self._fleet.names.label_of(node_id), manifest.etag if manifest is not None else None
-        )
+    def _member(self, rights: Rights, node_id: str) -> Member:
+        node = self._fleet.reach.node(rights, node_id)
+        manifest = node.manifest if node is not None else None
+        is_valid = manifest is not None and manifest.good_until_ms > self._now_ms()
+        etag = manifest.etag if manifest is not None and is_valid else None
+        return Member(node_id, self._fleet.names.label_of(node_id), etag)
 
     def _meant(
         self,
@@ -153,7 +131,7 @@ class NodeChoice:
         if not _is_broad(selector):
             return [self.node(rights, selection, selector, "nodes")]
         try:
-            selected = self._fleet.names.members(rights.tenant, selector)
+            selected = self._fleet.reach.members(rights, selector)
         except UnknownNodeError as error:
             raise _unknown("nodes", error) from None
         meant: list[str] = []
@@ -168,36 +146,29 @@ class NodeChoice:
             )
         return meant
 
-    def _is_meant(self, rights: Rights, selection: Selection, offer: Offer) -> Callable[[str], bool]:
+    def _is_meant(self, rights: Rights, selection: Selection, kind_verb: KindVerb) -> Callable[[str], bool]:
         """Return whether a node is selected, and offers the kind and verb now."""
         try:
-            selected = selection.node_ids(self._fleet.names, rights.tenant)
+            selected = selection.node_ids(self._fleet.reach, rights)
         except UnknownNodeError:
             selected = frozenset()
 
         def is_meant(node_id: str) -> bool:
-            node = self._fleet.node_of(rights.tenant, node_id)
+            node = self._fleet.reach.node(rights, node_id)
             return (
                 node is not None
                 and (selected is None or node_id in selected)
                 and any(
-                    tool.offer == offer and self._fleet.is_usable(tool, rights)
+                    tool.kind_verb == kind_verb and self._fleet.is_usable(tool, rights)
                     for tool in node.tools.values()
                 )
             )
 
         return is_meant
 
-    def _is_valid(self, node: NodeRecord) -> bool:
-        return node.manifest is not None and node.manifest.good_until_ms > self._now_ms()
-
 
 def _is_broad(selector: str) -> bool:
     return selector == ALL or "=" in selector or selector.startswith(TAG_SELECTOR)
-
-
-def _reading(rights: Rights) -> Rights:
-    return Rights.of(rights.tenant, [SCOPE_OF_SAFETY_CLASS["read_only"]] if rights.may_read else [])
 
 
 def _unknown(member: str, error: UnknownNodeError) -> ToolError:

@@ -13,16 +13,19 @@ from typing import Any
 from attrs import define
 from pydantic_core import from_json
 
-from relay.audit.log import AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.fleet.selection import Selection
-from relay.streams.caller_tools.endings import Endings, SessionEnding
+from relay.streams.caller_tools.endings import CallerRecords, Endings, Outbox, SessionEnding
 from relay.streams.caller_tools.event_streams import Polls, Push
-from relay.streams.caller_tools.limits import Holder, SharedBudget, Timeouts
-from relay.streams.caller_tools.outbox import Outbox
-from relay.streams.caller_tools.records import CallerRecords
 from relay.streams.caller_tools.registry import Nodes, SessionRegistry
-from relay.streams.caller_tools.session import CallerSession, EventBuffer, Lent, SessionFacts
+from relay.streams.caller_tools.session import (
+    CallerSession,
+    EventBuffer,
+    Holder,
+    Lent,
+    SharedBudget,
+    Timeouts,
+)
 from schemas.caller_tools import MAX_SCHEMA_BYTES, MAX_TOOLS_BYTES, MAX_VALUE_BYTES, CallerToolError, size_of
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
@@ -142,7 +145,7 @@ class CallerSessions:
             found(session)
             request_id = use.arguments["request_id"]
             return {"session_id": session.session_id, "request_id": request_id, "accepted": True}
-        session = self._message(use) if tool is SessionTool.MESSAGE else self._session_of(use)
+        session = await self._message(use) if tool is SessionTool.MESSAGE else self._session_of(use)
         found(session)
         after = use.arguments.get("after", 0)
         wait_s = wait_ms_of(tool, use.arguments) / 1000
@@ -151,16 +154,17 @@ class CallerSessions:
                 await self._polls.wait(session, use.principal, after, wait_s)
             else:
                 await self._polls.stream(session, use.principal, after, wait_s, push)
-        node = {"node_id": session.facts.node_id} if tool is SessionTool.MESSAGE else {}
+            self._check(use, session)
+        node = {"node_id": session.node_id} if tool is SessionTool.MESSAGE else {}
         return {"session_id": session.session_id, **node, **_read(session, after)}
 
-    def _message(self, use: Use) -> CallerSession:
+    async def _message(self, use: Use) -> CallerSession:
         """Open a session or find it, declare tools anew, send a message, end it: what the arguments name."""
         session_id = use.arguments.get("session_id")
         if session_id is None:
-            session = self._opened(use)
+            session = await self._opened(use)
         else:
-            session = self._registry.of_caller(use.principal.name, session_id)
+            session = self._kept(use, session_id)
             self._redeclare(session, use)
             self._send(session, use)
         session.use(use.principal, self._monotonic())
@@ -168,8 +172,18 @@ class CallerSessions:
             self._endings.end_session(session, SessionEnding.ENDED)
         return session
 
+    def _kept(self, use: Use, session_id: str) -> CallerSession:
+        """Return the caller's session of that id; one with a node that its token is not for is unknown."""
+        session = self._registry.of_caller(use.principal.name, session_id)
+        self._check(use, session)
+        return session
+
+    def _check(self, use: Use, session: CallerSession) -> None:
+        if not self._nodes.reached(use.principal.rights, session.node_id):
+            raise ToolError(Failure.SESSION_UNKNOWN)
+
     def _session_of(self, use: Use) -> CallerSession:
-        session = self._registry.of_caller(use.principal.name, use.arguments["session_id"])
+        session = self._kept(use, use.arguments["session_id"])
         session.use(use.principal, self._monotonic())
         return session
 
@@ -192,7 +206,7 @@ class CallerSessions:
             self._endings.answer(session, request, result, size)
         return session
 
-    def _opened(self, use: Use) -> CallerSession:
+    async def _opened(self, use: Use) -> CallerSession:
         """Open a session; it ends at once if the node does not take it."""
         principal, arguments = use.principal, use.arguments
         reference: str | None = arguments.get("node_id")
@@ -202,10 +216,12 @@ class CallerSessions:
         caller_id = caller_id_of(context, None)
         tools = lent(context.get("caller_tools", []))
         checked_size("message", arguments.get("message", ""))
-        node = self._nodes.find(principal.tenant, reference, use.selection)
-        self._registry.check_space(Holder(principal.name, node.node_id))
-        facts = SessionFacts(
-            session_id=self._registry.new_id(),
+        node = self._nodes.find(principal.rights, reference, use.selection)
+        holder = Holder(principal.name, node.node_id)
+        self._registry.check_space(holder)
+        session_id = self._registry.new_id()
+        session = CallerSession(
+            session_id=session_id,
             tenant=principal.tenant,
             node_id=node.node_id,
             node_key=node.key,
@@ -213,18 +229,20 @@ class CallerSessions:
             owner=principal.digest,
             caller_id=caller_id,
             timeout_ms=int(self._timeouts.request * 1000),
+            lent=tools,
+            events=EventBuffer(session_id, holder, self._budget),
+            last_used=self._monotonic(),
         )
-        events = EventBuffer(facts.session_id, facts.holder, self._budget)
-        session = CallerSession(facts, tools, events, self._monotonic())
-        self._take(facts.holder, tools.size)
+        self._take(holder, tools.size)
         try:
-            self._records.opened(session, principal, use.correlation_id)
-        except AuditUnavailableError:
-            self._budget.give_back(facts.holder, tools.size)
+            await self._records.opened(session, principal, use.correlation_id)
+            self._registry.check_space(holder)  # others may have been opened meanwhile
+        except BaseException:
+            self._budget.give_back(holder, tools.size)
             raise
         self._registry.add(session)
         try:
-            self._outbox.send(facts.node_id, OneWayType.SESSION_OPEN, session.frame())
+            self._outbox.send(node.node_id, OneWayType.SESSION_OPEN, session.frame())
             self._send(session, use)
         except ToolError:
             self._endings.end_session(session, SessionEnding.ENDED)
@@ -233,26 +251,26 @@ class CallerSessions:
 
     def _redeclare(self, session: CallerSession, use: Use) -> None:
         """Replace what the session lends, if the arguments declare it."""
-        node_id = session.facts.node_id
+        node_id = session.node_id
         reference = use.arguments.get("node_id")
         if reference is not None:
-            named = self._nodes.find(use.principal.tenant, reference, use.selection)
+            named = self._nodes.find(use.principal.rights, reference, use.selection)
             if named.node_id != node_id:
                 raise ToolError(Failure.SESSION_UNKNOWN)
         context: Mapping[str, Any] = use.arguments.get("context", {})
-        caller_id_of(context, session.facts.caller_id)
+        caller_id_of(context, session.caller_id)
         if "caller_tools" not in context:
             return
         before, after = session.lent, lent(context["caller_tools"])
-        self._take(session.facts.holder, after.size)
+        self._take(session.holder, after.size)
         session.lent = after
         try:
             self._outbox.send(node_id, OneWayType.SESSION_OPEN, session.frame())
         except ToolError:
             session.lent = before
-            self._budget.give_back(session.facts.holder, after.size)
+            self._budget.give_back(session.holder, after.size)
             raise
-        self._budget.give_back(session.facts.holder, before.size)
+        self._budget.give_back(session.holder, before.size)
 
     def _take(self, holder: Holder, size: int) -> None:
         full = self._budget.take(holder, size)
@@ -266,7 +284,7 @@ class CallerSessions:
             return
         checked_size("message", message)
         payload: SessionText = {"session_id": session.session_id, "message": message}
-        self._outbox.send(session.facts.node_id, OneWayType.SESSION_MESSAGE, payload)
+        self._outbox.send(session.node_id, OneWayType.SESSION_MESSAGE, payload)
 
 
 def _read(session: CallerSession, after: int) -> dict[str, Any]:

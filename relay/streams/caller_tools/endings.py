@@ -1,28 +1,202 @@
 """Ends requests and sessions, in ``Endings``; finds what is over by its time, token or node, in ``Expiry``.
 
-The node gets the answer, the caller's events show it, and it is recorded. Every end of a request passes
-``Endings``, so that it ends once.
+The node gets the answer by ``Outbox``, the caller's events show it, and ``CallerRecords`` writes it to audit,
+log and metrics, which must never be given arguments, results, messages, or any text of a caller or a local
+agent. Every end of a request passes ``Endings``, so that it ends once.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
+from relay.audit.writer import AuditWriter
 from relay.auth.agent_tokens import Authenticator, Principal
-from relay.streams.caller_tools.limits import SharedBudget, Timeouts
-from relay.streams.caller_tools.outbox import Outbox
-from relay.streams.caller_tools.records import CallerRecords
+from relay.observability.ascii_json import members_of
+from relay.observability.metrics import Metrics
+from relay.routing.port import NodeFrames
 from relay.streams.caller_tools.registry import Nodes, SessionRegistry
-from relay.streams.caller_tools.session import CallerSession, EventType, PendingRequest
+from relay.streams.caller_tools.session import (
+    CallerSession,
+    EventType,
+    PendingRequest,
+    SharedBudget,
+    Timeouts,
+)
 from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError, size_of
+from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.health import Loop
 from schemas.payloads import CallerToolResult, SessionEnd
+from schemas.text import printable
 from schemas.tokens import TokenError
+
+_RETRY_MS = 1000
+MAX_WAITING = 1024
+"""The frames that wait for one node."""
+
+
+@define(eq=False, repr=False)
+class Outbox:
+    """What waits for each node. ``on_dropped`` is called with the type of each frame that does not fit."""
+
+    _frames: NodeFrames
+    _log: FilteringBoundLogger
+    _on_dropped: Callable[[OneWayType], None] = lambda _: None
+    _waiting: dict[str, deque[tuple[OneWayType, Mapping[str, Any]]]] = field(init=False, factory=dict)
+    _overflowing: set[str] = field(init=False, factory=set)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def send(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> None:
+        """Send a frame now, behind what waits.
+
+        Raises:
+            ToolError: NODE_OFFLINE or RATE_LIMITED; nothing was sent.
+        """
+        if not self._flushed(node_id):
+            raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_RETRY_MS)
+        self._frames.send(node_id, type_, payload)
+
+    def post(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> None:
+        """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
+        waiting = self._waiting.setdefault(node_id, deque())
+        if len(waiting) >= MAX_WAITING:
+            self._on_dropped(type_)
+            # A node that sends requests and does not read the answers; it requests them again.
+            if node_id not in self._overflowing:
+                self._overflowing.add(node_id)
+                self._log.warning("frames dropped: the node does not read", node_id=node_id)
+            return
+        waiting.append((type_, payload))
+        self._flushed(node_id)
+
+    def drop(self, node_id: str) -> None:
+        """Drop what waits for a node whose connection is lost."""
+        self._waiting.pop(node_id, None)
+        self._overflowing.discard(node_id)
+
+    def flush(self) -> None:
+        for node_id in list(self._waiting):
+            self._flushed(node_id)
+
+    def _flushed(self, node_id: str) -> bool:
+        """Send what waits for a node; return whether nothing is left."""
+        waiting = self._waiting.get(node_id)
+        while waiting:
+            type_, payload = waiting[0]
+            try:
+                self._frames.send(node_id, type_, payload)
+            except Exception as error:  # noqa: BLE001 - a bug with one frame must not hold up those behind it
+                failure = error.failure if isinstance(error, ToolError) else None
+                if failure is Failure.RATE_LIMITED:
+                    return False
+                if failure is not Failure.NODE_OFFLINE:
+                    self._log.error("frame not sent", node_id=node_id, type=type_.value, exc_info=error)
+            waiting.popleft()
+        self.drop(node_id)
+        return True
+
+
+_MAX_SHOWN_ID = 640  # 64 characters, each as an escape
+
+
+@define(eq=False, repr=False)
+class CallerRecords:
+    """Records what was decided, and how it ended."""
+
+    _audit: AuditWriter
+    _refusals: RefusalCounter
+    _metrics: Metrics
+    _log: FilteringBoundLogger
+
+    async def opened(self, session: CallerSession, principal: Principal, correlation_id: str) -> None:
+        """Record that a session is opened.
+
+        Raises:
+            AuditUnavailableError: it cannot be recorded, so it must not be opened.
+        """
+        members = members_of(
+            {"session_id": session.session_id, "node_id": session.node_id, "caller_id": session.caller_id}
+        )
+        await self._audit.record(
+            f'"event":"caller_session_opened","correlation_id":"{correlation_id}",{principal.members},{members}'
+        )
+        self._metrics.caller_sessions.inc()
+        self._log.info("session opened", session_id=session.session_id, node_id=session.node_id)
+
+    def closed(self, session: CallerSession, reason: StrEnum) -> None:
+        self._metrics.caller_sessions.dec()
+        self._log.info("session ended", session_id=session.session_id, node_id=session.node_id, reason=reason)
+        members = members_of(
+            {"session_id": session.session_id, "tenant": session.tenant, "node_id": session.node_id}
+        )
+        self._audit.note(f'"event":"caller_session_ended",{members},"reason":"{reason}"')
+
+    def allowed(self, session: CallerSession, request: PendingRequest) -> None:
+        """Record that a request is passed to the caller, before it is.
+
+        Raises:
+            AuditUnavailableError: it cannot be recorded, so it must not be passed.
+        """
+        members, code = _members(session, request), Failure.INTERNAL.value.code
+        self._audit.decide(
+            f'{members},"decision":"allow","code":"ok"',
+            f'{members},"outcome":"error","code":"{code}","duration_ms":0.0',
+        )
+
+    def refused(self, node_id: str, reason: StrEnum) -> None:
+        self._metrics.caller_requests.labels(reason).inc()
+        if self._refusals.count(RefusalEvent.CALLER_TOOL_REFUSED, node_id, reason):
+            self._log.warning("caller tool refused", node_id=node_id, reason=reason)
+
+    def ended(self, session: CallerSession, request: PendingRequest, code: str, now: float) -> None:
+        """Record how a request ended; ``code`` is of the failure table, or ok."""
+        self._metrics.caller_requests.labels(code).inc()
+        outcome = "ok" if code == "ok" else "error"
+        duration_ms = round((now - request.arrived) * 1000, 3)
+        self._audit.note(
+            f'{_members(session, request)},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}',
+            request.correlation_id,
+        )
+
+    def frame_dropped(self, type_: OneWayType) -> None:
+        """Count a frame to a node for which too many wait."""
+        self._metrics.one_way_frames.labels(type_, "dropped").inc()
+
+    def unexpected_answer(self, principal: Principal, session: CallerSession, request_id: str) -> None:
+        """Record an answer to a request that is not pending."""
+        who = f"{principal.tenant}/{principal.sub}"
+        self._refusals.count(RefusalEvent.CALL_REFUSED, who, RefusalReason.REQUEST_UNKNOWN)
+        # Each, as the specification has it: the rate of its agent bounds them, as it does the access log.
+        self._log.warning(
+            "answer to no pending request ignored",
+            session_id=session.session_id,
+            request_id=printable(request_id, _MAX_SHOWN_ID),
+        )
+
+
+def _members(session: CallerSession, request: PendingRequest) -> str:
+    issuer, tenant, sub = session.principal
+    return members_of(
+        {
+            "event": "caller_tool",
+            "correlation_id": request.correlation_id,
+            "tenant": tenant,
+            "iss": issuer,
+            "sub": sub,
+            "session_id": session.session_id,
+            "request_id": request.request_id,
+            "tool": request.tool,
+            "node_id": session.node_id,
+        }
+    )
 
 
 class SessionEnding(StrEnum):
@@ -67,14 +241,16 @@ class Endings:
         if error is not CallerToolError.TOOL_FAILED:
             session.push(EventType.REQUEST_ENDED, {"request_id": request.request_id, "reason": error.value})
 
-    def cancel(self, session: CallerSession, request_id: str) -> None:
-        """End a request that the local agent has cancelled."""
-        if self._is_withdrawn(session, request_id):
+    def withdraw(self, session: CallerSession, request_id: str, *, cancelled: bool) -> None:
+        """End a request without an answer: the local agent has ``cancelled`` it, or its node has lost it."""
+        request = session.requests.withdraw(request_id)
+        if request is None:
+            return
+        session.events.discard(request_id)
+        self._records.ended(session, request, _WITHDRAWN, self._monotonic())
+        if cancelled:
             session.push(EventType.REQUEST_CANCELLED, {"request_id": request_id})
-
-    def withdraw(self, session: CallerSession, request_id: str) -> None:
-        """End a request that the node does not know any more."""
-        if self._is_withdrawn(session, request_id):
+        else:
             session.push(EventType.REQUEST_ENDED, {"request_id": request_id, "reason": _WITHDRAWN})
 
     def leave(self, session: CallerSession, *, plainly: bool) -> None:
@@ -94,22 +270,13 @@ class Endings:
         session.end()
         self._registry.remove(session)
         # What waits for its events reads them once more, and they are freed with it.
-        self._budget.give_back(session.facts.holder, session.lent.size + session.events.size)
+        self._budget.give_back(session.holder, session.lent.size + session.events.size)
         if reason is not SessionEnding.NODE_REVOKED:
             # The document of the frame has no reason of its own for a caller that has left.
             shown = SessionEnding.ENDED if reason is SessionEnding.DISCONNECTED else reason
             end: SessionEnd = {"session_id": session.session_id, "reason": shown}
-            self._outbox.post(session.facts.node_id, OneWayType.SESSION_END, end)
+            self._outbox.post(session.node_id, OneWayType.SESSION_END, end)
         self._records.closed(session, reason)
-
-    def _is_withdrawn(self, session: CallerSession, request_id: str) -> bool:
-        """End a request without an answer, and return whether it was pending."""
-        request = session.requests.withdraw(request_id)
-        if request is None:
-            return False
-        session.events.discard(request_id)
-        self._records.ended(session, request, _WITHDRAWN, self._monotonic())
-        return True
 
     def _end_without_caller(self, session: CallerSession) -> None:
         if session.is_without_caller and not session.has_ended:
@@ -131,7 +298,7 @@ class Endings:
         session.requests.end(request.request_id, payload, size, now)
         session.events.discard(request.request_id)
         self._records.ended(session, request, code, now)
-        self._outbox.post(session.facts.node_id, OneWayType.CALLER_TOOL_RESULT, payload)
+        self._outbox.post(session.node_id, OneWayType.CALLER_TOOL_RESULT, payload)
 
 
 def error_payload(
@@ -186,14 +353,14 @@ class Expiry:
 
     def sweep_requests(self) -> None:
         """End the requests whose time is over, or whose caller has left; send what nodes can take by now."""
-        now = self._monotonic()
         self._outbox.flush()
-        self._each(self._sweep_requests_of, now)
+        self._each(self._sweep_requests_of)
 
     def sweep_sessions(self) -> None:
-        self._each(self._sweep_session, self._monotonic())
+        self._each(self._sweep_session)
 
-    def _each(self, sweep: Callable[[CallerSession, float], None], now: float) -> None:
+    def _each(self, sweep: Callable[[CallerSession, float], None]) -> None:
+        now = self._monotonic()
         for session in self._registry:
             try:
                 sweep(session, now)
@@ -206,35 +373,25 @@ class Expiry:
             return
         unreachable_s = session.unreachable_s(now)
         for request in session.requests:
-            error = self._end_of(request, unreachable_s, now)
-            if error is not None:
-                self._endings.fail(session, request, error)
+            waited_s = now - request.arrived
+            is_lost = min(waited_s, unreachable_s) >= self._timeouts.unreachable
+            if waited_s >= self._timeouts.request:
+                self._endings.fail(session, request, CallerToolError.TIMEOUT)
+            elif is_lost and not request.has_reached_caller:
+                self._endings.fail(session, request, CallerToolError.DISCONNECTED)
 
     def _sweep_session(self, session: CallerSession, now: float) -> None:
         session.requests.forget_before(now - self._timeouts.kept)
         if now - session.last_used >= self._timeouts.idle:
             self._endings.end_session(session, SessionEnding.IDLE)
-        elif not any(map(self._is_accepted, session.tokens.values())):
+        elif not any(self._is_accepted(used, session.node_id) for used in session.tokens.values()):
             self._endings.end_session(session, SessionEnding.REVOKED)
-        elif not self._is_with_its_node(session):
+        elif not self._nodes.is_trusted(session.tenant, session.node_id, session.node_key):
             self._endings.end_session(session, SessionEnding.NODE_REVOKED)
 
-    def _end_of(self, request: PendingRequest, unreachable_s: float, now: float) -> CallerToolError | None:
-        waited_s = now - request.arrived
-        if waited_s >= self._timeouts.request:
-            return CallerToolError.TIMEOUT
-        out_of_reach_s = min(waited_s, unreachable_s)
-        if not request.has_reached_caller and out_of_reach_s >= self._timeouts.unreachable:
-            return CallerToolError.DISCONNECTED
-        return None
-
-    def _is_accepted(self, principal: Principal) -> bool:
+    def _is_accepted(self, principal: Principal, node_id: str) -> bool:
         try:
             self._authenticator.check(principal)
         except TokenError:
             return False
-        return True
-
-    def _is_with_its_node(self, session: CallerSession) -> bool:
-        facts = session.facts
-        return self._nodes.is_trusted(facts.tenant, facts.node_id, facts.node_key)
+        return self._nodes.reached(principal.rights, node_id)

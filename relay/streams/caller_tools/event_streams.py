@@ -6,7 +6,6 @@ token is accepted. Must not know MCP: what sends is passed in.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,11 +13,13 @@ from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
+from relay.calls.stream_port import SendEvent, SessionEvents
 from relay.streams.caller_tools.endings import Endings
-from relay.streams.caller_tools.limits import MAX_POLLS
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.registry import Nodes
+from relay.streams.caller_tools.session import MAX_POLLS, CallerSession
 from schemas.caller_tools import CallerToolError
 from schemas.errors import Failure, ToolError
+from schemas.tally import Tally
 from schemas.tokens import TokenError
 
 Push = Callable[[str], Awaitable[None]]
@@ -32,7 +33,7 @@ class Polls:
 
     _endings: Endings
     _monotonic: Callable[[], float]
-    _open: Counter[AgentName] = field(init=False, factory=Counter)
+    _open: Tally[AgentName] = field(init=False, factory=Tally)
 
     async def wait(self, session: CallerSession, principal: Principal, after: int, wait_s: float) -> None:
         """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``.
@@ -85,14 +86,10 @@ class Polls:
             yield
         finally:
             self._open[principal.name] -= 1
-            if not self._open[principal.name]:
-                del self._open[principal.name]
 
 
 LeaveElsewhere = Callable[[str, AgentName], None]
 """Notes that a caller has left a session, by its id, that another relay keeps."""
-SendEvent = Callable[[str], Awaitable[bool]]
-"""Sends an event, which is JSON; returns whether the client wants such."""
 
 
 @define(eq=False, repr=False)
@@ -112,10 +109,11 @@ class EventStream:
 
 
 @define(eq=False, repr=False)
-class EventStreams:
+class EventStreams(SessionEvents):
     """The streams of all callers, by the ids of their MCP sessions. ``monotonic`` is in seconds."""
 
     _authenticator: Authenticator
+    _nodes: Nodes
     _endings: Endings
     _leave_elsewhere: LeaveElsewhere | None
     _monotonic: Callable[[], float]
@@ -123,16 +121,13 @@ class EventStreams:
     _streams: dict[str, EventStream] = field(init=False, factory=dict)
 
     def attach(self, stream_id: str, send: SendEvent) -> None:
-        """Note an MCP session, on whose event stream ``send`` sends."""
         self._streams.setdefault(stream_id, EventStream(send))
 
     def detach(self, stream_id: str) -> None:
-        """Note that an MCP session has ended."""
         self.closed(stream_id)
         self._streams.pop(stream_id, None)
 
     def opened(self, stream_id: str, principal: Principal) -> None:
-        """Note that ``principal`` has opened the event stream."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.principal is not None:
             return
@@ -141,7 +136,6 @@ class EventStreams:
             self._start(stream, session)
 
     def closed(self, stream_id: str) -> None:
-        """Note that the client has closed the event stream: a caller that has no other way is gone."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
@@ -178,7 +172,7 @@ class EventStreams:
             stream.elsewhere[session_id] = caller
 
     def _start(self, stream: EventStream, session: CallerSession) -> None:
-        if session.has_ended or stream.principal is None or stream.principal.name != session.facts.principal:
+        if session.has_ended or stream.principal is None or stream.principal.name != session.principal:
             del stream.cursors[session]
             return
         session.connected(stream)
@@ -189,6 +183,8 @@ class EventStreams:
         try:
             async for event in session.events_behind(stream.cursors[session]):
                 self._authenticator.check(principal)
+                if not self._nodes.reached(principal.rights, session.node_id):
+                    break  # its token is not for the node, or not any more
                 if await stream.send(event.text):
                     session.sent(event, stream)
                 stream.cursors[session] = event.cursor

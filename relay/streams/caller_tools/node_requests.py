@@ -5,6 +5,7 @@ callers: ``caller_sessions`` does.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from attrs import define, field
@@ -12,12 +13,11 @@ from attrs import define, field
 from relay.audit.log import AuditUnavailableError
 from relay.audit.refusal_counts import RefusalReason
 from relay.routing.port import NodeFrames, NodeRef
-from relay.streams.caller_tools.endings import Endings, SessionEnding, error_payload
-from relay.streams.caller_tools.outbox import Outbox
-from relay.streams.caller_tools.records import CallerRecords
+from relay.streams.caller_tools.endings import CallerRecords, Endings, Outbox, SessionEnding, error_payload
 from relay.streams.caller_tools.registry import SessionRegistry
 from relay.streams.caller_tools.session import CallerSession, EventsFullError, EventType, PendingRequest
 from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, CallerToolError, size_of
+from schemas.errors import ToolError
 from schemas.frames import OneWayType
 from schemas.payloads import CallerToolCancel, CallerToolRequest, SessionEnd, SessionText
 from schemas.ulids import UlidSource
@@ -36,7 +36,6 @@ class NodeRequests:
     _node_sessions: dict[str, str] = field(init=False, factory=dict)
 
     def follow(self, frames: NodeFrames) -> None:
-        """Handle the frames of ``frames`` from now on."""
         frames.on_frame(OneWayType.CALLER_TOOL, self.requested)
         frames.on_frame(OneWayType.CALLER_TOOL_CANCEL, self.cancelled)
         frames.on_frame(OneWayType.SESSION_EVENT, self.said)
@@ -73,10 +72,9 @@ class NodeRequests:
         """End a request: the local agent does not need its result any more."""
         session = self._session_of(node, payload)
         if session is not None:
-            self._endings.cancel(session, payload["request_id"])
+            self._endings.withdraw(session, payload["request_id"], cancelled=True)
 
     def said(self, node: NodeRef, payload: SessionText) -> None:
-        """Pass a message of the local agent to the caller."""
         session = self._session_of(node, payload)
         if session is None:
             return
@@ -101,7 +99,7 @@ class NodeRequests:
             if not is_resumed:
                 # Another process of the node: the local agent that asked has lost its connection.
                 for request in session.requests:
-                    self._endings.withdraw(session, request.request_id)
+                    self._endings.withdraw(session, request.request_id, cancelled=False)
             self._outbox.post(node.node_id, OneWayType.SESSION_OPEN, session.frame())
             if is_resumed:
                 for answer in session.requests.kept_answers():
@@ -113,7 +111,8 @@ class NodeRequests:
         if session is None:
             self._records.refused(node.node_id, RefusalReason.SESSION_UNKNOWN)
             end: SessionEnd = {"session_id": session_id, "reason": SessionEnding.UNKNOWN}
-            self._outbox.offer(node.node_id, OneWayType.SESSION_END, end)
+            with suppress(ToolError):  # it is told again, as often as it asks
+                self._outbox.send(node.node_id, OneWayType.SESSION_END, end)
         return session
 
     def _repeated(self, session: CallerSession, request_id: str) -> None:
@@ -122,7 +121,7 @@ class NodeRequests:
         answer = session.requests.answer_to(request_id)
         if answer is None:
             answer = error_payload(session.session_id, request_id, CallerToolError.DISCONNECTED)
-        self._outbox.post(session.facts.node_id, OneWayType.CALLER_TOOL_RESULT, answer)
+        self._outbox.post(session.node_id, OneWayType.CALLER_TOOL_RESULT, answer)
 
     def _refusal_of(self, session: CallerSession, payload: Mapping[str, Any]) -> CallerToolError | None:
         if payload["tool"] not in session.lent.tools:
@@ -136,6 +135,6 @@ class NodeRequests:
         return None
 
     def _refuse(self, session: CallerSession, request_id: str, error: CallerToolError) -> None:
-        self._records.refused(session.facts.node_id, error)
+        self._records.refused(session.node_id, error)
         payload = error_payload(session.session_id, request_id, error)
-        self._outbox.post(session.facts.node_id, OneWayType.CALLER_TOOL_RESULT, payload)
+        self._outbox.post(session.node_id, OneWayType.CALLER_TOOL_RESULT, payload)

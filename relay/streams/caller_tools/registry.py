@@ -12,14 +12,15 @@ from datetime import UTC, datetime
 from attrs import define, field
 
 from relay.auth.agent_tokens import AgentName
+from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import Selection
-from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
-from relay.streams.caller_tools.limits import Holder, SharedBudget
-from relay.streams.caller_tools.session import CallerSession
+from relay.streams.caller_tools.session import MAX_SESSIONS as MAX_IN_ALL
+from relay.streams.caller_tools.session import CallerSession, Holder, SharedBudget
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
+from schemas.times import SystemClock
 
 _NOT_SELECTED = "The URL of this connection leaves the node out."
 
@@ -38,24 +39,28 @@ class Nodes:
 
     _fleet: Fleet
 
-    def find(self, tenant: str, reference: str, selection: Selection) -> SessionNode:
-        """Return the connected node of ``tenant`` that ``reference`` names: an id, a label or a prefix.
+    def find(self, rights: Rights, reference: str, selection: Selection) -> SessionNode:
+        """Return the connected node that ``reference`` names: an id, a label or a prefix.
 
         One that ``selection`` leaves out does not exist.
 
         Raises:
-            ToolError: SAFETY_DENIED for one of another tenant as for one that does not exist; NODE_OFFLINE.
+            ToolError: SAFETY_DENIED for one that ``rights`` do not reach, as for none; NODE_OFFLINE.
         """
         try:
-            node_id = self._fleet.names.resolve(tenant, reference)
+            node_id = self._fleet.reach.resolve(rights, reference)
         except UnknownNodeError as error:
             text = "There is no such node."
             raise ToolError(Failure.SAFETY_DENIED, text, told=error.headline, fix=f"{error}.") from None
-        if not selection.admits_node(self._fleet.names, tenant, node_id):
+        if not selection.admits_node(self._fleet.reach, rights, node_id):
             raise ToolError(Failure.SAFETY_DENIED, _NOT_SELECTED)
-        record = self._fleet.session_node(tenant, node_id)
+        record = self._fleet.session_node(rights, node_id)
         newest = max(record.identities.values(), key=lambda leaf: leaf.not_before_ms)
         return SessionNode(node_id, newest.public_key)
+
+    def reached(self, rights: Rights, node_id: str) -> bool:
+        """Return whether a caller with ``rights`` may be in a session with that node of its tenant."""
+        return rights.may_message and self._fleet.reach.admits(rights, node_id)
 
     def is_trusted(self, tenant: str, node_id: str, key: bytes) -> bool:
         """Return whether the node is still of ``tenant``, with a trusted leaf of the same key."""
@@ -77,7 +82,7 @@ class SessionRegistry:
         shares: how many there are, of whom.
     """
 
-    _now_ms: Callable[[], int]
+    _now_ms: SystemClock
     _random_bytes: Callable[[int], bytes]
     _tag: str = ""
     shares: SharedBudget = field(init=False, factory=lambda: SharedBudget(MAX_SESSIONS, MAX_IN_ALL))
@@ -116,16 +121,16 @@ class SessionRegistry:
 
     def add(self, session: CallerSession) -> None:
         """Add a session, for which there is space."""
-        self.shares.take(session.facts.holder, 1)
+        self.shares.take(session.holder, 1)
         self._sessions[session.session_id] = session
-        self._of_node[session.facts.node_id][session.session_id] = session
+        self._of_node[session.node_id][session.session_id] = session
 
     def remove(self, session: CallerSession) -> None:
-        self.shares.give_back(session.facts.holder, 1)
-        of_node = self._of_node[session.facts.node_id]
+        self.shares.give_back(session.holder, 1)
+        of_node = self._of_node[session.node_id]
         del self._sessions[session.session_id], of_node[session.session_id]
         if not of_node:
-            del self._of_node[session.facts.node_id]
+            del self._of_node[session.node_id]
 
     def of_caller(self, principal: AgentName, session_id: str) -> CallerSession:
         """Return the session of that id that ``principal`` has opened.
@@ -134,7 +139,7 @@ class SessionRegistry:
             ToolError: SESSION_UNKNOWN; a session of another principal is as one that does not exist.
         """
         session = self._sessions.get(session_id)
-        if session is None or session.facts.principal != principal:
+        if session is None or session.principal != principal:
             raise ToolError(Failure.SESSION_UNKNOWN)
         return session
 
@@ -144,6 +149,6 @@ class SessionRegistry:
     def with_node(self, tenant: str, node_id: str, session_id: str) -> CallerSession | None:
         """Return the session of that id, if it is with this node of this tenant."""
         session = self._sessions.get(session_id)
-        if session is None or (session.facts.tenant, session.facts.node_id) != (tenant, node_id):
+        if session is None or (session.tenant, session.node_id) != (tenant, node_id):
             return None
         return session

@@ -4,7 +4,8 @@ Events are numbered, in order, and bounded; each is kept as JSON text until its 
 request stays while the request is pending, so that a caller that only polls gets every request. A request
 ends once. Its answer is kept for a while, since a frame is lost with its connection and the node asks again
 when it resumes. Pure but for the ``asyncio.Event`` that wakes up what waits. Times are seconds of a monotonic
-clock. Must not send frames, nor decide when a session ends.
+clock. The limits that the relay alone keeps are here too; those of both ends are in the contract. Must not
+send frames, nor decide when a session ends.
 """
 
 import asyncio
@@ -13,22 +14,121 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from attrs import define, field, frozen
 
-from relay.ascii_json import encoded
 from relay.auth.agent_tokens import AgentName, Principal
-from relay.streams.caller_tools.limits import (
-    GRACE_S,
-    MAX_EVENTS,
-    MAX_RESULT_BYTES,
-    MAX_TOKENS,
-    Holder,
-    SharedBudget,
-)
+from relay.observability.ascii_json import encoded
+from schemas.caller_tools import NODE_MARGIN_S
 from schemas.error_roots import EdgeError
 from schemas.payloads import CallerTool, CallerToolResult, SessionOpen
+from schemas.tally import Tally
+
+MAX_WAIT_MS = 60_000
+"""The longest long poll: longer waits are cut off by clients and proxies."""
+MAX_RESULT_BYTES = 256 * 1024
+"""The events of one answer; one event always fits."""
+MAX_EVENTS = 512
+"""The events that one session keeps, besides the requests that are pending."""
+MAX_TOKENS = 32
+"""The tokens that are noted for one session, those that expire last."""
+MAX_SESSIONS = 4096
+"""The live sessions of all nodes."""
+GRACE_S = 2.0
+"""How soon a caller that has closed a request before its response has to make another one."""
+MAX_POLLS = 64
+"""The long polls that one agent has open."""
+NODE_BYTES = 32 << 20
+TOTAL_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class Timeouts:
+    """How long things last, in seconds. They may be changed.
+
+    Attributes:
+        request: how long a request waits for the caller's answer.
+        unreachable: how long one that is not delivered waits for a caller that cannot be reached.
+        idle: how long a session lasts without use by either end.
+    """
+
+    request: float = 60.0
+    unreachable: float = 10.0
+    idle: float = 1800.0
+
+    @property
+    def kept(self) -> float:
+        """How long a request that has ended is known, with its answer.
+
+        A node that resumes its session asks again for as long as it waits, and such a request must not reach
+        the caller a second time.
+        """
+        return self.request + 2 * NODE_MARGIN_S
+
+
+class Holder(NamedTuple):
+    """Whose it is: the session's principal, which names its tenant, and its node."""
+
+    principal: AgentName
+    node_id: str
+
+    @property
+    def tenant(self) -> str:
+        _, tenant, _ = self.principal
+        return tenant
+
+
+class Full(StrEnum):
+    """Which bound leaves no room: that of whose sessions."""
+
+    NODE = "The sessions of this node"
+    PRINCIPAL = "Your sessions"
+    TENANT = "The sessions of your tenant"
+
+
+@define(eq=False, repr=False)
+class SharedBudget:
+    """What is in use, ``total``: ``per_node`` at most for one node, and ``in_all``.
+
+    That is memory, as bytes of JSON text, or the number of sessions. A tenant has at most as much as is left
+    free of all, and a principal at most as much as is left of that to its tenant, so that another one always
+    finds room. A tenant that is alone has half of all, and a principal that is alone half of that.
+    """
+
+    _per_node: int
+    _in_all: int
+    _nodes: Tally[str] = field(init=False, factory=Tally)
+    _tenants: Tally[str] = field(init=False, factory=Tally)
+    _principals: Tally[AgentName] = field(init=False, factory=Tally)
+    total: int = field(init=False, default=0)
+
+    def take(self, holder: Holder, size: int) -> Full | None:
+        """Count ``size`` for ``holder``, or count nothing and return what leaves no room for it."""
+        if (full := self.full(holder, size)) is None:
+            self._count(holder, size)
+        return full
+
+    def full(self, holder: Holder, size: int) -> Full | None:
+        """Return what leaves no room for ``size`` more of ``holder``, if anything does."""
+        if self._nodes[holder.node_id] + size > self._per_node:
+            return Full.NODE
+        # What it takes is also taken from what is free, so that it may take half of the difference.
+        of_tenant = (self._in_all - self.total - self._tenants[holder.tenant]) // 2
+        if size > of_tenant:
+            return Full.TENANT
+        if size > (of_tenant - self._principals[holder.principal]) // 2:
+            return Full.PRINCIPAL
+        return None
+
+    def give_back(self, holder: Holder, size: int) -> None:
+        self._count(holder, -size)
+
+    def _count(self, holder: Holder, size: int) -> None:
+        self.total += size
+        self._nodes[holder.node_id] += size
+        self._tenants[holder.tenant] += size
+        self._principals[holder.principal] += size
 
 
 class EventType(StrEnum):
@@ -100,7 +200,6 @@ class EventBuffer:
         return event
 
     def discard(self, request_id: str) -> None:
-        """Remove the event of a request that has ended."""
         cursor = self._requests.pop(request_id, None)
         if cursor is not None:
             self._remove(cursor)
@@ -215,7 +314,6 @@ class SessionRequests:
         return request
 
     def answer_to(self, request_id: str) -> CallerToolResult | None:
-        """Return the answer to a request that has ended, if it is kept."""
         kept = self._ended.get(request_id)
         return kept.payload if kept is not None else None
 
@@ -238,15 +336,28 @@ class SessionRequests:
         del self._ended[request_id]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionFacts:
-    """What a session is bound to.
+@frozen(eq=False, repr=False)
+class Lent:
+    """The tools that the caller lends, by name, and their size in bytes."""
+
+    tools: Mapping[str, CallerTool] = field(factory=dict)
+    size: int = 0
+
+
+@define(eq=False, repr=False, kw_only=True)
+class CallerSession:
+    """A live session, and what it is bound to.
 
     Attributes:
         node_key: the public key of the node; one of the same id with another key is another node.
         principal: the name of the principal that opened it: issuer, tenant and subject.
         owner: the opaque hash of it that the node is given.
         timeout_ms: how long a request waits for the caller's answer.
+        lent: what the caller lends now.
+        tokens: the tokens that were used with it, by ``jti``.
+        last_used: when either end used it.
+        has_ended: whether it has ended; what waits for its events returns then.
+        polls: how many long polls are open.
     """
 
     session_id: str
@@ -257,34 +368,6 @@ class SessionFacts:
     owner: str
     caller_id: str
     timeout_ms: int
-
-    @property
-    def holder(self) -> Holder:
-        """Whose memory it takes."""
-        return Holder(self.principal, self.node_id)
-
-
-@frozen(eq=False, repr=False)
-class Lent:
-    """The tools that the caller lends, by name, and their size in bytes."""
-
-    tools: Mapping[str, CallerTool] = field(factory=dict)
-    size: int = 0
-
-
-@define(eq=False, repr=False)
-class CallerSession:
-    """A live session.
-
-    Attributes:
-        lent: what the caller lends now.
-        tokens: the tokens that were used with it, by ``jti``.
-        last_used: when either end used it.
-        has_ended: whether it has ended; what waits for its events returns then.
-        polls: how many long polls are open.
-    """
-
-    facts: SessionFacts
     lent: Lent
     events: EventBuffer
     last_used: float
@@ -303,11 +386,11 @@ class CallerSession:
         self._reachable_until = self.last_used
 
     @property
-    def session_id(self) -> str:
-        return self.facts.session_id
+    def holder(self) -> Holder:
+        """Whose memory it takes."""
+        return Holder(self.principal, self.node_id)
 
     def use(self, principal: Principal, now: float) -> None:
-        """Note that its caller uses it, with this token."""
         self._is_there()
         self.last_used = now
         self.tokens[principal.jti] = principal
@@ -316,14 +399,12 @@ class CallerSession:
             del self.tokens[first.jti]
 
     def frame(self) -> SessionOpen:
-        """Return the payload of its ``session_open``."""
-        facts = self.facts
         return {
-            "session_id": facts.session_id,
-            "caller_id": facts.caller_id,
-            "owner": facts.owner,
+            "session_id": self.session_id,
+            "caller_id": self.caller_id,
+            "owner": self.owner,
             "tools": list(self.lent.tools.values()),
-            "timeout_ms": facts.timeout_ms,
+            "timeout_ms": self.timeout_ms,
         }
 
     def push(self, type_: EventType, members: Mapping[str, Any], request_id: str | None = None) -> None:
@@ -377,7 +458,6 @@ class CallerSession:
                 request.streams.add(stream)
 
     def open_stream(self, stream: object) -> None:
-        """Note a stream on which events are sent."""
         self._streams.add(stream)
         self._is_there()
 
@@ -397,7 +477,6 @@ class CallerSession:
 
     @contextmanager
     def polled(self, now: Callable[[], float]) -> Iterator[None]:
-        """Count a long poll while it is open."""
         self.polls += 1
         try:
             yield

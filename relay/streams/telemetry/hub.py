@@ -4,7 +4,7 @@ A sample is checked once, as the result of a call is, and then shared. Must not 
 """
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
@@ -14,19 +14,21 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.auth.agent_tokens import AgentName, Authenticator, Principal
-from relay.calls.call_record import CallAnswer, Following, StreamCall
+from relay.calls.executor import Following, StreamCall
 from relay.calls.relay_tools import StreamClosedError
-from relay.calls.results import checked
+from relay.calls.results import CallAnswer, checked
+from relay.calls.stream_port import Notify
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
 from relay.routing.port import NodeFrames, NodeRef
-from relay.streams.telemetry.sample_queue import SampleQueue, send_samples
 from relay.streams.telemetry.stream import History, HistoryBytes, Sample, Stream, Subscription, Terms, lease_s
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.health import Loop
 from schemas.payloads import Telemetry, TelemetryLease
+from schemas.projection import META_LOST
+from schemas.tally import Tally
 from schemas.tokens import TokenError
 
 PER_AGENT = 256
@@ -37,8 +39,87 @@ _RETRY_MS = 30_000
 _RENEWALS_IN_A_LEASE = 3
 _SHORTEST_INTERVAL_MS = 1000
 
-Notify = Callable[[], None]
 OnSample = Callable[[str, Mapping[str, Any]], None]
+
+
+MAX_WAITING = 16
+
+
+@define(eq=False, repr=False)
+class SampleQueue:
+    """The samples for one reader.
+
+    Attributes:
+        lost: how many it has lost since the start.
+    """
+
+    _max_waiting: int = MAX_WAITING
+    _waiting: deque[Sample] = field(init=False, factory=deque)
+    _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
+    _error: ToolError | None = field(init=False, default=None)
+    lost: int = field(init=False, default=0)
+
+    def put(self, sample: Sample) -> None:
+        """Add a sample; if there are too many, the oldest is lost."""
+        if len(self._waiting) == self._max_waiting:
+            self._waiting.popleft()
+            self.lost += 1
+        self._waiting.append(sample)
+        self._changed.set()
+
+    def end(self, error: ToolError) -> None:
+        """End: the reader gets what waits, and then ``error``."""
+        self._error = error
+        self._changed.set()
+
+    async def get(self) -> Sample:
+        """Return the oldest sample, and wait for one if there is none.
+
+        Raises:
+            ToolError: it has ended.
+        """
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        return self._waiting.popleft()
+
+
+async def send_samples(
+    following: Following,
+    first: str,
+    queue: SampleQueue,
+    shown: Callable[[Sample], str],
+    lost: Callable[[int], None],
+) -> None:
+    """Send ``first`` and then each sample of ``queue``, as ``shown`` returns it, as many as are followed.
+
+    ``progress`` counts the samples, also those that the reader has lost: a gap in it shows how many. ``lost``
+    is called with their number.
+
+    Raises:
+        ToolError: the queue has ended.
+        StreamClosedError: the client has disconnected.
+    """
+    progress, missed, text = 1, 0, first
+    while True:
+        params: dict[str, Any] = {
+            "progressToken": following.progress_token,
+            "progress": progress,
+            "message": text,
+        }
+        if missed:
+            lost(missed)
+            params["_meta"] = {META_LOST: missed}
+        before = queue.lost
+        await following.emit("notifications/progress", params)
+        if following.most is not None and progress >= following.most:
+            return
+        sample = await queue.get()
+        missed = queue.lost - before
+        progress += 1 + missed
+        text = shown(sample)
 
 
 @define(eq=False, repr=False)
@@ -68,7 +149,6 @@ class Leases:
             stream.leased, stream.leased_s = terms, now
 
     def stop(self, stream: Stream) -> None:
-        """End the lease of ``stream``, which has no subscriber any more."""
         if stream.leased is not None:
             stream.leased = None
             self._to_stop.add(stream.tool.capability)
@@ -113,7 +193,7 @@ class TelemetryHub:
     _leases: Leases = field(init=False)
     _bytes: HistoryBytes = field(init=False, factory=HistoryBytes)
     _nodes: defaultdict[str, dict[str, Stream]] = field(init=False, factory=lambda: defaultdict(dict))
-    _counts: Counter[AgentName] = field(init=False, factory=Counter)
+    _counts: Tally[AgentName] = field(init=False, factory=Tally)
     _listeners: defaultdict[tuple[AgentName, str], dict[object, Notify]] = field(
         init=False, factory=lambda: defaultdict(dict)
     )
@@ -211,10 +291,7 @@ class TelemetryHub:
         subscription = stream.remove(key)
         if subscription is None:
             return
-        name = subscription.principal.name
-        self._counts[name] -= 1
-        if not self._counts[name]:
-            del self._counts[name]
+        self._counts[subscription.principal.name] -= 1
         self._metrics.telemetry_subscriptions.dec()
         if len(stream):
             self._leases.update(stream)
@@ -299,7 +376,6 @@ class TelemetryHub:
     # --- time and trust
 
     async def run(self) -> None:
-        """Renew the nodes' leases and end what has lapsed, until cancelled."""
         while True:
             self.loop.busy(SWEEP_S + _ROUND_S)
             await asyncio.sleep(SWEEP_S)

@@ -5,7 +5,7 @@ are kept, bounded by count, and by bytes over all streams. Times are seconds of 
 send frames, nor know how samples reach an agent: ``hub`` does.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 from attrs import define, field
 from pydantic_core import from_json
 
-from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Principal
 from relay.fleet.tools import Tool
+from relay.observability.ascii_json import encoded
 from schemas.errors import ToolError
+from schemas.tally import Tally
 
 
 @dataclass(slots=True)
@@ -138,7 +139,6 @@ class Subscription:
         return self.interval_ms / 1000
 
     def begin(self, now_s: float) -> None:
-        """Begin, with a sample that was just taken."""
         self.renew(now_s)
         self.cadence.due_s = now_s + self.interval_s
 
@@ -176,8 +176,8 @@ class Stream:
     cadence: Cadence = field(init=False)
     _required: frozenset[str] = field(init=False)
     _subscriptions: dict[Hashable, Subscription] = field(init=False, factory=dict)
-    _intervals: Counter[int] = field(init=False, factory=Counter)
-    _includes: Counter[frozenset[str] | None] = field(init=False, factory=Counter)
+    _intervals: Tally[int] = field(init=False, factory=Tally)
+    _includes: Tally[frozenset[str] | None] = field(init=False, factory=Tally)
 
     def __attrs_post_init__(self) -> None:
         self.leased_s = self.received_s
@@ -201,11 +201,10 @@ class Stream:
         self._includes[subscription.include] += 1
 
     def remove(self, key: Hashable) -> Subscription | None:
-        """Remove the subscription of that key and return it."""
         subscription = self._subscriptions.pop(key, None)
         if subscription is not None:
-            _less(self._intervals, subscription.interval_ms)
-            _less(self._includes, subscription.include)
+            self._intervals[subscription.interval_ms] -= 1
+            self._includes[subscription.include] -= 1
         return subscription
 
     def terms(self) -> Terms | None:
@@ -240,9 +239,3 @@ class Stream:
         return encoded(
             {name: part for name, part in parts.items() if name in include or name in self._required}
         )
-
-
-def _less(counter: "Counter[Any]", key: Hashable) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]

@@ -7,17 +7,15 @@ import pytest
 
 from relay.auth.agent_tokens import Caller
 from relay.calls.access_log import AccessLog
-from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import Call
+from relay.calls.executor import CallRecord, CallRequest
 from relay.calls.gateway import CallGateway
+from relay.calls.results import CallAnswer
 from relay.limits.rate_limits import Allowance
-from schemas.error_codes import Canonical
-from schemas.errors import Failure, ToolError
-from schemas.lines import LineWriter
+from schemas.errors import Canonical, Failure, ToolError
 from schemas.projection import META_CORRELATION_ID, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.callers import call_of, principal_of
 from tests.fakes.hub import Hub
-from tests.fakes.lines import LogLines
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS
@@ -76,6 +74,7 @@ def written(hub: Hub) -> Written:
     return write
 
 
+@pytest.mark.holds("ENVELOPE/log-fields")
 def test_a_line_has_these_fields_and_no_others(written: Written) -> None:
     line = written()
     assert list(line) == FIELDS
@@ -207,6 +206,7 @@ def router() -> ScriptedRouter:
     return ScriptedRouter()
 
 
+@pytest.mark.holds("ENVELOPE/log-fields")
 async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, router: ScriptedRouter) -> None:
     hub.connect(hub.ca.issue())
     gateway = hub.gateway(router)
@@ -238,6 +238,7 @@ async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, router: 
     assert {line["ts"] for line in lines} == {"2025-10-09T08:53:20.000Z"}
 
 
+@pytest.mark.holds("ENVELOPE/log-fields")
 async def test_neither_arguments_nor_result_nor_token_get_into_the_line(
     hub: Hub, router: ScriptedRouter
 ) -> None:
@@ -250,8 +251,8 @@ async def test_neither_arguments_nor_result_nor_token_get_into_the_line(
     await gateway.call(call)
     await gateway.call(call_of(token, ECHO_NAME, {secret: secret}))
     await gateway.call(call_of(token, ECHO_NAME, [secret]))
-    written_lines = hub.access_lines.getvalue()
-    assert written_lines.count("\n") == 4
+    assert hub.access_lines.getvalue().count("\n") == 4
+    written_lines = hub.access_lines.getvalue() + hub.audit_file.read_text() + hub.lines.getvalue()
     assert secret not in written_lines
     assert token.rpartition(".")[2] not in written_lines
 
@@ -343,44 +344,3 @@ async def test_the_refusals_that_are_counted_are_bounded_and_none_is_lost(
         await refusals(gateway, call, 4)
     assert lines_of(hub, "agent-99") == [(404, None), (429, None), (429, 1)]
     assert lines_of(hub, "agent-100") == [(404, None), (429, None)]
-
-
-class Unwritable(io.StringIO):
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self._error = error
-
-    def write(self, _text: str) -> int:
-        raise self._error
-
-
-class Behind(LogLines):
-    """Passes lines on to ``stream``, as the relay does."""
-
-    def __init__(self, stream: io.StringIO) -> None:
-        super().__init__()
-        self.lines = LineWriter(stream, lost_line=str)
-
-    def write(self, text: str) -> int:
-        self.lines.write(text)
-        return len(text)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        pytest.param(OSError(28, "No space left on device"), id="no space"),
-        pytest.param(BrokenPipeError(), id="without a reader"),
-        pytest.param(ValueError("I/O operation on closed file."), id="closed"),
-    ],
-)
-async def test_a_line_that_cannot_be_written_fails_no_call(
-    hub: Hub, router: ScriptedRouter, error: Exception
-) -> None:
-    hub.connect(hub.ca.issue())
-    hub.access_lines = behind = Behind(Unwritable(error))
-    gateway = hub.gateway(router)
-    answer = await gateway.call(call_of(hub.token(), ECHO_NAME, {"message": "ping"}))
-    behind.lines.close()
-    assert answer.error is None
-    assert [line.get("outcome") for line in hub.audited()] == [None, "ok"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.calls.call_record import CallAnswer
 from relay.calls.gateway import CallGateway
+from relay.calls.results import CallAnswer
 from relay.limits.rate_limits import Allowance
 from relay.routing.port import CommandAnswer, LocalRouter
 from relay.settings.config import EnvelopeMode
@@ -41,6 +41,7 @@ def slowed(hub: Hub, router: LocalRouter, seconds: Seconds, *capabilities: Mappi
     return hub.gateway(router, seconds)
 
 
+@pytest.mark.holds("RFC-0005/8/rate-limit")
 async def test_a_capability_that_is_called_too_often_says_when_to_come_again(
     hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
@@ -173,6 +174,7 @@ async def test_a_stranger_learns_nothing_from_a_capability_that_is_busy(
     ]
 
 
+@pytest.mark.holds("RFC-0001/2/max-concurrency")
 async def test_no_more_calls_are_under_way_than_the_capability_bears(hub: Hub, seconds: Seconds) -> None:
     router = HeldRouter()
     gateway = slowed(hub, router, seconds, BRISK_ECHO)

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -5,8 +6,8 @@ import pytest
 
 from relay.auth.agent_tokens import Caller, Principal
 from relay.calls.access_log import span_of
-from relay.calls.call_record import CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
+from relay.calls.executor import CallRecord, CallRequest, Following
 from relay.limits.rate_limits import Allowance, Limiter
 from schemas.errors import Failure, ToolError
 from schemas.projection import META_CORRELATION_ID, META_TRACEPARENT
@@ -39,7 +40,7 @@ def only_line(hub: Hub) -> dict[str, Any]:
 
 
 def test_of_a_call_that_is_refused_the_audit_says_who_what_and_why(hub: Hub) -> None:
-    record(principal=WHO).denied(hub.audit, DENIED)
+    hub.audit.append(record(principal=WHO).denied(DENIED))
     assert only_line(hub) == {
         **AGENT,
         "ts_ms": NOW_MS,
@@ -54,18 +55,28 @@ def test_of_a_call_that_is_refused_the_audit_says_who_what_and_why(hub: Hub) -> 
 def test_of_a_call_that_is_made_the_audit_says_so_by_its_canonical_name(hub: Hub) -> None:
     hub.connect(hub.ca.issue())
     tool = hub.fleet.resolve(ECHO_NAME, WHO.rights)
-    record(ECHO_NAME.replace(".", "-"), principal=WHO, tool=tool).allowed(hub.audit)
+    called = record(ECHO_NAME.replace(".", "-"), principal=WHO, tool=tool)
+    hub.audit.append(called.allowed())
     line = only_line(hub)
     assert (line["decision"], line["code"]) == ("allow", "ok")
     assert (line["tool"], line["node_id"]) == (ECHO_NAME, NODE_ID)
     assert line.keys() == {"ts_ms", "correlation_id", "tool", "node_id", "decision", "code", *AGENT}
 
 
-@pytest.mark.parametrize(("code", "outcome"), [("ok", "ok"), ("E_INTERNAL", "error"), ("cancelled", "error")])
+@pytest.mark.parametrize(
+    ("error", "outcome", "code"),
+    [
+        (None, "ok", "ok"),
+        (ValueError(), "error", "E_INTERNAL"),
+        (asyncio.CancelledError(), "error", "cancelled"),
+        (ToolError(Failure.TOKEN_REFUSED), "error", "E_SAFETY_DENIED"),
+        (ToolError(Failure.OUTSIDE_CEILING), "denied_by_owner", "E_SAFETY_DENIED"),
+    ],
+)
 def test_of_a_call_that_has_ended_the_audit_says_how_and_how_long_it_took(
-    hub: Hub, code: str, outcome: str
+    hub: Hub, error: BaseException | None, outcome: str, code: str
 ) -> None:
-    record(principal=WHO).ended(hub.audit, code, 100.0123456)
+    hub.audit.append(record(principal=WHO).ended(error, 100.0123456))
     line = only_line(hub)
     assert (line["outcome"], line["code"], line["duration_ms"]) == (outcome, code, 12.346)
     assert "decision" not in line
@@ -73,9 +84,9 @@ def test_of_a_call_that_has_ended_the_audit_says_how_and_how_long_it_took(
 
 def test_every_line_of_a_call_that_repeats_another_names_that_one(hub: Hub) -> None:
     repeated = record(principal=WHO, first=FIRST)
-    repeated.denied(hub.audit, DENIED)
-    repeated.allowed(hub.audit)
-    repeated.ended(hub.audit, "ok", 101.0)
+    hub.audit.append(repeated.denied(DENIED))
+    hub.audit.append(repeated.allowed())
+    hub.audit.append(repeated.ended(None, 101.0))
     assert [line["first"] for line in hub.audited()] == [FIRST] * 3
     assert {line["correlation_id"] for line in hub.audited()} == {CORRELATION_ID}
 
@@ -83,9 +94,9 @@ def test_every_line_of_a_call_that_repeats_another_names_that_one(hub: Hub) -> N
 def test_every_line_has_the_id_that_the_caller_gave_besides_the_relays_own(hub: Hub) -> None:
     params = {"name": ECHO_NAME, "_meta": {META_CORRELATION_ID: "order-17"}}
     given = CallRecord(CORRELATION_ID, Call({"params": params}), 100.0, principal=WHO)
-    given.denied(hub.audit, DENIED)
-    given.allowed(hub.audit)
-    given.ended(hub.audit, "ok", 101.0)
+    hub.audit.append(given.denied(DENIED))
+    hub.audit.append(given.allowed())
+    hub.audit.append(given.ended(None, 101.0))
     ids = [(line["correlation_id"], line["caller_correlation_id"]) for line in hub.audited()]
     assert ids == [(CORRELATION_ID, "order-17")] * 3
 
@@ -120,7 +131,7 @@ def test_so_has_its_span(hub: Hub) -> None:
 def test_of_a_call_to_no_tool_the_audit_says_what_can_be_said(
     hub: Hub, name: object, tool: str | None, node_id: str | None
 ) -> None:
-    record(name).denied(hub.audit, DENIED)
+    hub.audit.append(record(name).denied(DENIED))
     line = only_line(hub)
     assert (line["tool"], line["node_id"]) == (name if tool is None else tool, node_id)
     assert line["tool"].isprintable()
@@ -131,51 +142,35 @@ async def emit(_method: str, _params: object) -> None:
     """Send nothing."""
 
 
-@pytest.mark.parametrize("token", ["token-1", "", 0, 7])
-def test_a_call_with_a_progress_token_is_followed_by_it(token: str | int) -> None:
-    params = {"name": ECHO_NAME, "_meta": {"progressToken": token}}
-    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
-    request = CallRequest(Caller(WHO, "http", {}), call, emit)
-    assert CallRecord(CORRELATION_ID, call, 100.0, request).following() == Following(emit, token)
+FOLLOW_S = "edge-kubelet/follow-s"
 
 
 @pytest.mark.parametrize(
-    ("meta", "most", "for_s"),
+    ("meta", "followed"),
     [
-        pytest.param({}, 10, 15, id="nothing said"),
-        pytest.param({"edge-kubelet/follow-s": 600}, None, 600, id="longer"),
-        pytest.param({"edge-kubelet/follow-s": 0.5}, None, 0.5, id="shorter"),
-        pytest.param({"edge-kubelet/follow-s": True}, 10, 15, id="no number"),
-        pytest.param({"edge-kubelet/follow-s": "600"}, 10, 15, id="a text"),
-        pytest.param({"edge-kubelet/follow-s": 86_401}, 10, 15, id="too long"),
-        pytest.param({"edge-kubelet/follow-s": -1}, 10, 15, id="negative"),
+        *[({"progressToken": token}, Following(emit, token)) for token in ("token-1", "", 0, 7)],
+        *[
+            ({"progressToken": "t", FOLLOW_S: for_s}, Following(emit, "t", None, for_s))
+            for for_s in (600, 0.5)
+        ],
+        *[({"progressToken": "t", FOLLOW_S: odd}, Following(emit, "t")) for odd in (True, "600", 86_401, -1)],
+        *[(meta, None) for meta in ({}, {"progressToken": True}, {"progressToken": ["t"]})],
     ],
+    ids=str,
 )
-def test_a_call_is_followed_briefly_unless_its_caller_says_how_long(
-    meta: Any, most: int | None, for_s: float
+def test_a_call_with_a_progress_token_is_followed_by_it_and_briefly_unless_its_caller_says_how_long(
+    meta: Any, followed: Following | None
 ) -> None:
-    params = {"name": ECHO_NAME, "_meta": {"progressToken": "t", **meta}}
-    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
-    request = CallRequest(Caller(WHO, "http", {}), call, emit)
-    followed = CallRecord(CORRELATION_ID, call, 100.0, request).following()
-    assert followed == Following(emit, "t", most, for_s)
+    assert following(meta, emit) == followed
+    assert following(meta, None) is None  # the answer is no stream
+    assert following(meta, emit, idempotencyKey="k") is None
 
 
-@pytest.mark.parametrize(
-    ("meta", "more", "emitter"),
-    [
-        pytest.param({}, {}, emit, id="no token"),
-        pytest.param({"progressToken": True}, {}, emit, id="a token that is none"),
-        pytest.param({"progressToken": ["t"]}, {}, emit, id="a token in a list"),
-        pytest.param({"progressToken": "t"}, {}, None, id="an answer that is no stream"),
-        pytest.param({"progressToken": "t"}, {"idempotencyKey": "k"}, emit, id="a keyed call"),
-    ],
-)
-def test_any_other_call_is_not_followed(meta: Any, more: Any, emitter: Any) -> None:
+def following(meta: Any, emitter: Any, **members: Any) -> Following | None:
     params = {"name": ECHO_NAME, "_meta": meta}
-    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params, **more})
+    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params, **members})
     request = CallRequest(Caller(WHO, "http", {}), call, emitter)
-    assert CallRecord(CORRELATION_ID, call, 100.0, request).following() is None
+    return CallRecord(CORRELATION_ID, call, 100.0, request).following()
 
 
 def test_a_share_is_given_back_once() -> None:

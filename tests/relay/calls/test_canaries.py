@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from relay.calls.call_record import Hop
 from relay.calls.canaries import WINDOW_S, Canaries
 from relay.calls.executor import CallExecutor
+from relay.calls.results import Hop
 from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRef
 from relay.sessions.node_sessions import CapabilityLimits
 from schemas.errors import Failure, ToolError
@@ -19,7 +19,7 @@ from tests.fakes.routers import answered, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT
 
-BOUND_S = 10
+BOUND_S = 30
 OTHER_TENANT = "other"
 THIRD_NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3x9"
 NODE = NodeRef(TENANT, NODE_ID, "s1")
@@ -50,7 +50,7 @@ class Stage:
         self.seconds = Seconds()
         self.pauses = Pauses()
         self.limits = CapabilityLimits(hub.fleet, self.nodes, self.seconds)
-        self.executor = CallExecutor(self.limits, hub.telemetry, hub.audit, self.seconds, bytes, hub.log)
+        self.executor = CallExecutor(self.limits, hub.telemetry, hub.audit, self.seconds, bytes)
         self.canaries = Canaries(
             fleet=hub.fleet,
             executor=self.executor,

@@ -6,11 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from relay.calls.call_record import CallAnswer
+from relay.calls.results import CallAnswer
 from relay.routing.port import Command, CommandAnswer
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
@@ -76,8 +77,10 @@ class OnceMachine(RuleBasedStateMachine):
         """Let everything happen that can."""
 
         async def a_while() -> None:
-            for _ in range(20):
-                await asyncio.sleep(0)
+            for _ in range(3):
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                self.hub.audit.flush()
 
         self.loop.run_until_complete(a_while())
 
@@ -179,5 +182,6 @@ class OnceMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
+@pytest.mark.holds("ENVELOPE/idempotency-key")
 def test_no_interleaving_sends_a_command_twice_under_one_key_or_tells_what_is_not_so() -> None:
     run_state_machine_as_test(OnceMachine, settings=settings(examples(8, 60), stateful_step_count=40))

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from relay.calls.call_record import CallAnswer
 from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import RelayToolCall, RelayTools
+from relay.calls.results import CallAnswer
 from relay.limits.rate_limits import Allowance
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
+from tests.fakes.gateway_calls import NODE_FREE, parrot, repeated
 from tests.fakes.hub import Hub
-from tests.fakes.relay_tools import NODE_FREE, parrot, repeated
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import NODE_ID
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from relay.auth.permissions import Rights
 from relay.calls.results import checked
 from relay.fleet.tools import Projector, Tool
 from schemas.errors import Failure, ToolError
@@ -13,7 +14,7 @@ from schemas.images import ImageMember
 from schemas.kinds import Fault, ForeignText, KindRegistry
 from schemas.payloads import ErrorEnvelope
 from schemas.registry import SchemaRegistry
-from tests.fakes.pictures import png
+from tests.fakes.guide import png
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa
 
 PICTURE = base64.b64encode(png(8, 8)).decode("ascii")
@@ -63,6 +64,7 @@ def test_a_nodes_error_is_told_in_our_words(tools: dict[str, Tool]) -> None:
     assert "theirs" not in str(caught.value.envelope())
 
 
+@pytest.mark.holds("RFC-0005/4/verbatim")
 @pytest.mark.parametrize("message", ["", "pong", "ping ", "PING", "ping\\n"])
 def test_an_echo_that_is_not_verbatim_is_not_passed_on(tools: dict[str, Tool], message: str) -> None:
     error = refused({**ECHOED, "message": message}, tools[ECHO_NAME])
@@ -174,3 +176,25 @@ def test_a_nodes_fault_is_told_in_the_words_of_the_kind_s_row(tools: dict[str, T
             {"ok": False, "error": {**THEIRS, "code": "E_INTERNAL", "message": "stuck: theirs"}}, tool, PING
         )
     assert caught.value.envelope()["message"] == "stuck: It is stuck."
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_there"),
+    [
+        (None, False),
+        (("*",), False),
+        (("linux.*", "acme.private"), True),
+        (("acme.private", "!acme.*"), False),
+    ],
+)
+def test_members_of_another_kind_are_for_callers_whose_token_names_that_kind(
+    tools: dict[str, Tool], kinds: tuple[str, ...] | None, *, is_there: bool
+) -> None:
+    tool = tools[METRICS_NAME]
+    verb = replace(tool.surface.verb, guarded={"disk": "acme.private"})
+    guarded = replace(tool, surface=replace(tool.surface, verb=verb))
+    rights = Rights.of("acme", ("tools:call:read_only",), kinds)
+    answer = checked({"ok": True, "result": disk()}, guarded, {}, rights)
+    assert answer.result is not None
+    assert ("disk" in answer.result) is is_there
+    assert "disk" not in (checked({"ok": True, "result": disk()}, guarded, {}).result or {})

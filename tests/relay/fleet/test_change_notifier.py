@@ -14,7 +14,7 @@ from relay.state.names import NodeName
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
 
-BOUND_S = 10
+BOUND_S = 30
 READERS = Rights(TENANT, frozenset({"read_only"}))
 OTHERS = Rights("globex", frozenset({"read_only"}))
 ACTORS = Rights(TENANT, frozenset({"physical_actuation"}))

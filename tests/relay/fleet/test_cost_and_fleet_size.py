@@ -26,7 +26,7 @@ from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT, TTL_MS, SimulatedNode
 
-BOUND_S = 10
+BOUND_S = 30
 SIZES = (20, 500)
 # A search halves the list: of 1 000 tools it reads 10, and one more for each end of a page.
 SEARCH = 12

@@ -4,22 +4,25 @@ from typing import get_type_hints
 
 import pytest
 
+from relay.auth.permissions import Rights
 from relay.fleet.facts import (
     FACTS,
     WARNINGS,
     FindNodesEntry,
     ListedNode,
     NodesStatus,
+    NodeWarnings,
     found_node,
     listed_node,
     warned,
 )
+from relay.observability.metrics import Metrics
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, TENANT, SimulatedNode
 
 OF_THE_WHOLE_FLEET = {"relay", "measured"}
 """What the lists add, which no record has."""
-NODES: NodesStatus = {"known": 3, "connected": 3, "wrong_clocks": {}, "silent": {}}
+NODES = NodeWarnings(Metrics()).status(known=3, connected=3)
 
 
 def test_each_member_of_the_documents_is_a_fact_and_each_fact_a_member(hub: Hub, node: SimulatedNode) -> None:
@@ -30,9 +33,11 @@ def test_each_member_of_the_documents_is_a_fact_and_each_fact_a_member(hub: Hub,
     assert all(fact.listed for fact in FACTS if fact.column)
 
     hub.connect(node)
-    record = hub.fleet.session_node(TENANT, NODE_ID)
-    assert list(listed_node(record, hub.fleet.names)) == listed
-    assert list(found_node(record, hub.fleet.names)) == found
+    rights = Rights.of(TENANT, ())
+    record = hub.fleet.session_node(rights, NODE_ID)
+    assert list(listed_node(record, hub.fleet.names, rights)) == listed
+    shown = [fact.found for fact in FACTS if fact.found and not fact.kind]
+    assert list(found_node(record, hub.fleet.names, rights)) == shown
 
 
 def test_each_warning_is_a_member_of_the_status() -> None:

@@ -14,12 +14,10 @@ from relay.fleet.node_record import Where
 from schemas.errors import Failure
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import ManifestReason, Mark, Outcome
-from tests.fakes.calls_counted import Calls
+from schemas.trust import HighWaterMark, ManifestReason, Outcome
 from tests.fakes.fleet_tools import ECHO_NAME, METRICS_NAME, OTHER_TENANT, READ_ONLY, failure, listed
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (
-    DAY_MS,
     ECHO,
     METRICS,
     NODE_ID,
@@ -30,6 +28,7 @@ from tests.fakes.signer import (
     SimulatedNode,
     key_named,
 )
+from tests.fakes.view_stage import Calls
 
 # --- manifests ----------------------------------------------------------------------------------------
 
@@ -48,31 +47,12 @@ def test_a_manifest_waits_half_a_minute_and_no_longer(hub: Hub, node: SimulatedN
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
 
 
-def test_sweeping_ends_the_wait_of_what_has_waited_too_long(hub: Hub, node: SimulatedNode) -> None:
-    hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-    hub.clock.advance(PENDING_FOR_MS)
-    hub.fleet.sweep()
-    hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).node_id == NODE_ID
-
-
-def test_an_old_leaf_of_another_tenant_does_not_move_the_node(hub: Hub) -> None:
-    key = key_named("a node that moved")
-    old = hub.ca.issue(NODE_ID, "before", key=key, now_ms=NOW_MS - DAY_MS)
-    new = hub.ca.issue(NODE_ID, TENANT, key=key)
-    for leaf in (old, new, old):
-        hub.fleet.offer_identity(NODE_ID, leaf.leaf_pem)
-    assert [node.node_id for node in hub.fleet.nodes_of(TENANT)] == [NODE_ID]
-    assert hub.fleet.nodes_of("before") == []
-
-
 def test_the_newest_manifest_that_waits_is_the_one_that_counts(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
     newer = node.manifest(issued_at_ms=NOW_MS + 1, capabilities=[METRICS])
     hub.fleet.offer_manifest(NODE_ID, newer, "broker")
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS + 1, etag_of(newer))
+    assert hub.nodes_of(TENANT)[0].mark == HighWaterMark(NOW_MS + 1, etag_of(newer))
 
 
 def test_a_new_manifest_replaces_the_tools_of_the_one_before(hub: Hub, node: SimulatedNode) -> None:
@@ -88,17 +68,8 @@ def test_a_rejected_manifest_leaves_the_one_in_force(hub: Hub, node: SimulatedNo
     forged = node.manifest(issued_at_ms=NOW_MS + 1, signer=key_named("a thief"), capabilities=[ECHO])
     assert hub.fleet.offer_manifest(NODE_ID, forged, "broker").reason is ManifestReason.SIGNATURE
     assert listed(hub) == [METRICS_NAME, ECHO_NAME]
-    assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS, etag_of(wire))
+    assert hub.nodes_of(TENANT)[0].mark == HighWaterMark(NOW_MS, etag_of(wire))
     assert hub.lines.entries("manifest rejected")[0]["reason"] == "signature"
-
-
-def test_a_stale_copy_of_a_connected_node_is_ignored_without_an_alarm(hub: Hub, node: SimulatedNode) -> None:
-    hub.connect(node)
-    old = node.manifest(issued_at_ms=NOW_MS - 1, capabilities=[ECHO])
-    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").outcome is Outcome.STALE
-    assert hub.lines.entries("manifest rejected") == []
-    hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
-    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is ManifestReason.ROLLBACK
 
 
 def test_manifests_are_counted_by_verdict_and_way(hub: Hub, node: SimulatedNode) -> None:
@@ -108,28 +79,6 @@ def test_manifests_are_counted_by_verdict_and_way(hub: Hub, node: SimulatedNode)
     assert hub.counted("manifests_total", outcome="accepted", way="broker") == 1
     assert hub.counted("manifests_total", outcome="unchanged", way="session") == 1
     assert hub.counted("manifests_total", outcome="rejected", reason="not_json", way="broker") == 1
-
-
-async def test_after_a_restart_an_older_manifest_is_a_rollback(
-    tmp_path: Path, registry: SchemaRegistry
-) -> None:
-    before = Hub(tmp_path, registry)
-    node = before.ca.issue()
-    before.announce(node, issued_at_ms=NOW_MS + 1)
-    flushing = asyncio.create_task(before.marks.run())
-    await asyncio.sleep(0)
-    flushing.cancel()
-    with suppress(asyncio.CancelledError):
-        await flushing
-    before.close()
-
-    after = Hub(tmp_path, registry, ca=before.ca)
-    assert failure(after, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
-    after.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    older, same = node.manifest(), node.manifest(issued_at_ms=NOW_MS + 1)
-    assert after.fleet.offer_manifest(NODE_ID, older, "broker").reason is ManifestReason.ROLLBACK
-    assert after.fleet.offer_manifest(NODE_ID, same, "broker").outcome is Outcome.ACCEPTED
-    after.close()
 
 
 async def test_after_a_restart_a_leaf_is_not_verified_again_and_may_be_revoked(
@@ -156,24 +105,9 @@ async def test_after_a_restart_a_leaf_is_not_verified_again_and_may_be_revoked(
     after.close()
 
 
-def test_a_tombstone_delists_a_node_without_a_session_and_keeps_its_mark(
-    hub: Hub, node: SimulatedNode
-) -> None:
-    wire = hub.announce(node)
-    hub.fleet.tombstone(NODE_ID)
-    assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
-    assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS, etag_of(wire))
-
-
-def test_a_tombstone_never_delists_a_node_that_is_connected(hub: Hub, node: SimulatedNode) -> None:
-    hub.connect(node)
-    hub.fleet.tombstone(NODE_ID)
-    assert listed(hub) == [METRICS_NAME, ECHO_NAME]
-
-
 def test_a_tombstone_of_an_unknown_node_changes_nothing(hub: Hub) -> None:
     hub.fleet.tombstone(NODE_ID)
-    assert hub.fleet.nodes_of(TENANT) == []
+    assert hub.nodes_of(TENANT) == []
 
 
 def test_after_a_tombstone_the_same_manifest_brings_the_tools_back(hub: Hub, node: SimulatedNode) -> None:

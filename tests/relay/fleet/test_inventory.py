@@ -168,27 +168,6 @@ def test_made_up_nodes_are_counted_up_to_a_bound(hub: Hub) -> None:
     assert warned(hub) == [MAX_NODES]
 
 
-def test_what_waits_is_taken_once() -> None:
-    manifests = PendingManifests(list[str]().append)
-    assert manifests.put(NODE_ID, b"wire", NOW_MS)
-    assert manifests.take(OTHER_NODE_ID, NOW_MS) is None
-    assert manifests.take(NODE_ID, NOW_MS + PENDING_FOR_MS - 1) == b"wire"
-    assert manifests.take(NODE_ID, NOW_MS) is None
-
-
-def test_of_one_node_the_newest_waits() -> None:
-    manifests = PendingManifests(list[str]().append)
-    manifests.put(NODE_ID, b"old", NOW_MS)
-    manifests.put(NODE_ID, b"new", NOW_MS)
-    assert manifests.take(NODE_ID, NOW_MS) == b"new"
-
-
-def test_what_has_waited_too_long_is_gone() -> None:
-    manifests = PendingManifests(list[str]().append)
-    manifests.put(NODE_ID, b"wire", NOW_MS)
-    assert manifests.take(NODE_ID, NOW_MS + PENDING_FOR_MS) is None
-
-
 def test_memory_is_bounded_and_given_back() -> None:
     manifests = PendingManifests(list[str]().append, max_bytes=10)
     assert manifests.put(NODE_ID, b"x" * 10, NOW_MS)

@@ -2,14 +2,13 @@
 
 import base64
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import relay.fleet.leaves
 from relay.auth.permissions import Rights
 from relay.fleet.leaves import FleetTrust, KeptLeaves, root_validities
-from relay.fleet.node_record import NodeRecord, Where
+from relay.fleet.node_record import Where
 from relay.fleet.replay_marks import KeptLeaf
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.errors import Failure
@@ -17,8 +16,7 @@ from schemas.identity import first_certificate_in, kid_of, to_pem
 from schemas.kinds import KindRegistry
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import ManifestReason, Mark, Outcome, TrustRules
-from tests.fakes.calls_counted import Calls
+from schemas.trust import HighWaterMark, ManifestReason, Outcome, TrustRules
 from tests.fakes.fleet_tools import ECHO_NAME, METRICS_NAME, OTHER_TENANT, READ_ONLY, failure, listed
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, refusal
@@ -33,6 +31,7 @@ from tests.fakes.signer import (
     SimulatedNode,
     key_named,
 )
+from tests.fakes.view_stage import Calls
 
 CA, ELSEWHERE = SimulatedCa(), SimulatedCa("elsewhere")
 NODE = CA.issue()
@@ -43,42 +42,6 @@ ROOTS = [CA.root_pem]
 @pytest.fixture(scope="module")
 def trust(registry: SchemaRegistry) -> FleetTrust:
     return FleetTrust(TrustRules(registry, KindRegistry()), [CA.root_pem], frozenset())
-
-
-def known() -> NodeRecord:
-    node = NodeRecord(NODE_ID, TENANT)
-    node.keep(NODE.identity())
-    return node
-
-
-def test_a_leaf_of_the_root_proves_its_node(trust: FleetTrust) -> None:
-    assert trust.identify(NODE_ID, NODE.leaf_pem, None, NOW_MS) == NODE.identity()
-
-
-def test_a_leaf_that_is_known_is_not_verified_again(trust: FleetTrust) -> None:
-    node = known()
-    elsewhere = replace(trust, roots=[SimulatedCa("elsewhere").root_pem])
-    assert elsewhere.identify(NODE_ID, NODE.leaf_pem, node, NOW_MS) is node.identities[NODE.kid]
-    with pytest.raises(IdentityError, match="chain"):
-        elsewhere.identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
-
-
-@pytest.mark.parametrize("node", [None, known()], ids=["unknown", "known"])
-@pytest.mark.parametrize(
-    ("pem", "now_ms", "reason"),
-    [
-        pytest.param("", NOW_MS, "bad_certificate", id="nothing"),
-        pytest.param(CA.issue(OTHER_NODE_ID).leaf_pem, NOW_MS, "id_mismatch", id="another node's"),
-        pytest.param(NODE.leaf_pem, NOW_MS + 91 * DAY_MS, "validity", id="expired"),
-        pytest.param(SimulatedCa("elsewhere").issue().leaf_pem, NOW_MS, "chain", id="of another root"),
-    ],
-)
-def test_what_proves_nothing_is_refused(
-    trust: FleetTrust, node: NodeRecord | None, pem: str, now_ms: int, reason: str
-) -> None:
-    with pytest.raises(IdentityError) as caught:
-        trust.identify(NODE_ID, pem, node, now_ms)
-    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize("revoked", [NODE.kid, NODE.identity().issued_as], ids=["kid", "issuer-and-serial"])
@@ -222,6 +185,12 @@ def test_a_leaf_of_the_root_identifies_its_node(hub: Hub, node: SimulatedNode) -
     [
         pytest.param("", "bad_certificate", id="nothing"),
         pytest.param("garbage", "bad_certificate", id="garbage"),
+        pytest.param("x" * 20_000, "bad_certificate", id="too much"),
+        pytest.param(
+            "-----BEGIN CERTIFICATE-----\nAAAAA\n-----END CERTIFICATE-----\n",
+            "bad_certificate",
+            id="no base64",
+        ),
         pytest.param(SimulatedCa("elsewhere").issue().leaf_pem, "chain", id="a foreign root"),
         pytest.param(SimulatedCa().issue(OTHER_NODE_ID).leaf_pem, "id_mismatch", id="another node's"),
         pytest.param(SimulatedCa().issue(now_ms=NOW_MS - 91 * DAY_MS).leaf_pem, "validity", id="expired"),
@@ -240,16 +209,6 @@ def test_a_leaf_that_proves_nothing_displaces_nothing(
     assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.ACCEPTED
 
 
-def test_a_revoked_leaf_is_refused_and_so_is_what_it_signed(tmp_path: Path, registry: SchemaRegistry) -> None:
-    node = SimulatedCa().issue()
-    hub = Hub(tmp_path, registry, revoked=[node.kid])
-    with pytest.raises(IdentityError, match="revoked"):
-        hub.fleet.identify(NODE_ID, node.leaf_pem)
-    verdict = hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-    assert verdict.reason is ManifestReason.REVOKED
-    hub.close()
-
-
 def test_at_renewal_both_leaves_are_known_and_the_oldest_goes_first(hub: Hub) -> None:
     leaves = [hub.ca.issue(now_ms=NOW_MS + day * DAY_MS, key=key_named(f"key {day}")) for day in range(-3, 0)]
     for leaf in leaves:
@@ -261,19 +220,7 @@ def test_at_renewal_both_leaves_are_known_and_the_oldest_goes_first(hub: Hub) ->
     assert outcomes == [Outcome.PENDING, Outcome.ACCEPTED, Outcome.ACCEPTED]
 
 
-def test_an_old_leaf_that_is_retained_again_replaces_no_newer_one(hub: Hub) -> None:
-    leaves = [hub.ca.issue(now_ms=NOW_MS + day * DAY_MS, key=key_named(f"key {day}")) for day in range(-3, 0)]
-    for leaf in reversed(leaves):
-        hub.fleet.identify(NODE_ID, leaf.leaf_pem)
-    for at, leaf in enumerate(leaves[1:]):
-        wire = leaf.manifest(issued_at_ms=NOW_MS + at)
-        assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.ACCEPTED
-
-
 # --- leaves that are known already, and two at once ---------------------------------------------------
-
-
-ELSEWHERE = SimulatedCa("elsewhere")
 
 
 def test_a_leaf_that_was_verified_is_not_verified_again(hub: Hub, node: SimulatedNode) -> None:
@@ -329,20 +276,6 @@ def test_a_leaf_that_is_known_of_one_node_is_not_known_of_another(hub: Hub, node
         hub.fleet.identify(OTHER_NODE_ID, node.leaf_pem)
 
 
-@pytest.mark.parametrize(
-    "pem",
-    [
-        pytest.param("", id="nothing"),
-        pytest.param("x" * 20_000, id="too much"),
-        pytest.param("-----BEGIN CERTIFICATE-----\nAAAAA\n-----END CERTIFICATE-----\n", id="no base64"),
-    ],
-)
-def test_of_a_node_that_is_known_garbage_proves_nothing(hub: Hub, node: SimulatedNode, pem: str) -> None:
-    hub.fleet.identify(NODE_ID, node.leaf_pem)
-    with pytest.raises(IdentityError, match="bad_certificate"):
-        hub.fleet.identify(NODE_ID, pem)
-
-
 def accepted(hub: Hub, leaf: SimulatedNode) -> bool:
     wire = leaf.manifest(issued_at_ms=hub.clock.advance(1))
     return hub.fleet.offer_manifest(leaf.node_id, wire, "broker").outcome is Outcome.ACCEPTED
@@ -382,13 +315,13 @@ def test_what_stands_behind_a_good_leaf_is_believed_by_itself_alone(
 ) -> None:
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem + second)
     assert accepted(hub, node)
-    assert [known.node_id for known in hub.fleet.nodes_of(TENANT)] == [NODE_ID]
+    assert [known.node_id for known in hub.nodes_of(TENANT)] == [NODE_ID]
     assert not accepted(hub, ELSEWHERE.issue())
 
 
 def test_behind_a_leaf_that_is_not_believed_nothing_is_read(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_identity(NODE_ID, ELSEWHERE.issue().leaf_pem + node.leaf_pem)
-    assert hub.fleet.nodes_of(TENANT) == []
+    assert hub.nodes_of(TENANT) == []
     assert audited_refusals(hub) == [refusal("identity_refused", NODE_ID, "chain")]
 
 
@@ -396,7 +329,7 @@ def test_a_manifest_of_the_older_of_two_leaves_that_waited_is_taken_in(hub: Hub,
     wire = node.manifest()
     hub.fleet.offer_manifest(NODE_ID, wire, "broker")
     hub.fleet.offer_identity(NODE_ID, renewed(hub, node).leaf_pem + node.leaf_pem)
-    assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS, etag_of(wire))
+    assert hub.nodes_of(TENANT)[0].mark == HighWaterMark(NOW_MS, etag_of(wire))
 
 
 # --- what is no longer believed -----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The feed from a broker, real and scripted: what reaches the fleet, in which order, and what is dropped."""
 
 import asyncio
 import json
@@ -6,8 +6,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.fleet.fleet import GRACE_MS, Fleet
-from relay.fleet.inventory import WINDOW_MS, Inventory
+from relay.fleet.fleet import GRACE_MS
+from relay.fleet.inventory import WINDOW_MS
 from relay.fleet.mqtt_feed import PAUSE_S, MqttConnection, MqttFeed, MqttMessage
 from relay.fleet.node_record import Where
 from relay.limits.rate_limits import Allowance
@@ -27,9 +27,9 @@ from schemas.health import Loop
 from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.trust import Verdict
 from tests.fakes.broker import Broker, publish
 from tests.fakes.callers import call_of
+from tests.fakes.feed import WatchedFleet, subscribed
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
@@ -48,37 +48,6 @@ SHORT = "the broker has not sent all manifests that were known; see docs/brokers
 MISSING = "manifests are missing: does the broker hold back retained messages? see docs/brokers.md"
 
 
-class WatchedFleet(Fleet):
-    """A fleet that tells what was handed to it, after it has dealt with it, and in which ``turn``."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.handed: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        self.inventory.heartbeat = self._heartbeat  # type: ignore[method-assign]  # to learn of each
-        self.turn = 0
-        self.turns: list[int] = []
-
-    def offer_identity(self, node_id: str, pem: str) -> None:
-        super().offer_identity(node_id, pem)
-        self.handed.put_nowait(("identity", node_id))
-
-    def offer_manifest(
-        self, node_id: str, wire: bytes, way: str, parsed: Mapping[str, Any] | None = None
-    ) -> Verdict:
-        self.turns.append(self.turn)
-        verdict = super().offer_manifest(node_id, wire, way, parsed)
-        self.handed.put_nowait((verdict.outcome.value, node_id))
-        return verdict
-
-    def _heartbeat(self, node_id: str, etag: str) -> None:
-        Inventory.heartbeat(self.inventory, node_id, etag)
-        self.handed.put_nowait(("heartbeat", node_id))
-
-    def tombstone(self, node_id: str) -> None:
-        super().tombstone(node_id)
-        self.handed.put_nowait(("tombstone", node_id))
-
-
 class Stage:
     """A relay's subscription, and what comes of it."""
 
@@ -95,31 +64,10 @@ class Stage:
         return await asyncio.wait_for(self.fleet.handed.get(), BOUND_S)
 
     async def until(self, event: str, node_id: str = NODE_ID) -> None:
-        while await self.next() != (event, node_id):
-            pass
+        await self.fleet.until(event, node_id)
 
-    @asynccontextmanager
-    async def subscribed(self, address: BrokerAddress, **parts: Any) -> AsyncIterator[MqttFeed]:
-        feed = MqttFeed(
-            broker=address,
-            client_id="edge-relay-test",
-            fleet=self.hub.fleet,
-            registry=self.hub.registry,
-            metrics=self.hub.metrics,
-            refusals=self.hub.refusals,
-            log=self.hub.log,
-            # Not doubled: a broker that takes seconds to start would be found after 15 s or 31 s.
-            longest_wait_s=1,
-            **parts,
-        )
-        running = asyncio.create_task(feed.run())
-        try:
-            yield feed
-            assert not running.done()
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+    def subscribed(self, address: BrokerAddress, **parts: Any) -> AbstractAsyncContextManager[MqttFeed]:
+        return subscribed(self.hub, address, **parts)
 
 
 @pytest.fixture
@@ -152,7 +100,7 @@ async def send(address: BrokerAddress, *messages: tuple[str, bytes], retain: boo
 
 
 def announced(stage: Stage) -> list[str]:
-    return [node.node_id for node in stage.hub.fleet.nodes_of(TENANT) if node.manifest is not None]
+    return [node.node_id for node in stage.hub.nodes_of(TENANT) if node.manifest is not None]
 
 
 async def test_nodes_that_announced_themselves_before_are_found(stage: Stage, broker: BrokerAddress) -> None:
@@ -513,24 +461,11 @@ async def test_over_tls_the_relay_listens_as_who_its_certificate_says(
     broker = TlsBroker(broker_kind, tmp_path, authority.server("edge-broker"))
     BrokerAccess(authority, broker.edge, None, make_logger("relay", LogLines())).refresh()
     broker.start()
-    feed = MqttFeed(
-        broker=broker.address,
-        client_id="edge-relay-test",
-        fleet=hub.fleet,
-        registry=hub.registry,
-        metrics=hub.metrics,
-        refusals=hub.refusals,
-        log=hub.log,
-        tls=authority.relay_context(),
-    )
-    running = asyncio.create_task(feed.run())
     try:
-        await hub.lines.until("broker connected")
-        assert feed.connected
+        async with subscribed(hub, broker.address, tls=authority.relay_context()) as feed:
+            await hub.lines.until("broker connected")
+            assert feed.connected
     finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
         broker.stop()
 
 

@@ -21,7 +21,7 @@ from relay.fleet.node_index import (
     NodeCounts,
     NodeIndex,
 )
-from relay.fleet.node_record import NO_TOOLS, NodeRecord, NodeState, Standing, Where
+from relay.fleet.node_record import NO_TOOLS, ManifestStatus, NodeRecord, NodeState, Where
 from relay.fleet.tool_index import ToolIndex
 from relay.fleet.tools import Projector, Tool
 from relay.fleet.usability import Decision
@@ -81,6 +81,7 @@ def test_without_a_manifest_nothing_is_listed() -> None:
     assert not NodeRecord(NODE_ID, TENANT, where=Where.HERE, grace_until_ms=10).is_listed(0)
 
 
+@pytest.mark.holds("RFC-0001/2/kid-to-tenant")
 def test_two_leaves_are_kept_and_the_newest_decides_the_tenant() -> None:
     leaves = [
         CA.issue(NODE_ID, tenant, key=key_named(tenant), now_ms=NOW_MS - (3 - age) * DAY_MS).identity()
@@ -105,7 +106,11 @@ def test_only_an_accepted_manifest_counts_as_announced() -> None:
 
 TENANTS = (TENANT, "globex")
 CLASSES = (frozenset({"read_only"}), frozenset({"read_only", "reversible"}), frozenset[str]())
-AUDIENCES = [Rights(tenant, classes) for tenant, classes in product(TENANTS, CLASSES)]
+KINDS_OF_TOKENS = (None, ("system.e*",))
+AUDIENCES = [
+    Rights(tenant, classes, kinds=kinds)
+    for tenant, classes, kinds in product(TENANTS, CLASSES, KINDS_OF_TOKENS)
+]
 SETS = ([ECHO], [METRICS], [ECHO, {**METRICS, "safety_class": "reversible"}])
 LEAVES = {node_id: SimulatedCa().issue(node_id) for node_id in (NODE_ID, OTHER_NODE_ID)}
 
@@ -163,7 +168,7 @@ class Stage:
             if node.manifest is not None and self.now_ms < node.manifest.good_until_ms
             if node.connected or self.now_ms < node.grace_until_ms
             for tool in node.tools.values()
-            if rights.allow(node.tenant, tool.safety_class)
+            if rights.allow(node.tenant, tool.safety_class, tool.surface.kind)
         ]
         return sorted(tools, key=lambda tool: tool.place)
 
@@ -251,18 +256,22 @@ OTHER_TENANT = f"not-{TENANT}"
 
 def test_a_change_is_counted_and_what_is_zero_is_gone() -> None:
     counts = NodeCounts()
-    states = [NodeState(TENANT, Standing.AHEAD, 1), NodeState(OTHER_TENANT, Standing.IN_FORCE, None), None]
+    states = [
+        NodeState(TENANT, ManifestStatus.AHEAD, 1),
+        NodeState(OTHER_TENANT, ManifestStatus.IN_FORCE, None),
+        None,
+    ]
     seen = []
     for before, after in zip([None, *states], states, strict=False):
         counts.change(before, after)
-        of_tenants = [dict(counts.of_tenants(standing)) for standing in Standing]
+        of_tenants = [dict(counts.of_tenants(status)) for status in ManifestStatus]
         seen.append((counts.expected, counts.received_in(1), of_tenants))
     assert seen == [(1, 1, [{}, {TENANT: 1}]), (0, 0, [{OTHER_TENANT: 1}, {}]), (0, 0, [{}, {}])]
 
 
 def test_the_numbers_are_those_of_counting_all_nodes_whatever_happens(hub: Hub) -> None:
     random, subscriptions = Random(7), 0  # noqa: S311 - the same steps each time, and no secret
-    met = Counter[Standing | None]()
+    met = Counter[ManifestStatus | None]()
     nodes = [
         hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2w3{number}", tenant=TENANT if number % 3 else OTHER_TENANT)
         for number in range(10, 22)
@@ -315,12 +324,12 @@ def test_the_numbers_are_those_of_counting_all_nodes_whatever_happens(hub: Hub) 
         assert fleet.inventory.known() == len(expected)
         assert fleet.inventory.missing() == sum(node.received_in != subscriptions for node in expected)
         states = [node.state(hub.clock.now_ms, is_expected=False) for node in index]
-        standings = Counter((state.standing, state.tenant) for state in states)
-        met.update(standing for standing, _ in standings)
-        for standing in Standing:
-            of_tenants = {tenant: count for (each, tenant), count in standings.items() if each is standing}
-            assert index.counts.of_tenants(standing) == of_tenants
-    assert min(met[standing] for standing in (None, *Standing)) > RANDOM_STEPS // 20
+        standings = Counter((state.manifest_status, state.tenant) for state in states)
+        met.update(status for status, _ in standings)
+        for status in ManifestStatus:
+            of_tenants = {tenant: count for (each, tenant), count in standings.items() if each is status}
+            assert index.counts.of_tenants(status) == of_tenants
+    assert min(met[status] for status in (None, *ManifestStatus)) > RANDOM_STEPS // 20
 
 
 def test_a_time_that_moves_later_adds_nothing_to_the_queue() -> None:

@@ -298,6 +298,7 @@ def test_a_kind_that_is_not_registered_is_said_so(hub: Hub, node: SimulatedNode)
     assert failure(hub, f"gpio.{NODE_ID}.echo.invoke") is Failure.KIND_UNSUPPORTED
 
 
+@pytest.mark.holds("RFC-0005/5/scope")
 def test_another_tenants_node_cannot_be_told_from_one_that_exists_nowhere(
     hub: Hub, node: SimulatedNode
 ) -> None:
@@ -310,6 +311,7 @@ def test_another_tenants_node_cannot_be_told_from_one_that_exists_nowhere(
         assert caught.value.detail is None
 
 
+@pytest.mark.holds("RFC-0001/1/expired-is-invalid")
 def test_a_manifest_that_has_expired_or_was_rejected_is_invalid(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND

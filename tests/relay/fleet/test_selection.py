@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a URL selects of the fleet, and the pages and offers of a selection."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.auth.permissions import Rights
+from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.fleet.node_record import Where
+from relay.fleet.reach import Reach
 from relay.fleet.selection import WHOLE_FLEET, NodeCriteria, SelectedTools, Selection
 from relay.fleet.tool_index import SEVERITY
 from relay.fleet.tools import BEFORE_ALL, Tool
@@ -21,8 +23,7 @@ from schemas.projection import parse
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT
-from tests.fakes.unclamped import unclamped_registry
-from tests.fakes.view_stage import OTHER_TENANT, ViewStage
+from tests.fakes.view_stage import OTHER_TENANT, ViewStage, unclamped_registry
 
 ACME, GLOBEX = "acme", "globex"
 GREEN, BARN, BARE, FOREIGN = (f"01hzx9k3m4p7q8r9s0t1v2w3x{last}" for last in "abcd")
@@ -38,8 +39,11 @@ class Known:
         return GLOBEX if node_id == FOREIGN else ACME
 
 
+RIGHTS = Rights.of(ACME, ())
+
+
 @pytest.fixture(scope="module")
-def names() -> NodeNames:
+def reach() -> Reach:
     names = NodeNames(Known())
     names.change(
         {
@@ -48,7 +52,7 @@ def names() -> NodeNames:
             FOREIGN: NodeName(GLOBEX, "vault", ("secret",)),
         }
     )
-    return names
+    return Reach(NodeIndex(), names)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +69,11 @@ def names() -> NodeNames:
     ],
 )
 def test_a_node_is_selected_by_its_names_and_its_tags(
-    names: NodeNames, selection: Selection, selected: set[str]
+    reach: Reach, selection: Selection, selected: set[str]
 ) -> None:
     everyone = {GREEN, BARN, BARE}
-    assert {node_id for node_id in everyone if selection.admits_node(names, ACME, node_id)} == selected
-    node_ids = selection.node_ids(names, ACME)
+    assert {node_id for node_id in everyone if selection.admits_node(reach, RIGHTS, node_id)} == selected
+    node_ids = selection.node_ids(reach, RIGHTS)
     assert (everyone if node_ids is None else node_ids) == selected
 
 
@@ -84,11 +88,11 @@ def test_a_node_is_selected_by_its_names_and_its_tags(
     ],
 )
 def test_what_fits_no_node_selects_none_and_is_an_error_where_it_is_listed(
-    names: NodeNames, selection: Selection
+    reach: Reach, selection: Selection
 ) -> None:
-    assert not any(selection.admits_node(names, ACME, node_id) for node_id in (GREEN, BARN, BARE))
+    assert not any(selection.admits_node(reach, RIGHTS, node_id) for node_id in (GREEN, BARN, BARE))
     with pytest.raises(UnknownNodeError) as caught:
-        selection.node_ids(names, ACME)
+        selection.node_ids(reach, RIGHTS)
     assert caught.value.close == ()
 
 
@@ -183,8 +187,8 @@ def test_what_a_selection_offers_is_what_its_tools_are(
 ) -> None:
     expected: dict[tuple[str, str], str] = {}
     for tool in by_search(many, rights, selection):
-        known = expected.get(tool.offer, tool.safety_class)
-        expected[tool.offer] = max(known, tool.safety_class, key=CLASSES.index)
+        known = expected.get(tool.kind_verb, tool.safety_class)
+        expected[tool.kind_verb] = max(known, tool.safety_class, key=CLASSES.index)
     assert many.fleet.selected.offered(rights, selection) == expected
 
 
@@ -194,10 +198,10 @@ def test_a_call_is_let_through_where_its_tool_is_listed(many: Hub, selection: Se
     for tool in many.fleet.selected.listed(ALL):
         name = parse(tool.canonical)
         if id(tool) in selected:
-            many.fleet.selected.check(selection, name, TENANT)
+            many.fleet.selected.check(selection, name, ALL)
             continue
         with pytest.raises(ToolError) as caught:
-            many.fleet.selected.check(selection, name, TENANT)
+            many.fleet.selected.check(selection, name, ALL)
         wrong_kind = is_selected(tool, Selection(nodes=selection.nodes, tags=selection.tags))
         assert caught.value.failure is (Failure.NAME_UNKNOWN if wrong_kind else Failure.SAFETY_DENIED)
 
@@ -290,15 +294,15 @@ def test_nodes_are_found_by_all_that_is_wanted(
     stage: ViewStage, wanted: NodeCriteria, labels: list[str]
 ) -> None:
     fleet = stage.hub.fleet
-    assert [fleet.names.label_of(node.node_id) for node in fleet.search.found(TENANT, wanted)] == labels
+    assert [fleet.names.label_of(node.node_id) for node in fleet.search.found(READERS, wanted)] == labels
 
 
 def test_a_selection_of_a_node_that_there_is_not_is_an_error(stage: ViewStage) -> None:
     with pytest.raises(UnknownNodeError):
-        stage.hub.fleet.search.found(TENANT, NodeCriteria(selection=Selection(nodes=("far barn",))))
+        stage.hub.fleet.search.found(READERS, NodeCriteria(selection=Selection(nodes=("far barn",))))
 
 
 def test_a_retired_node_is_not_found(stage: ViewStage) -> None:
     fleet = stage.hub.fleet
     fleet.retire(frozenset({fleet.names.resolve(TENANT, "yard")}), ())
-    assert len(fleet.search.found(TENANT, NodeCriteria())) == 2
+    assert len(fleet.search.found(READERS, NodeCriteria())) == 2

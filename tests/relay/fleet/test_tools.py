@@ -1,4 +1,4 @@
-"""TODO."""
+"""The tools that follow from a manifest: their names, limits, documents and entries."""
 
 import json
 from dataclasses import replace

@@ -22,7 +22,7 @@ RIGHTS = Rights.of(TENANT, ["tools:call:read_only"])
 def error_of(node: NodeRecord | None, enrolled: Mapping[str, str] = ENROLLED, since_ms: int = 0) -> ToolError:
     """Return the error ``since_ms`` after the relay's start."""
     nothing_decided = dict.fromkeys(Decision, frozenset[str]())
-    usability = Usability(FakeClock(NOW_MS + since_ms), NOW_MS + GRACE_MS, nothing_decided)
+    usability = Usability(FakeClock(NOW_MS + since_ms), NOW_MS + GRACE_MS, nothing_decided, lambda *_: True)
     usability.enrolled_tenant = enrolled.get
     error = usability.error("absent tool", NodeUse(NODE_ID, node, RIGHTS))
     assert error is not None
@@ -95,26 +95,26 @@ def test_what_the_operator_decides_hides_a_node_everywhere_and_bars_its_use(
     fleet.decide(decision, frozenset({NODE_ID}))
     assert fleet.is_hidden(NODE_ID)
     assert not fleet.selected.listed(RIGHTS)
-    assert not fleet.nodes_of(TENANT)
-    assert not list(fleet.labels(TENANT))
-    assert not fleet.search.found(TENANT, NodeCriteria())
+    assert not hub.nodes_of(TENANT)
+    assert not list(fleet.reach.labels(RIGHTS))
+    assert not fleet.search.found(RIGHTS, NodeCriteria())
     assert not fleet.is_usable(tool, RIGHTS)
     with pytest.raises(ToolError):
         fleet.resolve(ECHO_NAME, RIGHTS)
     with pytest.raises(ToolError):
-        fleet.session_node(TENANT, NODE_ID)
+        fleet.session_node(RIGHTS, NODE_ID)
 
     fleet.decide(decision, frozenset())
     assert fleet.selected.listed(RIGHTS)
     assert fleet.resolve(ECHO_NAME, RIGHTS) is tool
-    assert fleet.session_node(TENANT, NODE_ID).node_id == NODE_ID
+    assert fleet.session_node(RIGHTS, NODE_ID).node_id == NODE_ID
 
 
 def test_a_decision_without_a_reason_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     without = tuple(reason for reason in REASONS if reason.decision is None)
     monkeypatch.setattr("relay.fleet.usability.REASONS", without)
     with pytest.raises(ValueError, match="decisions without a reason: retired"):
-        Usability(FakeClock(NOW_MS), NOW_MS, {})
+        Usability(FakeClock(NOW_MS), NOW_MS, {}, lambda *_: True)
 
 
 def test_a_decision_that_nothing_applies_ends_the_start(hub: Hub) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,8 +21,8 @@ from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_record import Where
 from relay.fleet.selection import WHOLE_FLEET
 from relay.mcp_api.change_streams import (
+    FOLLOWED_PER_AGENT,
     MAX_FOLLOWED,
-    PER_AGENT,
     TOO_MANY_STREAMS,
     ChangeStreams,
     FollowedResources,
@@ -32,14 +31,15 @@ from relay.mcp_api.change_streams import (
 )
 from relay.mcp_api.sdk import Context
 from relay.state.names import NodeName
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.resource import TelemetryResource
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
+from schemas.tally import Tally
 from tests.fakes.followed import URI, Followed
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT, TTL_MS
 
-BOUND_S: Final = 10
+BOUND_S: Final = 30
 
 CHANGED: Final = "notifications/tools/list_changed"
 
@@ -151,52 +151,9 @@ async def stage(hub: Hub) -> AsyncIterator[Stage]:
 # --- sessions of the old era --------------------------------------------------------------------------
 
 
-async def test_a_session_is_notified_of_a_change_and_stops_with_its_end(stage: Stage) -> None:
-    async with stage.session(stage.principal()) as client:
-        assert stage.notifier.listeners == 1  # however often it says that it is ready
-        stage.change()
-        assert await client.next() == CHANGED
-    assert stage.notifier.listeners == 0
-
-
-async def test_a_new_label_is_a_change(stage: Stage) -> None:
-    stage.change()
-    async with stage.session(stage.principal()) as client:
-        stage.hub.fleet.rename({OTHER_NODE_ID: NodeName(TENANT, "greenhouse pi")})
-        assert await client.next() == CHANGED
-
-
 async def test_a_session_that_is_not_ready_is_not_notified(stage: Stage) -> None:
     async with stage.session(stage.principal(), ready=False):
         assert stage.notifier.listeners == 0
-
-
-async def test_a_session_takes_one_place_until_it_ends(stage: Stage) -> None:
-    principal = stage.principal()
-    async with stage.session(principal):
-        with pytest.raises(StreamLimitError):
-            stage.streams.open_session(principal)
-        stage.streams.open_session(stage.principal(sub="agent-2"))()
-    stage.streams.open_session(principal)()
-
-
-async def test_a_request_that_opens_a_session_takes_a_place_until_it_is_done(stage: Stage) -> None:
-    principal = stage.principal()
-    release = stage.streams.open_session(principal)
-    with pytest.raises(StreamLimitError):
-        stage.streams.open_session(principal)
-    release()
-    stage.streams.open_session(principal)()
-
-
-async def test_a_session_is_no_longer_notified_when_its_token_is_revoked(stage: Stage) -> None:
-    principal, other = stage.principal(), stage.principal(sub="agent-2")
-    async with stage.session(principal) as client, stage.session(other) as others_client:
-        stage.streams.revoke({principal.jti})
-        assert stage.notifier.listeners == 1
-        stage.change()
-        assert await others_client.next() == CHANGED
-        assert client.sent.empty()
 
 
 async def test_a_session_is_no_longer_notified_when_its_token_expires(stage: Stage) -> None:
@@ -222,20 +179,6 @@ async def test_a_subscription_is_acknowledged_notified_and_takes_a_place(stage: 
     await asyncio.wait([listening])
     assert stage.notifier.listeners == 0
     stage.streams.open_session(principal)()
-
-
-@pytest.mark.parametrize("ending", ["revoked", "expired"])
-async def test_a_subscription_ends_in_good_order_with_its_token(stage: Stage, ending: str) -> None:
-    client, principal = Outbound(), stage.principal(ttl_s=1)
-    if ending == "expired":
-        stage.hub.clock.advance(1000)
-    listening = stage.listening(principal, client)
-    assert await client.next() == "notifications/subscriptions/acknowledged"
-    if ending == "revoked":
-        stage.streams.revoke({principal.jti})
-    result = await asyncio.wait_for(listening, BOUND_S)
-    assert result.meta is not None
-    assert stage.notifier.listeners == 0
 
 
 # --- what is a change, in both eras -------------------------------------------------------------------
@@ -296,6 +239,7 @@ async def notified(stage: Stage, era: str) -> AsyncIterator[Outbound]:
     if era == "2025":
         async with stage.session(principal) as client:
             yield client
+        assert stage.notifier.listeners == 0
         return
     client = Outbound()
     listening = stage.listening(principal, client)
@@ -303,6 +247,7 @@ async def notified(stage: Stage, era: str) -> AsyncIterator[Outbound]:
     yield client
     listening.cancel()
     await asyncio.wait([listening])
+    assert stage.notifier.listeners == 0
 
 
 @pytest.mark.parametrize("era", ["2025", "2026"])
@@ -489,30 +434,6 @@ def may_open(streams: OpenStreams, who: Principal) -> bool:
 # --- shares -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        pytest.param(principal("agent-2"), id="another subject"),
-        pytest.param(principal(tenant="globex"), id="another tenant"),
-        pytest.param(
-            Principal("acme", "agent-1", "jti-1", "https://other.example", frozenset(), 0, "kid-1", b""),
-            id="another issuer",
-        ),
-    ],
-)
-def test_another_agent_has_a_share_of_its_own(other: Principal) -> None:
-    streams = OpenStreams(per_agent=1)
-    streams.hold(principal(), nothing)
-    assert not may_open(streams, principal())
-    assert may_open(streams, other)
-
-
-def test_another_token_of_the_same_agent_brings_no_further_share() -> None:
-    streams = OpenStreams(per_agent=1)
-    streams.hold(principal(jti="jti-1"), nothing)
-    assert not may_open(streams, principal(jti="jti-2"))
-
-
 def test_there_is_room_for_so_many_in_all() -> None:
     streams = OpenStreams(per_agent=10, in_all=3)
     releases = [streams.hold(principal(f"agent-{number}"), nothing) for number in range(3)]
@@ -549,15 +470,6 @@ def test_what_a_token_opened_ends_when_it_is_revoked_and_nothing_else() -> None:
     assert ends.ended == ["first", "second"]
 
 
-def test_what_was_closed_before_is_not_ended_again() -> None:
-    streams, ends = OpenStreams(), Ends()
-    closed = streams.hold(principal(), ends.of("closed"))
-    streams.hold(principal(), ends.of("open"))
-    closed()
-    streams.revoke({"jti-1"})
-    assert ends.ended == ["open"]
-
-
 def test_a_stream_that_closes_as_it_is_ended_gives_its_place_back() -> None:
     streams = OpenStreams(per_agent=2)
     releases: list[Callable[[], None]] = []
@@ -571,15 +483,6 @@ def test_a_stream_that_closes_as_it_is_ended_gives_its_place_back() -> None:
     assert may_open(streams, principal())
 
 
-def test_a_stream_that_goes_on_until_it_notices_keeps_its_place_until_then() -> None:
-    streams = OpenStreams(per_agent=1)
-    release = streams.hold(principal(), nothing)
-    streams.revoke({"jti-1"})
-    assert not may_open(streams, principal())
-    release()
-    assert may_open(streams, principal())
-
-
 @pytest.fixture
 def followed(tmp_path: Path, registry: SchemaRegistry) -> Followed:
     return Followed(tmp_path, registry)
@@ -590,7 +493,7 @@ class Streams:
 
     def __init__(self, followed: Followed) -> None:
         self.followed = followed
-        self.held = Counter[AgentName]()
+        self.held = Tally[AgentName]()
 
     def opened(
         self, agent: Principal | None = None, updated: Callable[[str], None] = lambda _: None
@@ -664,7 +567,7 @@ def test_the_number_that_one_agent_follows_by_all_of_its_streams_is_limited(
 ) -> None:
     opened = [streams.opened() for _ in range(64)]
     followed_by_one = [resources.add(uri) for resources in opened for uri in capabilities(MAX_FOLLOWED)]
-    assert followed_by_one.count(True) == PER_AGENT
+    assert followed_by_one.count(True) == FOLLOWED_PER_AGENT
     assert streams.opened(followed.agent("agent-2")).add(URI)
     opened[0].close()
     assert opened[-1].add(URI)

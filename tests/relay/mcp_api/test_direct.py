@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import encode_header_value
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
@@ -27,20 +29,22 @@ from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.http_protocol import HttpAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.limits.rate_limits import Allowance
-from relay.mcp_api.endpoint import until_disconnected
-from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
+from relay.mcp_api.endpoint import BYTES_LIKE_A_CALL, SESSION_IDLE_S, Method, until_over
 from relay.mcp_api.sdk import OVER_IN_SCOPE
 from relay.routing.port import LocalRouter
 from schemas.addresses import HostPort
 from schemas.projection import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from schemas.registry import SchemaRegistry
+from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.examples import examples
-from tests.fakes.held_connections import HeldConnections
-from tests.fakes.hub import PUBLIC_URL, Hub
-from tests.fakes.routers import ScriptedRouter, SilentRouter
+from tests.fakes.hub import Hub
+from tests.fakes.polling import until
+from tests.fakes.raw_http import HeldConnections
+from tests.fakes.routers import HeldRouter, ScriptedRouter, SilentRouter, echoed
+from tests.fakes.serving import refuse
 from tests.fakes.signer import NODE_ID
 
-BOUND_S: Final = 20
+BOUND_S: Final = 30
 ERA: Final = "2026-07-28"
 ECHO_NAME: Final = f"sysecho.{NODE_ID}.echo.invoke"
 META: Final[Mapping[str, Any]] = {PROTOCOL_VERSION_META_KEY: ERA, CLIENT_CAPABILITIES_META_KEY: {}}
@@ -79,7 +83,7 @@ class Stage:
 
     def __init__(self, hub: Hub, router: LocalRouter) -> None:
         self.hub = hub
-        self._token = hub.token()
+        self.token = hub.token()
         # A clock that leaps: no limit is in the way of as many calls as a test makes.
         leaping = itertools.count(step=10).__next__
         self._mcp = hub.mcp(hub.gateway(router, lambda: float(leaping()), Allowance(1e6, 1e6, 100)))
@@ -91,7 +95,7 @@ class Stage:
             refusals=hub.refusals,
             mcp=self._mcp,
             mcp_direct=self._mcp.begin,
-            node_sessions=Starlette(),
+            node_sessions=refuse,
             other=Starlette(),
         )
         self._reply = Reply()
@@ -120,7 +124,7 @@ class Stage:
                 yield stage
 
     def _lines(self, headers: Mapping[str, str], twice: str | None = None) -> list[tuple[bytes, bytes]]:
-        lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self._token}".encode())]
+        lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self.token}".encode())]
         lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
         if twice is not None:
             lines.append((twice.encode("ascii"), headers.get(twice, "").encode("latin-1")))
@@ -131,10 +135,11 @@ class Stage:
         message: object,
         headers: Mapping[str, str] = PLAIN_HEADERS,
         gone: asyncio.Event | None = None,
+        method: str = "POST",
     ) -> Reply:
         """Send one request by ASGI."""
         lines = self._lines(headers)
-        scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": lines}
+        scope = {"type": "http", "method": method, "path": "/mcp", "query_string": b"", "headers": lines}
         incoming = [{"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}]
         reply = self._reply = Reply()
 
@@ -152,12 +157,24 @@ class Stage:
         await self._guard({**scope, "client": ("127.0.0.1", 5)}, receive, send)
         return reply
 
+    async def opened(self) -> dict[str, str]:
+        """Open a session of the old era, by ASGI; return the headers of a request in it."""
+        client = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+        headers = {**OLD_HEADERS, "mcp-protocol-version": OLD}
+        begun = await self.ask(request("initialize", **client), OLD_HEADERS)
+        headers["mcp-session-id"] = begun.headers[b"mcp-session-id"].decode("ascii")
+        await self.ask({"jsonrpc": "2.0", "method": "notifications/initialized"}, headers)
+        return headers
+
+    def transport(self, headers: Mapping[str, str]) -> StreamableHTTPServerTransport:
+        return self._mcp._manager._server_instances[headers["mcp-session-id"]]  # noqa: SLF001 - as its caller
+
     async def ask_whole(
         self, message: object, headers: Mapping[str, str] = PLAIN_HEADERS, *, twice: str | None = None
     ) -> HttpAnswer | None:
         """Return the answer to a request, with one header ``twice``; None if ASGI has to serve it."""
         lines = self._lines(headers, twice)
-        connection = HeldConnections().hold(self.hub.authenticator.identify(self._token).name)
+        connection = HeldConnections().hold(self.hub.authenticator.identify(self.token).name)
         body = json.dumps(message).encode()
         work = self._guard.begin(WholeRequest(lines, "127.0.0.1", connection, b"/mcp", b"", body))
         return None if work is None else await work
@@ -383,9 +400,10 @@ def test_whatever_is_plain_the_sdk_answers_alike(
             return replies
 
     ours, sdks = asyncio.run(both())
-    # What is not JSON-RPC reaches neither of the two.
-    is_message = message["jsonrpc"] == "2.0" and isinstance(message["method"], str)
-    assert sdks.by_sdk is is_message
+    # What has a malformed member reaches neither of the two.
+    required = {name: message[name] for name in ("id", "jsonrpc", "method", "params")}
+    assert sdks.by_sdk is registry.load_envelope().is_valid(required)
+    assert sdks.by_sdk or ours is None
     if ours is not None:
         assert comparable(ours) == sdks.comparable()
 
@@ -405,108 +423,174 @@ async def test_a_call_ends_when_its_caller_goes_away(hub: Hub) -> None:
     assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]
 
 
-async def never() -> Message:
-    await asyncio.Event().wait()
-    raise AssertionError
+# --- sessions of the old era --------------------------------------------------------------------------
+
+OLD: Final = "2025-11-25"
+OLD_HEADERS: Final[Mapping[str, str]] = {
+    "content-type": "application/json",
+    "accept": "application/json, text/event-stream",
+}
 
 
-async def answered() -> str:
-    return "an answer"
+def request(method: str, request_id: object = 1, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
 
 
-async def test_the_result_is_returned_and_no_task_waits_any_longer() -> None:
-    before = asyncio.all_tasks()
-    assert await until_disconnected(answered(), never) == "an answer"
-    left = asyncio.all_tasks() - before
-    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), BOUND_S)
+def echo(request_id: object = 1, **params: Any) -> dict[str, Any]:
+    return request(
+        "tools/call", request_id, **({"name": ECHO_NAME, "arguments": {"message": "ping"}} | params)
+    )
 
 
-async def test_no_task_watches_the_client_of_a_short_call() -> None:
-    async def tasks() -> set[asyncio.Task[Any]]:
-        await asyncio.sleep(0)
-        return asyncio.all_tasks()
+OLD_PLAIN: Final[Mapping[str, dict[str, Any]]] = {
+    "a call": echo(),
+    "a text for an id": echo("seven"),
+    "no name": request("tools/call", arguments={}),
+    "arguments that do not fit": echo(arguments={"message": 7}),
+    "arguments in a list": echo(arguments=["ping"]),
+    "an unknown tool": echo(name="echo"),
+    "an alias": echo(name=ECHO_NAME.replace(".", "-")),
+    "a key": echo(_meta={META_IDEMPOTENCY_KEY: "k-1"}),
+    "a member too many": echo() | {"more": 1},
+    "a ping": request("ping"),
+    "a ping without parameters": without(request("ping"), "params"),
+    "a list of tools": request("tools/list"),
+    "an unknown cursor": request("tools/list", cursor="x"),
+    "a list of resources": request("resources/list"),
+    "a list of templates": request("resources/templates/list"),
+    "a list of prompts": request("prompts/list"),
+    "a resource": request("resources/read", uri="fleet://nodes"),
+    "a resource that is not there": request("resources/read", uri="fleet://other"),
+}
+OLD_ODD: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
+    "a progress token": (echo(_meta={"progressToken": 7}), {}),
+    "a tool that waits": (request("tools/call", name="session_events", arguments={}), {}),
+    "a method of the new era": (request("server/discover"), {}),
+    "another method": (request("resources/subscribe", uri="fleet://nodes"), {}),
+    "another beginning": (request("initialize"), {}),
+    "a cursor that is no text": (request("tools/list", cursor=7), {}),
+    "parameters in a list": (echo() | {"params": ["x"]}, {}),
+    "parameters of null": (request("tools/list") | {"params": None}, {}),
+    "a truth for an id": (echo(request_id=True), {}),
+    "an id of null": (echo(None), {}),
+    "another notification": (without(request("notifications/initialized"), "id"), {}),
+    "an end of no call": (without(request("notifications/cancelled", requestId=9), "id"), {}),
+    "an answer": ({"jsonrpc": "2.0", "id": 1, "result": {}}, {}),
+    "no session": (echo(), {"mcp-session-id": "nowhere"}),
+    "an era that there is not": (echo(), {"mcp-protocol-version": "2020-01-01"}),
+    "whole answers alone": (echo(), {"accept": "application/json"}),
+    "another form": (echo(), {"content-type": "text/plain"}),
+}
 
-    assert await until_disconnected(tasks(), never) == asyncio.all_tasks()
+
+@pytest.mark.parametrize("message", OLD_PLAIN.values(), ids=OLD_PLAIN.keys())
+async def test_what_is_plain_in_a_session_is_answered_as_the_sdk_answers_it(
+    hub: Hub, message: dict[str, Any]
+) -> None:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
+        headers = await stage.opened()
+        ours, sdks = await stage.ask_whole(message, headers), await stage.ask(message, headers)
+    assert ours is not None
+    assert (ours.status, sdks.status) == (200, 200)
+    (event,) = [line[6:] for line in sdks.body.splitlines() if line.startswith(b"data: ")]
+    assert json.loads(ULID.sub(b"(a ULID)", ours.body)) == json.loads(ULID.sub(b"(a ULID)", event))
 
 
-async def test_a_disconnect_as_the_work_ends_cancels_nothing_after_it() -> None:
-    watched, gone = asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize(("message", "headers"), OLD_ODD.values(), ids=OLD_ODD.keys())
+async def test_what_is_not_plain_in_a_session_is_left_to_the_sdk(
+    hub: Hub, message: object, headers: Mapping[str, str]
+) -> None:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
+        assert await stage.ask_whole(message, {**await stage.opened(), **headers}) is None
 
-    async def receive() -> Message:
-        watched.set()
-        await gone.wait()
-        return {"type": "http.disconnect"}
 
-    async def ends() -> str:
-        await watched.wait()
-        gone.set()
-        await asyncio.sleep(0)
-        return "too late"
+async def test_a_session_is_its_owners_alone_until_it_ends(hub: Hub) -> None:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
+        headers = await stage.opened()
+        stage.token, own = hub.token(sub="agent-2"), stage.token
+        assert await stage.ask_whole(echo(), headers) is None
+        stage.token = own
+        assert await stage.ask_whole(echo(), headers) is not None
+        await stage.ask(None, headers, method="DELETE")
+        assert await stage.ask_whole(echo(), headers) is None
 
-    assert await asyncio.wait_for(until_disconnected(ends(), receive), BOUND_S) is None
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+
+@pytest.mark.parametrize("end", ["notification", "the end of the session"])
+async def test_a_call_in_a_session_ends_when_its_client_says_so(hub: Hub, end: str) -> None:
+    router = SilentRouter()
+    async with Stage.running(hub, router) as stage:
+        headers = await stage.opened()
+        calling = asyncio.create_task(stage.ask_whole(echo(7), headers))
+        await router.asked.wait()
+        assert await stage.ask_whole(echo(7), headers) is None  # the SDK decides on a second one of that id
+        if end == "notification":
+            note = without(request("notifications/cancelled", requestId=7), "id")
+            assert await stage.ask_whole(note, headers) == HttpAnswer(202, b"")
+        else:
+            await stage.ask(None, headers, method="DELETE")
+        answer = await calling
+        assert answer is not None
+        assert json.loads(answer.body)["error"]["message"] == "Request cancelled"
+    assert router.given_up.is_set()
+    assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]
+
+
+async def test_a_call_in_a_session_goes_on_when_its_client_disconnects(hub: Hub) -> None:
+    router = HeldRouter()
+    async with Stage.running(hub, router) as stage:
+        headers = await stage.opened()
+        calling = asyncio.create_task(stage.ask_whole(echo(), headers))
+        command, answer = await router.next()
+        calling.cancel()
+        await asyncio.wait({calling})
+        answer.set_result(echoed(command))
+        await until(lambda: [line["code"] for line in hub.audited()] == ["ok", "ok"])
+
+
+async def test_a_session_does_not_end_for_want_of_a_request_while_a_call_in_it_is_made(hub: Hub) -> None:
+    router = HeldRouter()
+    async with Stage.running(hub, router) as stage:
+        headers = await stage.opened()
+        # The SDK has no public way to ask when it ends.
+        idle: Any = stage.transport(headers).idle_scope
+        began, left_s = asyncio.get_running_loop().time(), idle.deadline - asyncio.get_running_loop().time()
+        assert SESSION_IDLE_S - BOUND_S < left_s <= SESSION_IDLE_S
+        calling = asyncio.create_task(stage.ask_whole(echo(), headers))
+        command, answer = await router.next()
+        assert idle.deadline == math.inf
+        answer.set_result(echoed(command))
+        assert await calling is not None
+        assert began + SESSION_IDLE_S <= idle.deadline < math.inf
 
 
 async def test_an_error_of_the_work_is_the_callers() -> None:
-    async def fails() -> None:
+    async def fails() -> str:
         raise LookupError
 
     with pytest.raises(LookupError):
-        await until_disconnected(fails(), never)
+        await until_over(asyncio.Event(), fails())
 
 
-async def test_more_of_the_request_is_no_goodbye() -> None:
-    messages: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b""}]
-    ended = asyncio.Event()
+@pytest.mark.parametrize("end", ["disconnect", "cancel"])
+async def test_work_ends_with_its_request_or_with_what_waits_for_it(end: str) -> None:
+    begun, ended, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def receive() -> Message:
-        return messages.pop()
-
-    async def waits() -> Message:
-        try:
-            return await never()
-        finally:
-            ended.set()
-
-    assert await asyncio.wait_for(until_disconnected(waits(), receive), BOUND_S) is None
-    assert messages == []
-    assert ended.is_set()
-
-
-async def test_who_is_ended_from_outside_is_ended_also_when_the_client_has_gone() -> None:
-    begun, gone = asyncio.Event(), asyncio.Event()
-
-    async def receive() -> Message:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def waits() -> Message:
-        begun.set()
-        return await never()
-
-    task = asyncio.create_task(until_disconnected(waits(), receive))
-    await asyncio.wait_for(begun.wait(), BOUND_S)
-    gone.set()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, BOUND_S)
-
-
-async def test_who_is_ended_from_outside_ends_the_work() -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def waits() -> None:
+    async def waits() -> str:
         begun.set()
         try:
-            await never()
+            await asyncio.Event().wait()
         finally:
+            await asyncio.sleep(0)
             ended.set()
+        return "never"
 
-    task = asyncio.create_task(until_disconnected(waits(), never))
+    task = asyncio.create_task(until_over(over, waits()))
     await asyncio.wait_for(begun.wait(), BOUND_S)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, BOUND_S)
+    if end == "disconnect":
+        over.set()
+        assert await asyncio.wait_for(task, BOUND_S) is None
+    else:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, BOUND_S)
     assert ended.is_set()

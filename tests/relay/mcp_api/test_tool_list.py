@@ -1,18 +1,18 @@
 """The pages of ``tools/list``. What clients make of them is in ``test_endpoint``."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from relay.ascii_json import encoded
 from relay.auth.agent_tokens import Caller
 from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.tools import Tool
-from relay.mcp_api.methods import Methods
+from relay.mcp_api.endpoint import Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import (
     MAX_PAGE_BYTES,
@@ -24,13 +24,14 @@ from relay.mcp_api.tool_list import (
     text_of,
     with_documents,
 )
+from relay.observability.ascii_json import encoded
 from relay.settings.config import View
 from relay.state.names import NodeName
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.resource import TelemetryResource
 from schemas.keys import base64url
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE
+from tests.fakes.gateway_calls import parrot
 from tests.fakes.hub import Hub
-from tests.fakes.relay_tools import parrot
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.shipped_kinds import ECHO, KINDS, METRICS
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
@@ -51,6 +52,7 @@ class Stage:
             hub.authenticator,
             resources,
             lambda _rights, _view: {},
+            os.urandom,
         )
 
     async def page(
@@ -180,7 +182,8 @@ def test_a_subscription_streams_to_callers_with_a_progress_token(
     stage: Stage, name: str, meta: object, *, streams: bool
 ) -> None:
     stage.hub.connect(stage.hub.ca.issue(), capabilities=[FOLLOWED])
-    stage.hub.views(stage.hub.gateway(ScriptedRouter()))
+    stage.hub.gateway(ScriptedRouter())
+    stage.hub.make_views()
     assert stage.streams({"params": {"name": name, "_meta": meta}}) is streams
 
 
@@ -201,7 +204,8 @@ def read_bytes(tool: dict[str, Any]) -> int:
 async def test_what_a_model_reads_of_each_verb_of_each_kind_is_short(
     stage: Stage, query: str, most: int
 ) -> None:
-    stage.hub.views(stage.hub.gateway(ScriptedRouter()))
+    stage.hub.gateway(ScriptedRouter())
+    stage.hub.make_views()
     stage.hub.connect(stage.hub.ca.issue(), capabilities=[ECHO, METRICS])
     stage.hub.fleet.rename({NODE_ID: NodeName(TENANT, "x" * 48, ())})
     tools = {tool["_meta"]["edge-kubelet/canonical-name"]: tool for tool in await stage.tools(query)}

@@ -97,9 +97,3 @@ def test_the_number_of_values_is_bounded(reader: UrlOptionReader) -> None:
     assert len(reader.read("nodes=" + ",".join(["a"] * MAX_VALUES)).selection.nodes) == MAX_VALUES
     with pytest.raises(UrlOptionError):
         reader.read("nodes=" + ",".join(["a"] * MAX_VALUES) + "&nodes=a")
-
-
-def test_the_operator_chooses_the_view_of_a_url_without_one() -> None:
-    reader = UrlOptionReader(KindRegistry(), View.KINDS)
-    assert reader.read("").selection.view is View.KINDS
-    assert reader.read("view=tools").selection.view is View.TOOLS

@@ -124,4 +124,4 @@ async def test_cancelling_the_answer_of_a_coroutine_cancels_it() -> None:
     waited = answer_of(waits())
     await began.wait()
     waited.cancel()
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), 30)

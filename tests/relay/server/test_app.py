@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from relay.http.listener import bind
@@ -28,12 +29,20 @@ from schemas.addresses import CONNECT_PATH, BrokerAddress, HostPort
 from schemas.faults import FailedError
 from schemas.files import PRIVATE, write_atomic
 from schemas.frames import SUBPROTOCOL
+from schemas.tls import client_context
 from tests.fakes.issuer import ISSUER, IssuerServer, outside_token
 from tests.fakes.lines import LogLines
+from tests.fakes.metrics_client import metrics_client
+from tests.fakes.ports import unused_port
 
 pytestmark = pytest.mark.integration
 
 BOUND_S = 30
+UNNAMED_PROXY = (
+    "all that a proxy of this machine forwards is limited as one address since 0.3: "
+    "name the proxy in trusted_proxies"
+)
+OLD_METRICS = "/metrics is on the public listener, and will not be in 0.4: set metrics_listen"
 
 
 def config(state: Path, listen: HostPort, broker: BrokerAddress) -> RelayConfig:
@@ -156,16 +165,19 @@ async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_n
 
 
 class Running:
-    """A relay that runs, and a client for its HTTP."""
+    """A relay that runs, and clients for its HTTP and its metrics."""
 
-    def __init__(self, http: httpx2.AsyncClient, address: HostPort, lines: LogLines) -> None:
+    def __init__(
+        self, http: httpx2.AsyncClient, metrics: httpx2.AsyncClient, address: HostPort, lines: LogLines
+    ) -> None:
         self.http = http
+        self.metrics = metrics
         self.address = address
         self.lines = lines
 
     async def faults(self, source: str) -> float:
         """Return how many faults of ``source`` the metrics tell of."""
-        text = (await self.http.get("/metrics")).text
+        text = (await self.metrics.get("/metrics")).text
         families = {family.name: family for family in text_string_to_metric_families(text)}
         samples = families["edge_relay_faults"].samples
         return sum(
@@ -176,23 +188,72 @@ class Running:
 
 
 @asynccontextmanager
-async def running_relay(state: Path) -> AsyncIterator[Running]:
+async def running_relay(state: Path, port: int = 0, **changed: Any) -> AsyncIterator[Running]:
     CertificateAuthority(state / "ca", now_ms, os.urandom).create()
     lines = LogLines()
-    with bind(HostPort("127.0.0.1", 0)) as listener:
+    with bind(HostPort("127.0.0.1", port)) as listener:
         listener.listen()
         address = HostPort(*listener.getsockname())
-        wanted = config(state, address, BrokerAddress("127.0.0.1", 1))
+        usual = replace(
+            config(state, address, BrokerAddress("127.0.0.1", 1)), metrics_listen=state / "metrics.sock"
+        )
+        wanted = replace(usual, **changed)
         task = asyncio.create_task(run_relay(wanted, listener, lines))
         async with (
             asyncio.timeout(BOUND_S),
             httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+            metrics_client(state / "metrics.sock") as metrics,
         ):
             await lines.until("relay started")
-            yield Running(http, address, lines)
+            yield Running(http, metrics, address, lines)
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+async def test_metrics_have_a_listener_of_their_own_and_are_nowhere_else(tmp_path: Path) -> None:
+    async with running_relay(tmp_path) as relay:
+        page = await relay.metrics.get("/metrics")
+        others = [await relay.metrics.get(path) for path in ("/healthz", "/mcp", "/schemas/")]
+        public = await relay.http.get("/metrics")
+    assert (page.status_code, page.headers["content-type"][:25]) == (200, "text/plain; version=0.0.4")
+    assert "edge_relay_ready 0.0" in page.text
+    assert [answer.status_code for answer in others] == [404] * 3
+    assert (public.status_code, "edge_relay" in public.text) == (404, False)
+    assert not relay.lines.entries(OLD_METRICS)
+
+
+async def test_metrics_on_an_address_are_read_under_the_names_of_loopback_alone(tmp_path: Path) -> None:
+    listen = HostPort("127.0.0.1", unused_port())
+    async with (
+        running_relay(tmp_path, metrics_listen=listen),
+        httpx2.AsyncClient(base_url=f"http://{listen}", trust_env=False) as http,
+    ):
+        hosts = (str(listen), "localhost:1", "evil.example", f"127.0.0.1.evil.example:{listen.port}")
+        answers = [await http.get("/metrics", headers={"Host": host}) for host in hosts]
+        with pytest.raises(InvalidStatus):
+            await connect(f"ws://{listen}/metrics")
+    assert [answer.status_code for answer in answers] == [200, 200, 421, 421]
+
+
+async def test_a_relay_that_serves_tls_has_metrics_where_they_were_and_warns_of_it(tmp_path: Path) -> None:
+    state, port = StateFiles(tmp_path), unused_port()
+    tls = {"public_url": f"https://127.0.0.1:{port}", "tls": state.own_tls, "own_root": True}
+    async with running_relay(tmp_path, port, metrics_listen=None, **tls) as relay:
+        roots = CertificateAuthority(state.ca, now_ms, os.urandom).servers.roots()
+        context = client_context("".join(roots))
+        async with httpx2.AsyncClient(verify=context, trust_env=False) as http:
+            local = await http.get(f"https://127.0.0.1:{port}/metrics")
+        line = await relay.lines.until(OLD_METRICS)
+    assert (local.status_code, line["level"]) == (200, "warning")
+
+
+async def test_a_relay_behind_a_proxy_of_its_machine_that_is_not_named_says_what_to_set(
+    tmp_path: Path,
+) -> None:
+    async with running_relay(tmp_path, public_url="https://relay.example") as relay:
+        line = await relay.lines.until(UNNAMED_PROXY)
+    assert line["level"] == "warning"
 
 
 def planted(*_arguments: object) -> NoReturn:
@@ -210,7 +271,7 @@ async def test_a_bug_in_an_http_handler_is_logged_once_and_counted(
     async with running_relay(tmp_path) as relay:
         with monkeypatch.context() as bug:
             bug.setattr(Metrics, "render", planted)
-            answers = [await relay.http.get("/metrics") for _ in range(3)]
+            answers = [await relay.metrics.get("/metrics") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [500] * 3
         assert "planted" not in answers[0].text
         assert await relay.faults("uvicorn") == 3

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Decisions in the audit: each once, in their order, also when the disk takes them late."""
 
 import asyncio
 from contextlib import suppress
@@ -89,7 +89,7 @@ def test_beyond_the_bound_a_decision_is_logged_and_those_before_it_stay(
     assert [kid for _, kid in audited(hub)] == ["a", "b", "d"]
 
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 class Part:

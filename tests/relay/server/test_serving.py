@@ -1,4 +1,4 @@
-"""TODO."""
+"""Settings that change while the relay runs, and how the process serves: collector, signals, start."""
 
 import asyncio
 import os
@@ -12,11 +12,10 @@ import pytest
 from relay.server.serving import RelaySettings, ReloadSource
 from relay.settings.config import EnvelopeMode, RelayConfig, View
 from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
-from schemas.log_level import LogLevel
+from schemas.lines import LogLevel
 from schemas.process.logs import make_logger
-from schemas.process.service_manager import ServiceManager
-from schemas.process.settings_reload import SettingsReload
-from schemas.settings_sources import read_sources
+from schemas.process.service_manager import ServiceManager, SettingsReload
+from schemas.settings import read_sources
 from tests.fakes.lines import LogLines
 
 BROKER = 'broker = "127.0.0.1:1883"\n'
@@ -66,7 +65,7 @@ async def test_what_reloads_is_applied_and_what_does_not_is_named(stage: Stage) 
 async def test_every_setting_that_reloads_is_taken(stage: Stage) -> None:
     stage.write(
         'agent_rps = 7\nagent_concurrency = 2\ncaller_timeout = "5s"\nenvelope = "shadow"\n'
-        'default_view = "kinds"\nlog_level = "error"\n'
+        'default_view = "kinds"\nlog_level = "error"\naudit_keep = "30d"\naudit_sync = "always"\n'
     )
     await stage.reload.reload()
     [config] = stage.applied

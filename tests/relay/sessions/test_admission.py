@@ -11,11 +11,17 @@ from websockets.typing import Subprotocol
 
 from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
-from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
+from schemas.frames import (
+    MAX_FRAME_BYTES,
+    MAX_FRAME_BYTES_BEFORE_WELCOME,
+    SUBPROTOCOL_1_1,
+    SUBPROTOCOL_1_2,
+    FrameReader,
+)
 from schemas.registry import SchemaRegistry
-from tests.fakes.asgi_socket import AsgiSocket
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import Hub
+from tests.fakes.scripted_socket import ScriptedSocket
 from tests.fakes.serving import Server
 from tests.fakes.session_stage import BOUND_S, Stage, admit, command, failure, goes_on
 from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa
@@ -38,6 +44,18 @@ async def test_a_node_that_answers_the_challenge_is_welcome(stage: Stage) -> Non
         assert stage.known().connected
         assert stage.sessions_counted("opened") == 1
         assert stage.hub.counted("nodes_connected") == 1
+
+
+@pytest.mark.parametrize(
+    ("spoken", "named"),
+    [(SUBPROTOCOL_1_1, None), (SUBPROTOCOL_1_2, ["system.echo", "system.metrics"])],
+)
+async def test_from_protocol_1_2_on_a_node_is_told_which_kinds_there_are(
+    stage: Stage, spoken: str, named: list[str] | None
+) -> None:
+    async with stage.end(subprotocols=(spoken,)) as end:
+        welcome = await end.authenticate()
+        assert welcome.payload.get("kinds") == named
 
 
 @pytest.mark.parametrize(
@@ -84,6 +102,7 @@ async def test_a_revoked_node_is_closed_with_4003(
     hub.close()
 
 
+@pytest.mark.holds("RFC-0005/7/ws-auth")
 async def test_a_node_that_does_not_answer_in_time_is_closed_with_4001(
     hub: Hub, reader: FrameReader, server: Server
 ) -> None:
@@ -112,7 +131,7 @@ async def test_what_is_no_answer_to_the_challenge_is_closed_with_4009(stage: Sta
         await end.send_raw(raw)
         assert await end.until_closed() == (4009, [])
         assert stage.sessions_counted("refused_protocol") == 1
-        assert stage.hub.fleet.nodes_of(TENANT) == []
+        assert stage.hub.nodes_of(TENANT) == []
 
 
 @pytest.mark.parametrize("protocols", [None, ["mqtt"], ["edge-kubelet.v2"]])
@@ -137,14 +156,14 @@ async def test_a_node_that_goes_before_it_answers_leaves_nothing(stage: Stage) -
 
 async def test_a_node_that_goes_before_its_welcome_is_not_connected(hub: Hub) -> None:
     sessions = hub.sessions()
-    # Accepted, challenged, and then no more.
-    socket = AsgiSocket(breaks_at=2)
-    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    # Challenged, and then no more.
+    socket = ScriptedSocket(breaks_at=1)
+    serving_it = asyncio.create_task(sessions.serve(socket))
     async with asyncio.timeout(BOUND_S):
         await admit(socket, hub.ca.issue())
         await serving_it
     assert hub.counted("nodes_connected") == 0
-    assert not hub.fleet.nodes_of(TENANT)[0].connected
+    assert not hub.nodes_of(TENANT)[0].connected
     with pytest.raises(ToolError) as caught:
         await sessions.run(command())
     assert caught.value.failure is Failure.NODE_OFFLINE

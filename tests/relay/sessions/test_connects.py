@@ -264,7 +264,7 @@ async def test_the_queue_goes_on_after_it_was_empty() -> None:
     connects = Connects()
     for name in "ab":
         connects.come(name)
-        await asyncio.wait_for(asyncio.gather(*connects.tasks), 5)
+        await asyncio.wait_for(asyncio.gather(*connects.tasks), 30)
     assert connects.done == list("ab")
 
 

@@ -9,13 +9,11 @@ from threading import Event
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import WebSocketRoute
+import rfc8785
 
 from relay.pki.authority import EndorsedRoots
 from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
-from schemas.addresses import CONNECT_PATH
 from schemas.certificates import make_csr, verify_leaf
 from schemas.errors import ToolError
 from schemas.frames import SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPROTOCOLS, FrameReader
@@ -28,11 +26,11 @@ from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa, csr_of
 from tests.fakes.serving import Server
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode, key_named
-from tests.fakes.work_counts import WorkCounts
+from tests.fakes.view_stage import WorkCounts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 10
+BOUND_S = 30
 HALF_A_LIFE_MS = 45 * DAY_MS
 HOUR_MS = 3_600_000
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
@@ -48,7 +46,7 @@ class Stage:
         self.sessions = hub.sessions(authority=real.ca)
         self._address = server.address
         self._reader = reader
-        server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self.sessions.serve)])
+        server.serve_socket = self.sessions.serve
 
     @asynccontextmanager
     async def open(
@@ -97,6 +95,24 @@ async def test_a_heartbeat_is_answered_with_what_the_broker_sent_last(
         stage.hub.fleet.inventory.received(NODE_ID, b"a manifest")
         answer = await asked(end, "heartbeat", PAYLOADS["heartbeat"])
     assert answer.get("broker_etag") == (etag_of(b"a manifest") if named else None)
+
+
+@pytest.mark.parametrize("by_broker_first", [False, True])
+async def test_what_a_connected_node_signs_bears_out_a_clock_that_was_set(
+    stage: Stage, *, by_broker_first: bool
+) -> None:
+    clock = stage.hub.judged_by
+    async with stage.open() as end:
+        clock()
+        stage.hub.clock.step(DAY_MS)
+        clock()
+        assert not clock.is_trusted()
+        manifest = stage.manifest(stage.node)
+        if by_broker_first:
+            stage.hub.fleet.offer_manifest(NODE_ID, rfc8785.dumps(manifest), "broker")
+            assert not clock.is_trusted()
+        await asked(end, "announce", manifest)
+        assert clock.is_trusted()
 
 
 @pytest.mark.parametrize(
@@ -341,7 +357,7 @@ class Held(NoAuthority):
 def held(stage: Stage, server: Server) -> Iterator[Held]:
     held = Held(stage.real)
     stage.sessions = stage.hub.sessions(authority=held)
-    server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, stage.sessions.serve)])
+    server.serve_socket = stage.sessions.serve
     stage.hub.clock.advance(HALF_A_LIFE_MS)
     yield held
     held.free.set()
@@ -459,7 +475,7 @@ async def test_a_node_that_is_shut_out_as_it_retires_is_told_first_that_it_is_do
     stage: Stage, server: Server
 ) -> None:
     stage.sessions = stage.hub.sessions(authority=RevokedFirst(stage))
-    server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, stage.sessions.serve)])
+    server.serve_socket = stage.sessions.serve
     async with stage.open() as end:
         await end.send("retire", {})
         code, frames = await end.until_closed()

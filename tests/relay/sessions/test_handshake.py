@@ -10,8 +10,9 @@ from schemas.error_roots import PeerError
 from schemas.frames import Frame, FrameReader
 from schemas.session import CloseCode, DropReason, PeerProtocolError
 from schemas.tokens import TokenReason
+from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.frames import frame_text
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.hub import Hub
 from tests.fakes.node_end import device_token
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedNode, key_named
 
@@ -26,7 +27,8 @@ def node(hub: Hub) -> SimulatedNode:
 
 @pytest.fixture
 def handshake(hub: Hub) -> Handshake:
-    return hub.handshake()
+    hub.sessions()
+    return hub.handshake
 
 
 def auth(reader: FrameReader, node: SimulatedNode, token: str, **members: Any) -> Frame:
@@ -108,7 +110,7 @@ def test_who_only_has_the_public_leaf_gets_no_further(
     challenge = handshake.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge, key=THIEF))
     assert refusal(handshake, frame, challenge["nonce"])[0] == "token_signature"
-    (known,) = hub.fleet.nodes_of(node.tenant)
+    (known,) = hub.nodes_of(node.tenant)
     assert known.manifest is not None
     assert known.manifest.wire == wire
 
@@ -156,7 +158,7 @@ def test_what_the_server_closed_by_itself_is_audited(
 def test_dropped_frames_are_counted_by_reason(hub: Hub, faults: PeerFaults) -> None:
     class Dropping:
         def take_dropped(self) -> dict[DropReason, int]:
-            return {DropReason.OVER_RATE: 3, DropReason.UNASKED: 1}
+            return {DropReason.OVER_RATE: 3, DropReason.UNSOLICITED: 1}
 
     connection: Any = Dropping()
     faults.dropped(NODE_ID, connection)

@@ -175,6 +175,7 @@ async def test_nothing_is_sent_to_a_node_that_is_not_welcome_yet(stage: Stage) -
         assert await failure(stage.run()) is Failure.NODE_OFFLINE
 
 
+@pytest.mark.holds("RFC-0005/7/deadline")
 async def test_without_an_answer_the_deadline_ends_the_call_and_the_node_is_told(stage: Stage) -> None:
     async with stage.open() as end:
         task = stage.run(command(deadline_ms=20))
@@ -184,6 +185,7 @@ async def test_without_an_answer_the_deadline_ends_the_call_and_the_node_is_told
         assert (cancelled.in_reply_to, cancelled.payload) == (frame.msg_id, {"reason": "deadline"})
 
 
+@pytest.mark.holds("RFC-0005/7/handler")
 @pytest.mark.parametrize(
     ("subprotocols", "deadline_ms"),
     [
@@ -312,6 +314,7 @@ async def test_another_node_supersedes_no_session(stage: Stage) -> None:
         assert stage.hub.counted("nodes_connected") == 2
 
 
+@pytest.mark.holds("RFC-0005/7/late-ack")
 async def test_a_late_answer_is_dropped_and_stands_in_the_audit(stage: Stage) -> None:
     async with stage.open() as end:
         task = stage.run(command(deadline_ms=20))
@@ -380,6 +383,7 @@ async def test_one_node_cannot_answer_for_another(stage: Stage) -> None:
         assert await answer(task) == {"ok": True, "result": RESULT}
 
 
+@pytest.mark.holds("RFC-0005/6.4/fresh-msg-id")
 async def test_the_process_that_resumes_gets_what_it_has_not_answered_under_the_same_id(
     stage: Stage,
 ) -> None:
@@ -397,6 +401,11 @@ async def test_the_process_that_resumes_gets_what_it_has_not_answered_under_the_
         await again.acknowledge(second, RESULT)
         assert await answer(task) == {"ok": True, "result": RESULT}
         assert stage.sessions_counted("resumed") == 1
+        another = stage.run()
+        fresh = await again.receive("cmd")
+        assert fresh.msg_id > first.msg_id
+        await again.acknowledge(fresh, RESULT)
+        assert await answer(another) == {"ok": True, "result": RESULT}
 
 
 async def test_a_resumed_command_is_answered_once(stage: Stage) -> None:
@@ -433,6 +442,7 @@ async def test_what_is_past_its_deadline_is_not_sent_again(stage: Stage) -> None
     task.cancel()
 
 
+@pytest.mark.holds("RFC-0005/12/no-auto-retry")
 @pytest.mark.parametrize(
     ("boot_id", "resumes"),
     [

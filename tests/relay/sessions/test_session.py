@@ -5,9 +5,8 @@ import json
 from typing import Any, cast
 
 import pytest
-from starlette.websockets import WebSocketDisconnect
 
-from relay.http.websocket_protocol import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
+from relay.http.websocket_protocol import SocketClosedError
 from relay.routing.port import Command, CommandAnswer
 from relay.sessions.frame_handlers import heartbeat_interval_ms
 from relay.sessions.node_sessions import cmd_payload
@@ -19,83 +18,34 @@ from schemas.payloads import CmdAck, Welcome
 from schemas.registry import SchemaRegistry
 from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
-from tests.fakes.asgi_socket import AsgiSocket
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import COMMAND, PAYLOADS, frame_text, message_id
+from tests.fakes.scripted_socket import ScriptedSocket
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
 ULIDS = UlidSource(FakeClock(NOW_MS), bytes)
 
 
-class ScriptedTexts:
-    """The texts of a connection past ASGI.
-
-    Attributes:
-        takes: whether texts are sent at once.
-        sent: those that were.
-        handler: what texts are offered to.
-    """
-
-    def __init__(self) -> None:
-        self.takes = True
-        self.sent: list[str] = []
-        self.handler: TextHandler | None = None
-
-    def send_now(self, text: str) -> bool:
-        if self.takes:
-            self.sent.append(text)
-        return self.takes
-
-    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
-        self.handler, self.may_wait = handler, may_wait
-
-    def arrive(self, socket: AsgiSocket, text: str) -> None:
-        """Let a text arrive, as the server does."""
-        assert self.handler is not None
-        handled = self.handler(text)
-        if handled is not None:
-            socket.put({"type": "websocket.receive", "text": text, HANDLED_IN_MESSAGE: handled})
-
-
-async def opened_past_asgi(
-    socket: AsgiSocket, reader: FrameReader
-) -> tuple[NodeConnection, ScriptedTexts, list[str]]:
-    """Return an open connection, its texts, and the types of the frames that were handled as they arrived."""
-    texts, handled = ScriptedTexts(), list[str]()
-    socket.websocket.scope[TEXTS_IN_SCOPE] = texts
-    connection = await opened(socket, reader)
-    texts.sent.clear()
-
-    def handle(frame: Frame) -> bool:
-        if frame.type == "cmd_ack":
-            handled.append(frame.type)
-        return frame.type == "cmd_ack"
-
-    connection.handle_frames(handle)
-    return connection, texts, handled
-
-
-async def opened(socket: AsgiSocket, reader: FrameReader) -> NodeConnection:
+async def opened(socket: ScriptedSocket, reader: FrameReader) -> NodeConnection:
     """Return a link whose handshake is done, and forget what was said in it."""
-    link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
-    await socket.websocket.accept()
+    link = NodeConnection(socket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
     await link.send_text(link.encoded("challenge", PAYLOADS["challenge"], message_id(1)))
-    socket.put_text(frame_text("auth", 2, answers=1))
+    socket.put(frame_text("auth", 2, answers=1))
     await link.receive()
     await link.welcome(cast("Welcome", PAYLOADS["welcome"]), message_id(2))
     socket.sent.clear()
     return link
 
 
-def texts(socket: AsgiSocket) -> list[dict[str, Any]]:
-    return [json.loads(message["text"]) for message in socket.sent if "text" in message]
+def texts(socket: ScriptedSocket) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in socket.sent]
 
 
 async def test_a_link_is_open_from_the_welcome_to_the_end(reader: FrameReader) -> None:
-    socket = AsgiSocket()
-    fresh = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
-    opened_link = await opened(AsgiSocket(), reader)
+    socket = ScriptedSocket()
+    fresh = NodeConnection(socket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
+    opened_link = await opened(ScriptedSocket(), reader)
     states = [fresh.is_open, opened_link.is_open]
     await opened_link.close(CloseCode.NORMAL)
     states.append(opened_link.is_open)
@@ -103,7 +53,7 @@ async def test_a_link_is_open_from_the_welcome_to_the_end(reader: FrameReader) -
 
 
 async def test_what_is_sent_has_a_new_id_which_the_sender_learns(reader: FrameReader) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
     msg_id = await link.send("heartbeat_ack", {"server_time_ms": NOW_MS}, message_id(9))
     assert texts(socket) == [
@@ -117,40 +67,40 @@ async def test_what_is_sent_has_a_new_id_which_the_sender_learns(reader: FrameRe
 
 
 async def test_a_frame_comes_in_as_what_it_is(reader: FrameReader) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
-    socket.put_text(frame_text("heartbeat", 7))
+    socket.put(frame_text("heartbeat", 7))
     frame = await link.receive()
     assert frame is not None
     assert (frame.type, frame.msg_id, frame.payload) == ("heartbeat", message_id(7), PAYLOADS["heartbeat"])
 
 
 async def test_dropped_answers_are_counted_until_the_count_is_taken(reader: FrameReader) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
     await link.send_text(link.encoded("cmd", PAYLOADS["cmd"], message_id(5)))
     link.forget(message_id(5))
     for _ in range(2):
-        socket.put_text(frame_text("cmd_ack", 6, answers=5))
+        socket.put(frame_text("cmd_ack", 6, answers=5))
         assert await link.receive() is None
     assert link.take_dropped() == {"unasked": 2}
     assert link.take_dropped() == {}
 
 
 async def test_a_binary_frame_breaks_the_protocol(reader: FrameReader) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
-    socket.put({"type": "websocket.receive", "bytes": frame_text("heartbeat").encode()})
+    socket.put(frame_text("heartbeat").encode())
     with pytest.raises(ProtocolError) as caught:
         await link.receive()
     assert caught.value.code is CloseCode.PROTOCOL_VIOLATION
 
 
 async def test_a_connection_that_ends_is_told_with_its_code(reader: FrameReader) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
-    socket.put({"type": "websocket.disconnect", "code": 1006})
-    with pytest.raises(WebSocketDisconnect) as caught:
+    socket.put(1006)
+    with pytest.raises(SocketClosedError) as caught:
         await link.receive()
     assert caught.value.code == 1006
 
@@ -166,32 +116,31 @@ async def test_a_connection_that_ends_is_told_with_its_code(reader: FrameReader)
 async def test_closing_says_goodbye_where_there_is_a_word_for_it(
     reader: FrameReader, code: CloseCode, goodbyes: list[str]
 ) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
     await link.close(code)
     assert not link.is_open
     assert [text["payload"]["reason"] for text in texts(socket)] == goodbyes
-    assert (socket.sent[-1]["type"], socket.sent[-1]["code"]) == ("websocket.close", code)
+    assert socket.closes == [code]
 
 
 async def test_before_the_handshake_a_node_can_be_told_to_come_again(reader: FrameReader) -> None:
-    socket = AsgiSocket()
-    link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
-    await socket.websocket.accept()
+    socket = ScriptedSocket()
+    link = NodeConnection(socket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
     await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=1500)
     assert [text["payload"] for text in texts(socket)] == [
         {"reason": "over_capacity", "retry_after_ms": 1500}
     ]
-    assert socket.sent[-1]["code"] == CloseCode.OVER_CAPACITY
+    assert socket.closes == [CloseCode.OVER_CAPACITY]
 
 
 async def test_closing_twice_or_what_is_already_gone_is_nothing(reader: FrameReader) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
     await link.close(CloseCode.SUPERSEDED)
     await link.close(CloseCode.SUPERSEDED)
-    assert len([message for message in socket.sent if message["type"] == "websocket.close"]) == 1
-    broken = AsgiSocket()
+    assert len(socket.closes) == 1
+    broken = ScriptedSocket()
     link = await opened(broken, reader)
     broken.breaks_at = 0
     await link.close(CloseCode.SUPERSEDED)
@@ -199,7 +148,7 @@ async def test_closing_twice_or_what_is_already_gone_is_nothing(reader: FrameRea
 
 
 async def test_nothing_is_sent_after_the_end(reader: FrameReader) -> None:
-    socket = AsgiSocket()
+    socket = ScriptedSocket()
     link = await opened(socket, reader)
     await link.close(CloseCode.PROTOCOL_VIOLATION)
     with pytest.raises(ProtocolError):
@@ -207,31 +156,26 @@ async def test_nothing_is_sent_after_the_end(reader: FrameReader) -> None:
     assert texts(socket) == []
 
 
-# --- past ASGI ----------------------------------------------------------------------------------------
+def handles_answers(connection: NodeConnection) -> list[str]:
+    """Have answers to commands handled as they arrive; return the types of those that were."""
+    handled: list[str] = []
 
+    def handle(_connection: NodeConnection, frame: Frame) -> bool:
+        if frame.type == "cmd_ack":
+            handled.append(frame.type)
+        return frame.type == "cmd_ack"
 
-async def test_a_text_is_sent_past_asgi_unless_that_has_to_wait(reader: FrameReader) -> None:
-    socket = AsgiSocket()
-    connection, past_asgi, _ = await opened_past_asgi(socket, reader)
-    await connection.send_text("first")
-    past_asgi.takes = False
-    await connection.send_text("second")
-    assert past_asgi.sent == ["first"]
-    assert [message["text"] for message in socket.sent] == ["second"]
-
-
-async def test_the_scope_does_not_refer_to_the_connection(reader: FrameReader) -> None:
-    socket = AsgiSocket()
-    await opened_past_asgi(socket, reader)
-    assert TEXTS_IN_SCOPE not in socket.websocket.scope
+    connection.handle_frames(handle)
+    return handled
 
 
 async def test_a_frame_is_handled_as_it_arrives_or_received_once(reader: FrameReader) -> None:
-    socket = AsgiSocket()
-    connection, past_asgi, handled = await opened_past_asgi(socket, reader)
+    socket = ScriptedSocket()
+    connection = await opened(socket, reader)
+    handled = handles_answers(connection)
     await connection.send_text(connection.encoded("cmd", PAYLOADS["cmd"], message_id(5)))
-    past_asgi.arrive(socket, frame_text("cmd_ack", 6, answers=5))
-    past_asgi.arrive(socket, frame_text("heartbeat", 7))
+    socket.put(frame_text("cmd_ack", 6, answers=5))
+    socket.put(frame_text("heartbeat", 7))
     frame = await connection.receive()
     assert handled == ["cmd_ack"]
     assert frame is not None
@@ -240,20 +184,19 @@ async def test_a_frame_is_handled_as_it_arrives_or_received_once(reader: FrameRe
 
 
 async def test_a_dropped_frame_is_received_as_nothing(reader: FrameReader) -> None:
-    socket = AsgiSocket()
-    connection, past_asgi, handled = await opened_past_asgi(socket, reader)
-    past_asgi.arrive(socket, frame_text("cmd_ack", 6, answers=5))
+    socket = ScriptedSocket()
+    connection = await opened(socket, reader)
+    handled = handles_answers(connection)
+    socket.put(frame_text("cmd_ack", 6, answers=5))
     assert await connection.receive() is None
     assert connection.take_dropped() == {"unasked": 1}
     assert handled == []
 
 
-async def test_what_breaks_the_protocol_as_it_arrives_is_raised_when_it_is_received(
-    reader: FrameReader,
-) -> None:
-    socket = AsgiSocket()
-    connection, past_asgi, _ = await opened_past_asgi(socket, reader)
-    past_asgi.arrive(socket, "{}")
+async def test_what_breaks_the_protocol_is_raised_when_it_is_received(reader: FrameReader) -> None:
+    socket = ScriptedSocket()
+    connection = await opened(socket, reader)
+    socket.put("{}")
     with pytest.raises(PeerProtocolError):
         await connection.receive()
 

@@ -1,20 +1,25 @@
 """How a relay ends sessions: the protocol broken, too many connections, a leaf revoked."""
 
 import asyncio
+import gc
 import json
+from collections import Counter
 
 import pytest
-from starlette.types import Message
 
+from relay.http.http_protocol import BoundedHttp
+from relay.http.websocket_protocol import BoundedWebSocket
 from relay.sessions.connects import ConnectLimiter
+from relay.sessions.session import NodeConnection
 from schemas.errors import Failure
 from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.identity import Identity
 from schemas.session import CloseCode
-from tests.fakes.asgi_socket import AsgiSocket
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import OTHER_BOOT_ID
+from tests.fakes.polling import until
+from tests.fakes.scripted_socket import ScriptedSocket
 from tests.fakes.serving import Server
 from tests.fakes.session_stage import BOUND_S, Stage, admit, command, failure, goes_on
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
@@ -62,6 +67,26 @@ async def test_after_a_goodbye_the_relay_closes_in_good_order(stage: Stage) -> N
     assert await failure(stage.run()) is Failure.NODE_OFFLINE
 
 
+def parts_of_connections() -> Counter[type]:
+    """Count what a node's connection consists of, as far as it is in memory."""
+    parts = (BoundedHttp, BoundedWebSocket, NodeConnection)
+    return Counter(type(each) for each in gc.get_objects() if type(each) in parts)
+
+
+async def test_a_lost_connection_leaves_nothing_to_the_garbage_collector(stage: Stage) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = parts_of_connections()
+        async with stage.open() as end:
+            await goes_on(end)
+            assert parts_of_connections() > before
+        await stage.until_ended()
+        await until(lambda: parts_of_connections() == before)
+    finally:
+        gc.enable()
+
+
 async def test_a_relay_that_is_overrun_says_when_to_come_again_before_it_asks_who_it_is(
     hub: Hub, reader: FrameReader, server: Server
 ) -> None:
@@ -81,11 +106,11 @@ async def test_one_address_keeps_no_other_out(hub: Hub) -> None:
     sessions = hub.sessions(connect_limiter=ConnectLimiter(rate=0.001, burst=2))
     last: list[str] = []
     for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2"):
-        socket = AsgiSocket(address=address)
-        serving_it = asyncio.create_task(sessions.serve(socket.websocket))
-        socket.put({"type": "websocket.disconnect", "code": 1006})
+        socket = ScriptedSocket(address=address)
+        serving_it = asyncio.create_task(sessions.serve(socket))
+        socket.put(1006)
         await asyncio.wait_for(serving_it, BOUND_S)
-        last.append(json.loads(socket.sent[1]["text"])["type"])
+        last.append(json.loads(socket.sent[0])["type"])
     assert last == ["challenge", "bye", "challenge"]
 
 
@@ -94,17 +119,17 @@ def is_any_node(_leaf: Identity) -> bool:
 
 
 async def test_a_frame_on_its_way_when_the_relay_closes_breaks_no_protocol(hub: Hub) -> None:
-    sessions, socket = hub.sessions(), AsgiSocket()
-    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    sessions, socket = hub.sessions(), ScriptedSocket()
+    serving_it = asyncio.create_task(sessions.serve(socket))
     async with asyncio.timeout(BOUND_S):
         await admit(socket, hub.ca.issue())
-        while len(socket.sent) < 3:  # noqa: ASYNC110 - the event is in the application under test
+        while len(socket.sent) < 2:  # noqa: ASYNC110 - the event is in the application under test
             await asyncio.sleep(0)
         sessions.end_sessions(is_any_node, CloseCode.REVOKED)
-        while socket.sent[-1]["type"] != "websocket.close":  # noqa: ASYNC110 - as above
+        while not socket.closes:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
-        socket.put_text(frame_text("heartbeat"))
-        socket.put({"type": "websocket.disconnect", "code": 4003})
+        socket.put(frame_text("heartbeat"))
+        socket.put(4003)
         await serving_it
     assert hub.counted("sessions_total", event="protocol_violation") == 0
     assert not hub.audit_file.read_text()
@@ -159,11 +184,11 @@ async def test_only_the_leaves_that_are_meant_are_shut_out(stage: Stage) -> None
 async def test_a_command_on_a_connection_that_breaks_under_it_is_waited_for_until_its_deadline(
     hub: Hub,
 ) -> None:
-    node, sessions, socket = hub.ca.issue(), hub.sessions(), AsgiSocket()
-    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    node, sessions, socket = hub.ca.issue(), hub.sessions(), ScriptedSocket()
+    serving_it = asyncio.create_task(sessions.serve(socket))
     async with asyncio.timeout(BOUND_S):
         await admit(socket, node)
-        while len(socket.sent) < 3:  # noqa: ASYNC110 - as above
+        while len(socket.sent) < 2:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
         socket.breaks_at = 0  # whatever is sent from now on
         # It may have arrived in part, and the same process may come back for it: not offline.
@@ -171,26 +196,26 @@ async def test_a_command_on_a_connection_that_breaks_under_it_is_waited_for_unti
             await failure(asyncio.create_task(sessions.run(command(deadline_ms=20))))
             is Failure.DEADLINE_EXCEEDED
         )
-        socket.put({"type": "websocket.disconnect", "code": 1006})
+        socket.put(1006)
         await serving_it
     assert hub.counted("nodes_connected") == 0
 
 
 async def test_a_command_to_a_node_that_does_not_read_ends_at_its_deadline(hub: Hub) -> None:
     node, sessions, socket = hub.ca.issue(), hub.sessions(), StoppedSocket("cmd")
-    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    serving_it = asyncio.create_task(sessions.serve(socket))
     async with asyncio.timeout(BOUND_S):
         await admit(socket, node)
-        while len(socket.sent) < 3:  # noqa: ASYNC110 - as above
+        while len(socket.sent) < 2:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
         task = asyncio.create_task(sessions.run(command(deadline_ms=20)))
         await socket.stopped.wait()
         assert await failure(task) is Failure.DEADLINE_EXCEEDED
-        socket.put({"type": "websocket.disconnect", "code": 1006})
+        socket.put(1006)
         await serving_it
 
 
-class StoppedSocket(AsgiSocket):
+class StoppedSocket(ScriptedSocket):
     """A connection whose other end stops reading with one type of frame, until the test lets it go on."""
 
     def __init__(self, type_: str = "welcome") -> None:
@@ -199,51 +224,43 @@ class StoppedSocket(AsgiSocket):
         self.stopped = asyncio.Event()
         self.goes_on = asyncio.Event()
 
-    async def _send(self, message: Message) -> None:
-        if self._type in message.get("text", ""):
+    async def send(self, text: str) -> None:
+        if self._type in text:
             self.stopped.set()
             await self.goes_on.wait()
-        await super()._send(message)
+        await super().send(text)
 
 
 async def test_who_is_shut_out_while_the_welcome_is_on_its_way_is_not_connected_afterwards(hub: Hub) -> None:
     node, sessions, socket = hub.ca.issue(), hub.sessions(), StoppedSocket()
-    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    serving_it = asyncio.create_task(sessions.serve(socket))
     async with asyncio.timeout(BOUND_S):
         await admit(socket, node)
         await socket.stopped.wait()
         assert sessions.end_sessions(is_any_node, CloseCode.REVOKED) == [NODE_ID]
         socket.goes_on.set()
-        socket.put({"type": "websocket.disconnect", "code": 4003})
+        socket.put(4003)
         await serving_it
-    assert not hub.fleet.nodes_of(TENANT)[0].connected
+    assert not hub.nodes_of(TENANT)[0].connected
     assert hub.counted("nodes_connected") == 0
 
 
 async def test_no_command_overtakes_the_welcome(hub: Hub) -> None:
     node, sessions, socket = hub.ca.issue(), hub.sessions(), StoppedSocket()
-    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    serving_it = asyncio.create_task(sessions.serve(socket))
     async with asyncio.timeout(BOUND_S):
         await admit(socket, node)
         await socket.stopped.wait()
         # Nothing was sent, so that it can be called again.
         assert await failure(asyncio.create_task(sessions.run(command()))) is Failure.NODE_OFFLINE
         socket.goes_on.set()
-        socket.put_text(frame_text("heartbeat", 9))
-        while '"type":"heartbeat_ack"' not in socket.sent[-1].get("text", ""):  # noqa: ASYNC110 - as above
+        socket.put(frame_text("heartbeat", 9))
+        while '"type":"heartbeat_ack"' not in socket.sent[-1]:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
-        types = [json.loads(sent["text"])["type"] for sent in socket.sent if "text" in sent]
+        types = [json.loads(sent)["type"] for sent in socket.sent]
         assert types == ["challenge", "welcome", "heartbeat_ack"]
-        socket.put({"type": "websocket.disconnect", "code": 1006})
+        socket.put(1006)
         await serving_it
-
-
-async def test_the_sessions_are_an_application_by_themselves(hub: Hub) -> None:
-    socket = AsgiSocket()
-    websocket = socket.websocket
-    scope = {**websocket.scope, "subprotocols": []}
-    await hub.sessions()(scope, websocket.receive, websocket.send)
-    assert [sent["type"] for sent in socket.sent] == ["websocket.close"]
 
 
 async def test_machines_that_take_an_identity_from_each_other_fill_no_log(stage: Stage) -> None:

@@ -66,6 +66,7 @@ async def site(tmp_path: Path, registry: SchemaRegistry, server: Server) -> Asyn
         hub.close()
 
 
+@pytest.mark.holds("RFC-0005/7/deadline")
 async def test_an_answer_counts_that_took_longer_than_the_handler_may(site: SlowLink) -> None:
     held = site.link.begin(LinkFault.DELAY)
     call = asyncio.create_task(site.relay.call(ECHO_NAME, message="late"))

@@ -35,12 +35,19 @@ async def refused(fake: FakeMcpServer, name: str, arguments: Any, **options: Any
     return caught.value
 
 
+@pytest.mark.holds(
+    "SPEC-0004/2.2/deny-by-default",
+    "SPEC-0004/3.2/permissions-before-network",
+    "SPEC-0004/3.4/local-authorization",
+    "SPEC-0004/5/audit",
+)
 async def test_by_default_everything_is_refused_without_a_connection() -> None:
     fake = FakeMcpServer()
     error = await refused(fake, "echo", PING, permissions=Permissions())
     assert (type(error), error.reason) == (ToolUnauthorized, Reason.ALLOWLIST)
 
 
+@pytest.mark.holds("SPEC-0004/3.4/local-authorization")
 async def test_the_allowlist_is_globs_over_the_name_that_is_called() -> None:
     fake = FakeMcpServer()
     permissions = Permissions(allow=("ec*",), max_risk=Risk.ADMIN)
@@ -50,6 +57,7 @@ async def test_the_allowlist_is_globs_over_the_name_that_is_called() -> None:
     assert error.reason is Reason.ALLOWLIST
 
 
+@pytest.mark.holds("SPEC-0004/2.2/deny-by-default")
 async def test_the_default_ceiling_is_reading_and_a_server_does_not_lower_its_own_risk() -> None:
     error = await refused(FakeMcpServer(), "echo", PING, permissions=Permissions(allow=("*",)))
     assert (type(error), error.reason) == (ToolUnauthorized, Reason.RISK)
@@ -65,6 +73,7 @@ async def test_the_operator_lowers_a_risk(options: dict[str, Any]) -> None:
     assert fake.sent("echo") == 1
 
 
+@pytest.mark.holds("SPEC-0004/3.2/permissions-before-network")
 async def test_a_scope_that_was_not_granted_refuses() -> None:
     rules = (ToolRule("echo", scopes=frozenset({"a", "b"})),)
     granted = Permissions(allow=("*",), max_risk=Risk.ADMIN, scopes=frozenset({"a"}))
@@ -73,6 +82,7 @@ async def test_a_scope_that_was_not_granted_refuses() -> None:
     assert "scope b" in str(error)
 
 
+@pytest.mark.holds("SPEC-0004/3.2/permissions-before-network")
 async def test_a_spent_budget_refuses() -> None:
     fake = FakeMcpServer()
     async with over_http(fake, budget=Budget(calls=2)) as client:
@@ -83,11 +93,17 @@ async def test_a_spent_budget_refuses() -> None:
     assert (caught.value.reason, fake.sent("echo")) == (Reason.BUDGET, 2)
 
 
+@pytest.mark.holds("SPEC-0004/3.3/tool-not-found")
 async def test_a_tool_that_is_not_listed_is_not_found() -> None:
     error = await refused(FakeMcpServer(), "nothing", {})
     assert (type(error), error.reason) == (ToolNotFound, Reason.UNLISTED)
 
 
+@pytest.mark.holds(
+    "SPEC-0004/2.1/contract-validation",
+    "SPEC-0004/3.2/arguments-before-network",
+    "SPEC-0004/3.3/invalid-arguments",
+)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -108,12 +124,14 @@ async def test_arguments_that_do_not_fit_the_input_schema_are_refused(arguments:
     assert "x" * 65 not in str(error)
 
 
+@pytest.mark.holds("SPEC-0004/3.2/arguments-before-network")
 async def test_arguments_of_more_than_a_megabyte_are_refused() -> None:
     fake = FakeMcpServer()
     error = await refused(fake, "failing", {"text": "x" * (1 << 20)})
     assert isinstance(error, ToolInvalidArguments)
 
 
+@pytest.mark.holds("SPEC-0004/3.1/schemas")
 async def test_a_tool_whose_schema_cannot_be_used_is_refused_and_the_others_are_not() -> None:
     fake = FakeMcpServer()
     fake.tools[0]["inputSchema"] = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}
@@ -129,6 +147,7 @@ async def test_a_name_that_is_listed_twice_is_refused() -> None:
     assert (await refused(fake, "echo", PING)).reason is Reason.CONTRACT
 
 
+@pytest.mark.holds("SPEC-0004/3.2/permissions-before-network")
 async def test_the_checks_are_made_in_their_order() -> None:
     fake = FakeMcpServer()
     fake.tools[0]["_meta"] = {"edge-kubelet/safety-class": "read_only"}

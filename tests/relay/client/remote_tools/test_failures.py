@@ -9,7 +9,7 @@ from mcp_types import CallToolResult, TextContent
 
 from relay.client.remote_tools.errors import ERROR_TYPES
 from relay.client.remote_tools.failures import FailureTable, of_fault, of_status
-from relay.client.remote_tools.http_client import WireAttempt
+from relay.client.remote_tools.servers import WireAttempt
 from relay.remote_tools import (
     Reason,
     Redaction,
@@ -20,8 +20,7 @@ from relay.remote_tools import (
     ToolTimeout,
     ToolUnauthorized,
 )
-from schemas.error_codes import Retry
-from schemas.errors import Failure, ToolError, to_jsonrpc_error
+from schemas.errors import Failure, Retry, ToolError, to_jsonrpc_error
 
 TABLE = FailureTable(Redaction())
 ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
@@ -38,6 +37,13 @@ def of_jsonrpc(code: int, message: str, data: Any = None, **wire: Any) -> Remote
     return TABLE.of_jsonrpc(MCPError(code, message, data), WireAttempt(**wire), idempotent=False)
 
 
+@pytest.mark.holds(
+    "SPEC-0004/3.3/timeout",
+    "SPEC-0004/3.3/unauthorized",
+    "SPEC-0004/3.3/tool-not-found",
+    "SPEC-0004/3.3/invalid-arguments",
+    "SPEC-0004/3.3/provider-failure",
+)
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("failure", Failure, ids=lambda failure: failure.name)
 def test_each_row_of_a_relays_table_is_its_remote_tool_error(
@@ -137,6 +143,7 @@ def test_each_code_of_another_server_is_a_typed_error(
     assert str(error).isprintable()
 
 
+@pytest.mark.holds("SPEC-0004/3.3/timeout")
 @pytest.mark.parametrize(
     ("status", "expected", "retryable"),
     [
@@ -213,3 +220,18 @@ def test_what_the_official_sdks_put_into_a_result_is_recognised(
     error = TABLE.of_result(result, "echo", idempotent=True)
     # The tool itself may have written it: no promise follows from a text.
     assert (type(error), error.may_have_run, error.retryable) == (expected, True, False)
+
+
+WORDS = {"timeout", "unauthorized", "tool_not_found", "invalid_arguments", "provider_failure"}
+
+
+def test_there_is_one_type_for_each_word_of_the_specification_and_of_the_table() -> None:
+    assert set(ERROR_TYPES) == WORDS
+    assert {failure.value.remote_tool for failure in Failure} <= WORDS
+    assert set(ERROR_TYPES.values()) == set(RemoteToolError.__subclasses__())
+
+
+def test_an_error_of_a_local_check_states_that_nothing_ran() -> None:
+    error = ERROR_TYPES["unauthorized"]("No.", reason=Reason.RISK, suggested_fix="Ask.")
+    assert (error.may_have_run, error.retryable, error.code, error.correlation_id) == (False, False, None, "")
+    assert str(error) == "No."

@@ -8,10 +8,11 @@ import pytest
 
 from relay.client.remote_tools.contracts import DEFAULT_DEADLINE_S
 from relay.remote_tools import ClientEnvironment, Permissions, Reason, Risk, RiskSource, ToolUnauthorized
+from schemas.kind_packages import read_shipped
+from schemas.kinds import RFC_0001, shipped_names
 from tests.fakes.clock import FakeClock
-from tests.fakes.guarded import EVERYTHING, over_http
+from tests.fakes.guarded import ECHO_OF_ANY, EVERYTHING, echoed, over_http, relay_with, view_with
 from tests.fakes.mcp_server import FakeMcpServer
-from tests.fakes.signed_tools import ECHO_OF_ANY, echoed, relay_with, view_with
 from tests.fakes.signer import (
     DAY_MS,
     ECHO,
@@ -54,13 +55,13 @@ def echo_of(node: SimulatedNode) -> str:
 
 async def reason_of(fake: FakeMcpServer, name: str, options: dict[str, Any]) -> str:
     async with over_http(fake, **options) as client:
-        with pytest.raises(ToolUnauthorized) as caught:
-            await client.tools.execute(name, PING)
-    assert caught.value.reason is Reason.MANIFEST
+        error = await client.fails(ToolUnauthorized, name, PING)
+    assert error.reason is Reason.MANIFEST
     assert fake.calls == []
-    return str(caught.value)
+    return str(error)
 
 
+@pytest.mark.holds("SPEC-0004/3.1/risk")
 async def test_risk_and_repetition_are_those_that_the_node_signed(
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
@@ -72,6 +73,29 @@ async def test_risk_and_repetition_are_those_that_the_node_signed(
         # What it signed of time is its handler's: an answer over a slow link takes longer.
         assert contract.deadline_s == DEFAULT_DEADLINE_S
         assert contract.required_scopes == {"tools:call:read_only"}
+        assert (await client.tools.execute(echo_of(node), PING)).structured == echoed(node.node_id)
+
+
+@pytest.mark.holds("SPEC-0004/3.1/risk")
+async def test_a_manifest_may_contain_each_kind_that_ships(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    rows = (read_shipped(name).kind for name in shipped_names() if name not in RFC_0001)
+    capabilities = [
+        {
+            "cap_id": row.short,
+            "kind": row.name,
+            "schema_ref": row.schema_ref,
+            "verbs": sorted(row.verbs),
+            "safety_class": row.safety_class,
+            "constraints": ECHO["constraints"],
+        }
+        for row in rows
+    ]
+    relay = relay_with(node)
+    signed = node.manifest(capabilities=[ECHO, *capabilities])
+    relay.resources[f"node://{node.node_id}/manifest"] = signed.decode()
+    async with over_http(relay, **options) as client:
         assert (await client.tools.execute(echo_of(node), PING)).structured == echoed(node.node_id)
 
 
@@ -251,9 +275,8 @@ async def test_a_node_that_a_call_names_and_that_has_signed_nothing_is_not_calle
             {"nodes": [node.node_id, "barn"]},
             {"node": "x"},
         ):
-            with pytest.raises(ToolUnauthorized) as caught:
-                await client.tools.execute(ECHO_OF_ANY, {**PING, **chosen})
-            assert (caught.value.reason, caught.value.may_have_run) == (Reason.MANIFEST, False)
+            error = await client.fails(ToolUnauthorized, ECHO_OF_ANY, {**PING, **chosen})
+            assert (error.reason, error.may_have_run) == (Reason.MANIFEST, False)
         assert {record["event"] for record in client.records} == {"refused"}
     assert fake.calls == []
 
@@ -269,9 +292,8 @@ async def test_an_answer_of_a_node_that_has_signed_nothing_is_not_passed_on(
             (echoed(OTHER_NODE_ID), {"node": node.node_id}),
         ):
             fake.results[ECHO_OF_ANY] = answer
-            with pytest.raises(ToolUnauthorized) as caught:
-                await client.tools.execute(ECHO_OF_ANY, {**PING, **chosen})
-            assert (caught.value.reason, caught.value.may_have_run) == (Reason.MANIFEST, True)
+            error = await client.fails(ToolUnauthorized, ECHO_OF_ANY, {**PING, **chosen})
+            assert (error.reason, error.may_have_run) == (Reason.MANIFEST, True)
         assert client.records[-1]["reason"] == Reason.MANIFEST
 
 

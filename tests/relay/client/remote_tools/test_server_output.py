@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from relay.client.remote_tools.http_client import ATTEMPT, WireAttempt
-from relay.client.remote_tools.redaction import Redaction, redacted_log
-from relay.remote_tools import RemoteToolError, StdioServer, ToolRule
+from relay.client.remote_tools.redaction import redacted_log
+from relay.client.remote_tools.servers import ATTEMPT, WireAttempt
+from relay.remote_tools import Redaction, RemoteToolError, StdioServer, ToolRule
 from tests.fakes.guarded import guarded, over_http
 from tests.fakes.mcp_server import FakeMcpServer, HttpAnswer
 
@@ -23,6 +25,7 @@ def stdio(tmp_path: Path) -> StdioServer:
     return StdioServer(command, tuple(arguments), {"PYTHONPATH": str(ROOT)})
 
 
+@pytest.mark.holds("SPEC-0004/3.4/redaction")
 @pytest.mark.integration
 async def test_a_programs_line_that_is_no_message_is_logged_redacted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -53,6 +56,7 @@ async def test_an_answer_over_http_that_is_no_message_is_logged_redacted(
     assert "a private message" not in caplog.text
 
 
+@pytest.mark.holds("SPEC-0004/3.4/redaction")
 @pytest.mark.integration
 async def test_standard_error_is_passed_on_printable_and_redacted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -74,6 +78,7 @@ async def test_a_flood_on_standard_error_is_read_and_cut(capfd: pytest.CaptureFi
     assert {len(line) <= 2100 for line in lines} == {True}
 
 
+@pytest.mark.holds("SPEC-0004/3.4/redaction")
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [1, 100, 8192], ids=lambda size: f"{size} bytes at once")
 async def test_a_secret_that_arrives_in_pieces_is_redacted(
@@ -122,3 +127,65 @@ async def test_a_record_has_the_type_of_its_exception_and_not_its_text(
     assert SECRET not in caplog.text
     assert [record.getMessage() for record in caplog.records] == ["[redacted] \\x1b: ValueError"]
     assert "in log" in caplog.text
+
+
+NAMES = (
+    "passphrase",
+    "db_pwd",
+    "credentials",
+    "AWS_ACCESS_KEY_ID",
+    "accessKey",
+    "session-id",
+    "sessionId",
+    "apiKey",
+)
+JWT = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl"
+
+
+@pytest.mark.holds("SPEC-0004/3.4/redaction")
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"password": "x", "name": "y"}, {"password": "[redacted]", "name": "y"}),
+        ({"User-Token": {"a": 1}}, {"User-Token": "[redacted]"}),
+        ({"a": [{"API_KEY": 1}]}, {"a": [{"API_KEY": "[redacted]"}]}),
+        (dict.fromkeys(NAMES, "x"), dict.fromkeys(NAMES, "[redacted]")),
+        ("postgres://app:p@ss:w0rd@db.example/x", "postgres://[redacted]@db.example/x"),
+        ("redis://:hunter2@10.0.0.1:6379", "redis://[redacted]@10.0.0.1:6379"),
+        ("host=db password=hunter2 user=app", "host=db [redacted] user=app"),
+        ("Server=db;Pwd='a b';Database=x", "Server=db;[redacted];Database=x"),
+        ("see https://a.example:8443/b?c=d@e", "see https://a.example:8443/b?c=d@e"),
+        (f"see {JWT} here", "see [redacted] here"),
+        ("Authorization: Bearer abcdefgh12345678", "Authorization: [redacted]"),
+        ("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY----- x", "[redacted] x"),
+        ("ghp_abcdefghijklmnop1234", "[redacted]"),
+        ({"n": 1, "f": 1.5, "t": True, "z": None}, {"n": 1, "f": 1.5, "t": True, "z": None}),
+        ("\x1b[2J", "\\x1b[2J"),
+        ({"\x1b": 1}, {"\\x1b": 1}),
+        (object, "[redacted]"),
+    ],
+    ids=str,
+)
+def test_a_value_is_redacted_by_names_and_patterns(value: Any, expected: Any) -> None:
+    assert Redaction().value(value) == expected
+
+
+def test_the_operator_replaces_the_rules() -> None:
+    rules = Redaction(keys=("colour",), patterns=(re.compile(r"\d{4}"),))
+    assert rules.value({"Colour": "red", "password": "1234 5"}) == {
+        "Colour": "[redacted]",
+        "password": "[redacted] 5",
+    }
+
+
+def test_a_secret_at_the_cut_is_not_left_by_half() -> None:
+    text = Redaction().text("x" * 90 + " " + JWT * 3, 100)
+    assert "eyJ" not in text
+    assert len(text) == 100
+
+
+def test_a_deep_value_ends() -> None:
+    value: Any = "secret"
+    for _ in range(100):
+        value = [value]
+    assert "secret" not in str(Redaction().value(value))

@@ -34,7 +34,7 @@ from tests.fakes.signer import NOW_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 20
+BOUND_S = 30
 ERAS = pytest.mark.parametrize("era", [OLD, NEW])
 CHANGED = "notifications/tools/list_changed"
 JSON = {"Content-Type": "application/json"}
@@ -237,6 +237,7 @@ async def test_a_thousand_requests_in_one_go_are_all_answered(client: LineClient
     requests = {client.request(method, era) for _ in range(1000)}
     answers = [await client.next() for _ in range(1000)]
     assert {answer["id"] for answer in answers} == requests
+    # Above its rate the relay refuses them before it reads them, and they are sent again.
     assert all("result" in answer for answer in answers)
 
 

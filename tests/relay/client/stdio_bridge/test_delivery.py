@@ -340,8 +340,3 @@ def test_waits_grow_to_a_bound_and_begin_anew_after_a_good_while() -> None:
     assert grown[-1] == LONGEST_DELAY_S
     clock.now_s += 1000
     assert waits.next() == 0.1
-
-
-def test_each_wait_is_random_and_none_is_zero() -> None:
-    assert RetryDelays(StandingClock(), lambda: 0.0).next() == 0.05
-    assert RetryDelays(StandingClock(), lambda: 0.5).next() == pytest.approx(0.075)

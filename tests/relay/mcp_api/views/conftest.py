@@ -6,8 +6,7 @@ import pytest
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import Followed
 from tests.fakes.hub import Hub
-from tests.fakes.unclamped import unclamped_registry
-from tests.fakes.view_stage import ViewStage
+from tests.fakes.view_stage import ViewStage, unclamped_registry
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from relay.limits.rate_limits import Allowance
-from relay.mcp_api.views.many_nodes import MAX_ANSWER_BYTES, SIDE_BY_SIDE
+from relay.mcp_api.views.many_nodes import MAX_ANSWER_BYTES, SIDE_BY_SIDE, AnswerQueries
 from relay.routing.port import Command, CommandAnswer, LocalRouter
 from schemas.errors import Failure, ToolError
 from tests.fakes.callers import call_of
@@ -14,7 +14,7 @@ from tests.fakes.routers import HeldRouter, echoed
 from tests.fakes.signer import METRICS
 from tests.fakes.view_stage import ViewStage
 
-BOUND_S = 10
+BOUND_S = 30
 FIVE_S = 5.0
 
 
@@ -26,18 +26,24 @@ def with_nodes(hub: Hub, router: Any, count: int, **members: Any) -> ViewStage:
 
 
 class BlackHoles(LocalRouter):
-    """Nodes that never answer: each command takes all the time that it has."""
+    """Nodes that never answer: each command takes all the time that it has, or ``hang_s`` beside others."""
 
-    def __init__(self) -> None:
+    def __init__(self, hang_s: float | None = None) -> None:
         self.stage: ViewStage | None = None
         self.budgets: list[int] = []
+        self._hang_s = hang_s
 
     def start(self, command: Command) -> CommandAnswer:
         assert self.stage is not None
         self.budgets.append(command.deadline_ms)
-        self.stage.seconds.now += command.deadline_ms / 1000
-        answer = CommandAnswer(asyncio.get_running_loop())
-        asyncio.get_running_loop().call_soon(answer.expire)
+        seconds, hang_s = self.stage.seconds, self._hang_s or command.deadline_ms / 1000
+        end, answer = seconds.now + hang_s, CommandAnswer(asyncio.get_running_loop())
+
+        def expire() -> None:
+            seconds.now = max(seconds.now, end)
+            answer.expire()
+
+        asyncio.get_running_loop().call_soon(expire)
         return answer
 
 
@@ -61,20 +67,26 @@ async def test_black_holes_use_up_five_seconds_together_and_no_more(hub: Hub) ->
     began = stage.seconds.now
     result = await stage.result(nodes="*")
     assert stage.seconds.now - began < FIVE_S
-    assert router.budgets == pytest.approx([4900], abs=1)
+    assert router.budgets == pytest.approx([4900] * 10, abs=1)
     assert (result["asked"], result["answered"], result["failed"]) == (10, 0, 10)
-    errors = [entry["error"] for entry in result["results"]]
+    assert {entry["error"]["code"] for entry in result["results"]} == {"E_DEADLINE_EXCEEDED"}
+
+
+async def test_a_node_for_which_no_time_is_left_is_not_called(hub: Hub) -> None:
+    router = BlackHoles(hang_s=4.9)
+    router.stage = stage = with_nodes(hub, router, SIDE_BY_SIDE + 9)
+    errors = [entry["error"] for entry in (await stage.result(nodes="*"))["results"]]
     assert {error["code"] for error in errors} == {"E_DEADLINE_EXCEEDED"}
     assert [error["message"] for error in errors].count("No time was left; the node was not called.") == 9
     asked = [line for line in hub.audited() if line.get("decision") == "allow" and "parent" in line]
-    assert len(asked) == 1
+    assert len(asked) == SIDE_BY_SIDE
 
 
 async def test_black_holes_leave_half_of_the_time_to_those_that_wait_for_their_turn(hub: Hub) -> None:
     router = BlackHoles()
-    stage = router.stage = with_nodes(hub, router, SIDE_BY_SIDE + 2)
+    stage = router.stage = with_nodes(hub, router, SIDE_BY_SIDE * 2)
     await stage.result(nodes="*")
-    assert router.budgets == pytest.approx([2450, 1225, 1225], abs=1)
+    assert router.budgets == pytest.approx([2450] * SIDE_BY_SIDE * 2, abs=1)
 
 
 async def test_a_node_that_fails_does_not_fail_the_others(hub: Hub) -> None:
@@ -298,3 +310,13 @@ async def test_a_caller_who_may_not_read_learns_of_no_capability_of_the_nodes_th
     result = await stage.result(scopes=("tools:call:reversible",), nodes=["barn", "yard"])
     assert [entry["error"]["code"] for entry in result["results"]] == ["E_SAFETY_DENIED"] * 2
     assert stage.router.commands == []
+
+
+def test_results_are_ranked_by_a_number_that_may_be_null() -> None:
+    queries = AnswerQueries(
+        {"properties": {"level": {"type": ["number", "null"]}, "name": {"type": "string"}}}
+    )
+    query = queries.read({"sort": "level desc"})
+    assert query.ranked([{"level": 1}, {"level": None}, {"level": 2}]) == ([2, 0], 1)
+    with pytest.raises(ToolError, match="nothing of that name"):
+        queries.read({"sort": "name"})

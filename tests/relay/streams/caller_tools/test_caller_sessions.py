@@ -8,8 +8,8 @@ from relay.audit.log import AuditUnavailableError
 from relay.fleet.node_record import Where
 from relay.state.names import NodeName
 from relay.streams.caller_tools.caller_sessions import checked_size, lent
-from relay.streams.caller_tools.limits import MAX_SESSIONS as MAX_IN_ALL
-from relay.streams.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, Holder
+from relay.streams.caller_tools.session import MAX_SESSIONS as MAX_IN_ALL
+from relay.streams.caller_tools.session import NODE_BYTES, TOTAL_BYTES, Holder
 from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
 from schemas.errors import ToolError
 from schemas.frames import OneWayType
@@ -18,6 +18,9 @@ from tests.fakes.hub import READ_ONLY
 from tests.fakes.signer import OTHER_NODE_ID, TENANT
 
 
+@pytest.mark.holds(
+    "CALLER-TOOLS/sdk/response-is-a-tool", "CALLER-TOOLS/data/declaration", "CALLER-TOOLS/data/request-event"
+)
 async def test_a_request_goes_to_the_caller_and_its_result_to_the_node(stage: CallerStage) -> None:
     session_id = await stage.open(message="Hello")
     assert re.fullmatch(r"gogol_[0-9]{8}_[0-9]{6}_[0-9a-f]{8}", session_id)
@@ -44,13 +47,7 @@ async def test_a_request_goes_to_the_caller_and_its_result_to_the_node(stage: Ca
     assert await stage.events(session_id) == []
 
 
-async def test_a_message_of_the_local_agent_reaches_the_caller(stage: CallerStage) -> None:
-    session_id = await stage.open()
-    stage.send(OneWayType.SESSION_EVENT, session_id, message="It rains.")
-    (event,) = await stage.events(session_id)
-    assert (event["type"], event["message"]) == ("session_event", "It rains.")
-
-
+@pytest.mark.holds("CALLER-TOOLS/data/request-event")
 async def test_strings_are_passed_on_as_they_are(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id, message="\u041f\u0440\u0438\u0432\u0435\u0442\n\x7f \u202e")
@@ -69,13 +66,6 @@ async def test_only_holders_of_the_scope_see_and_call_the_tools(stage: CallerSta
             assert tool.visible(rights) is expected
     error = await stage.error("session_events", hub.token([READ_ONLY]), session_id="x")
     assert error["code"] == "E_SAFETY_DENIED"
-
-
-def test_what_is_lent_is_found_by_name_and_has_the_size_of_its_frame() -> None:
-    found = lent([{"name": "a"}, {"name": "b", "description": "\u20ac"}])
-    assert list(found.tools) == ["a", "b"]
-    assert found.size == len('[{"name":"a"},{"name":"b","description":"\\u20ac"}]')
-    assert lent([]).tools == {}
 
 
 def test_a_schema_of_the_largest_size_is_lent() -> None:
@@ -176,6 +166,7 @@ async def test_what_a_document_cannot_express_is_refused(
     assert stage.sent() == []
 
 
+@pytest.mark.holds("CALLER-TOOLS/sdk/schema-pass-through")
 @pytest.mark.parametrize(
     "context",
     [
@@ -232,14 +223,14 @@ async def test_a_session_that_cannot_be_recorded_is_not_opened(
     stage: CallerStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = iter([True, False])
-    append = stage.hub.audit.append
+    record = stage.hub.audit.record
 
-    def fails_at_the_second(members: str) -> None:
+    async def fails_at_the_second(members: str, **options: Any) -> None:
         if not next(lines, True):
             raise AuditUnavailableError
-        append(members)
+        await record(members, **options)
 
-    monkeypatch.setattr(stage.hub.audit, "append", fails_at_the_second)
+    monkeypatch.setattr(stage.hub.audit, "record", fails_at_the_second)
     context = {"caller_id": "ant", "caller_tools": list(TOOLS)}
     error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
     assert error["code"] == "E_INTERNAL"
@@ -251,7 +242,7 @@ async def test_one_principal_cannot_take_the_memory_of_all_and_the_error_says_wh
     stage: CallerStage,
 ) -> None:
     own = stage.hub.authenticator.identify(stage.token).name
-    budget = stage.hub.caller_tools.budget
+    budget = stage.hub.caller_budget
     number = 0
     while budget.take(Holder(own, f"node-{number}"), NODE_BYTES // 8) is None:
         number += 1
@@ -270,6 +261,7 @@ async def test_one_principal_cannot_take_the_memory_of_all_and_the_error_says_wh
 # --- a session that is open
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/declaration")
 async def test_tools_that_are_declared_again_replace_those_before(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.sent()
@@ -317,7 +309,7 @@ async def test_a_caller_ends_its_session(stage: CallerStage) -> None:
 
 async def test_what_a_session_takes_is_given_back(stage: CallerStage) -> None:
     session_id = await stage.open()
-    budget = stage.hub.caller_tools.budget
+    budget = stage.hub.caller_budget
     empty = budget.total
     assert empty > 0
     stage.request(session_id, text="x" * 1000)
@@ -331,6 +323,7 @@ async def test_what_a_session_takes_is_given_back(stage: CallerStage) -> None:
 # --- answering
 
 
+@pytest.mark.holds("CALLER-TOOLS/errors/tool-failed")
 async def test_a_callers_error_goes_to_the_node_as_an_error_with_its_text(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id)
@@ -343,6 +336,7 @@ async def test_a_callers_error_goes_to_the_node_as_an_error_with_its_text(stage:
     assert payload["error"] == {"code": "tool_failed", "message": text[:MAX_ERROR_TEXT]}
 
 
+@pytest.mark.holds("CALLER-TOOLS/sdk/response-is-a-tool")
 @pytest.mark.parametrize("answer", [{}, {"result": 1, "error": "no"}, {"error": None}])
 async def test_an_answer_has_either_a_result_or_an_error(stage: CallerStage, answer: dict[str, Any]) -> None:
     session_id = await stage.open()
@@ -367,6 +361,7 @@ async def test_a_result_that_is_too_large_leaves_the_request_pending(stage: Call
     assert len(stage.results()[request_id()]) == 192 * KIB - 2
 
 
+@pytest.mark.holds("CALLER-TOOLS/security/replay", "CALLER-TOOLS/errors/invalid-request-id")
 async def test_an_answer_that_is_late_unknown_or_the_second_is_ignored_and_the_caller_is_told(
     stage: CallerStage,
 ) -> None:
@@ -391,6 +386,7 @@ async def test_an_answer_that_is_late_unknown_or_the_second_is_ignored_and_the_c
     assert counted["count"] == 3
 
 
+@pytest.mark.holds("CALLER-TOOLS/security/only-the-caller", "CALLER-TOOLS/security/session-scoped")
 async def test_another_principal_learns_nothing_of_a_session_or_a_request(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id)
@@ -422,12 +418,6 @@ async def test_another_principal_learns_nothing_of_a_session_or_a_request(stage:
     assert stolen == absent_request
     assert [event["request_id"] for event in await stage.events(session_id)] == [request_id()]
     assert stage.results() == {}
-
-
-async def test_a_session_is_used_with_any_token_of_its_principal(stage: CallerStage) -> None:
-    session_id = await stage.open()
-    result = await stage.result("session_events", stage.hub.token([SCOPE]), session_id=session_id, wait_ms=0)
-    assert result["session_id"] == session_id
 
 
 async def test_neither_the_audit_nor_the_log_holds_what_is_said(stage: CallerStage) -> None:

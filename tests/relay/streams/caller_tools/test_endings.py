@@ -4,6 +4,7 @@ import json
 import pytest
 
 from relay.state.kinds import watched_names
+from relay.state.names import NodeName
 from relay.state.watcher import SHARED
 from relay.streams.caller_tools import endings as module
 from relay.streams.caller_tools.endings import SessionEnding, error_payload
@@ -13,6 +14,7 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.frames import SESSION_ID, message
 from tests.fakes.polling import until
+from tests.fakes.signer import TENANT
 
 
 @pytest.mark.parametrize("error", CallerToolError)
@@ -53,10 +55,11 @@ def sweep(stage: CallerStage, after_s: float) -> None:
     stage.hub.seconds.now += after_s
     for source in (*watched_names(), SHARED):
         stage.hub.freshness.read(source)
-    stage.hub.caller_tools.expiry.sweep_requests()
-    stage.hub.caller_tools.expiry.sweep_sessions()
+    stage.hub.expiry.sweep_requests()
+    stage.hub.expiry.sweep_sessions()
 
 
+@pytest.mark.holds("CALLER-TOOLS/timeout", "CALLER-TOOLS/errors/timeout")
 async def test_a_request_that_was_delivered_waits_its_full_time(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id)
@@ -89,6 +92,7 @@ async def test_a_request_that_a_node_repeats_as_late_as_it_may_does_not_reach_th
     assert await stage.events(session_id, event["cursor"]) == []
 
 
+@pytest.mark.holds("CALLER-TOOLS/errors/timeout")
 async def test_a_request_that_reaches_no_caller_ends_after_ten_seconds(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.hub.seconds.now += 100
@@ -139,12 +143,18 @@ async def test_a_session_lasts_as_long_as_one_of_the_tokens_that_used_it(stage: 
     assert len(hub.caller_sessions) == 0
 
 
-async def test_a_session_ends_with_its_token(stage: CallerStage) -> None:
-    session_id = await stage.open(stage.hub.token([SCOPE], ttl_s=100))
-    stage.sent()
-    stage.hub.clock.advance(100_000)
+async def test_a_session_ends_with_the_tag_that_its_token_is_for(stage: CallerStage) -> None:
+    hub, tagged = stage.hub, NodeName(TENANT, "", ("greenhouse",))
+    hub.fleet.rename({stage.node.node_id: tagged})
+    narrow, wide = hub.token([SCOPE], nodes=["tag:greenhouse"]), hub.token([SCOPE])
+    session_id, other = await stage.open(narrow), await stage.open(wide)
+    hub.fleet.rename({stage.node.node_id: None})
+    refused = await stage.error("session_events", narrow, session_id=other, wait_ms=0)
+    unknown = await stage.error("session_events", narrow, session_id=f"{other[:-1]}x", wait_ms=0)
+    assert {**refused, "correlation_id": ""} == {**unknown, "correlation_id": ""}
     sweep(stage, 1)
-    assert stage.sent() == [("session_end", {"session_id": session_id, "reason": "revoked"})]
+    assert [session.session_id for session in hub.caller_sessions] == [other]
+    assert session_id != other
 
 
 async def test_the_revocation_of_the_node_ends_its_sessions(stage: CallerStage) -> None:
@@ -205,7 +215,7 @@ async def test_it_sweeps_until_cancelled_and_a_bug_does_not_stop_it(
     session_id = await stage.open()
     stage.request(session_id)
     stage.hub.seconds.now += 100
-    expiry = stage.hub.caller_tools.expiry
+    expiry = stage.hub.expiry
     with monkeypatch.context() as patch:
         patch.setattr(type(stage.hub.caller_sessions), "__iter__", lambda _: 1 / 0)
         running = asyncio.create_task(expiry.run())

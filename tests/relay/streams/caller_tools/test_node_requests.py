@@ -49,9 +49,10 @@ async def test_requests_of_one_node_take_a_limited_amount_of_memory(stage: Calle
     results = stage.results()
     assert set(results.values()) == {"over_capacity"}
     assert 64 < len(results) < 128
-    assert stage.hub.caller_tools.budget.total <= 32 << 20
+    assert stage.hub.caller_budget.total <= 32 << 20
 
 
+@pytest.mark.holds("CALLER-TOOLS/security/replay")
 async def test_a_request_that_is_repeated_is_the_same_request(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id)
@@ -89,6 +90,7 @@ async def test_a_session_that_does_not_exist_is_over_for_the_node(stage: CallerS
     assert stage.sent() == [("session_end", {"session_id": session_id, "reason": "unknown"})] * 3
 
 
+@pytest.mark.holds("CALLER-TOOLS/security/session-scoped")
 @pytest.mark.parametrize(("tenant", "node_id"), [("globex", None), (None, "0" * 26)])
 async def test_a_node_has_no_part_in_the_session_of_another(
     stage: CallerStage, tenant: str | None, node_id: str | None
@@ -96,11 +98,11 @@ async def test_a_node_has_no_part_in_the_session_of_another(
     session_id = await stage.open()
     stage.sent()
     other = NodeRef(tenant or stage.node.tenant, node_id or stage.node.node_id, "S2")
-    stage.hub.caller_tools.requests.requested(
+    stage.hub.caller_requests.requested(
         other,
         {"session_id": session_id, "request_id": request_id(), "tool": "get_memory", "arguments": {}},
     )
-    stage.hub.caller_tools.requests.said(other, {"session_id": session_id, "message": "Hello"})
+    stage.hub.caller_requests.said(other, {"session_id": session_id, "message": "Hello"})
     assert await stage.events(session_id) == []
     assert stage.hub.counted("caller_tool_requests_total", code="session_unknown") == 2
 
@@ -117,11 +119,11 @@ async def test_a_request_that_cannot_be_recorded_is_refused(
 ) -> None:
     session_id = await stage.open()
 
-    def fails(_members: str) -> None:
+    def fails(_members: str, _otherwise: str) -> None:
         raise AuditUnavailableError
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.hub.audit, "append", fails)
+        patch.setattr(stage.hub.audit, "decide", fails)
         stage.request(session_id)
     assert stage.results() == {request_id(): "internal"}
     assert await stage.events(session_id) == []

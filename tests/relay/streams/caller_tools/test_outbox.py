@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler
-from relay.streams.caller_tools import outbox as module
-from relay.streams.caller_tools.outbox import Outbox
+from relay.streams.caller_tools import endings as module
+from relay.streams.caller_tools.endings import Outbox
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from tests.fakes.hub import Hub
@@ -56,15 +56,6 @@ def test_what_a_node_cannot_take_is_sent_later_and_in_order(hub: Hub) -> None:
     assert frames.sent == [1, 2, 3, 4]
 
 
-def test_an_offer_is_dropped_where_it_cannot_be_taken(hub: Hub) -> None:
-    frames = Frames(0)
-    outbox = Outbox(frames, hub.log)
-    outbox.offer(NODE, OneWayType.SESSION_END, {"n": 1})
-    frames.accepts = 9
-    outbox.flush()
-    assert frames.sent == []
-
-
 def test_nothing_waits_for_a_node_that_is_not_connected(hub: Hub) -> None:
     frames = Frames(0, Failure.NODE_OFFLINE)
     outbox = Outbox(frames, hub.log)
@@ -78,16 +69,6 @@ def test_nothing_waits_for_a_node_that_is_not_connected(hub: Hub) -> None:
     frames.accepts = 9
     outbox.flush()
     assert frames.sent == []
-
-
-def test_a_frame_that_cannot_be_sent_at_all_is_a_fault_and_does_not_stop_the_others(hub: Hub) -> None:
-    frames = Frames(0, Failure.INTERNAL)
-    outbox = Outbox(frames, hub.log)
-    post(outbox, 1)
-    frames.accepts = 9
-    post(outbox, 2)
-    assert frames.sent == [2]
-    assert len(hub.lines.entries("frame not sent")) == 1
 
 
 def test_a_bug_with_one_nodes_frame_does_not_hold_up_those_of_others(hub: Hub) -> None:

@@ -2,6 +2,7 @@ from itertools import chain, repeat
 
 import pytest
 
+from relay.auth.permissions import Rights
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.usability import Decision
 from relay.streams.caller_tools.registry import Nodes, SessionRegistry
@@ -21,20 +22,9 @@ async def test_an_id_names_the_time_and_is_drawn_again_while_a_session_has_it(st
     assert registry.new_id() == "gogol_20251009_085320_00000002"
 
 
-async def test_sessions_are_found_by_node_until_they_are_removed(stage: CallerStage) -> None:
-    registry = stage.hub.caller_sessions
-    session_ids = [await stage.open() for _ in range(2)]
-    node_id = stage.node.node_id
-    assert [session.session_id for session in registry.of_node(node_id)] == session_ids
-    assert registry.of_node("0" * 26) == []
-    registry.remove(registry.of_node(node_id)[0])
-    assert [session.session_id for session in registry] == session_ids[1:]
-    assert len(registry) == 1
-
-
 def failure(nodes: Nodes, reference: str, selection: Selection = WHOLE_FLEET) -> ToolError:
     with pytest.raises(ToolError) as caught:
-        nodes.find(TENANT, reference, selection)
+        nodes.find(Rights.of(TENANT, ()), reference, selection)
     return caught.value
 
 

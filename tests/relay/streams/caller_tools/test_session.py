@@ -2,14 +2,17 @@ from dataclasses import replace
 
 import pytest
 
-from relay.streams.caller_tools.limits import MAX_TOKENS, Holder, SharedBudget
 from relay.streams.caller_tools.session import (
+    MAX_TOKENS,
     CallerSession,
     EventBuffer,
     EventsFullError,
     EventType,
+    Full,
+    Holder,
     PendingRequest,
     SessionRequests,
+    SharedBudget,
 )
 from schemas.payloads import CallerToolResult
 from tests.fakes.caller_stage import CallerStage
@@ -138,13 +141,6 @@ async def session(stage: CallerStage) -> CallerSession:
     return session
 
 
-def asked(session: CallerSession, number: int = 0) -> PendingRequest:
-    request = PendingRequest(f"r{number}", "tool", "correlation", arrived=0.0)
-    session.requests.add(request)
-    session.push(EventType.REQUEST, {"request_id": request.request_id}, request.request_id)
-    return request
-
-
 async def test_of_many_tokens_those_that_expire_last_are_noted(
     stage: CallerStage, session: CallerSession
 ) -> None:
@@ -158,30 +154,48 @@ async def test_of_many_tokens_those_that_expire_last_are_noted(
     assert session.last_used == 5.0
 
 
-async def test_a_caller_is_unreachable_from_when_its_last_way_has_ended(session: CallerSession) -> None:
-    first, second = object(), object()
-    session.open_stream(first)
-    session.open_stream(second)
-    session.close_stream(first, 10.0)
-    assert session.unreachable_s(20.0) == 0
-    session.close_stream(second, 20.0)
-    assert session.unreachable_s(25.0) == 5
-    with session.polled(lambda: 30.0):
-        assert session.unreachable_s(28.0) == 0
-    assert session.unreachable_s(31.0) == 1
+def holder(sub: str = "ant", tenant: str = "acme", node: str = "a") -> Holder:
+    return Holder(("https://relay.example", tenant, sub), node)
 
 
-async def test_a_stream_that_has_ended_loses_what_was_sent_on_it_alone(session: CallerSession) -> None:
-    stream, other = object(), object()
-    session.open_stream(stream)
-    session.open_stream(other)
-    requests = [asked(session, number) for number in range(4)]
-    events = session.events.after(0, 1 << 20)
-    for event in events[:3]:
-        session.sent(event, stream)
-    session.sent(events[1], other)
-    requests[2].delivered = True
-    assert session.close_stream(stream, 1.0) == requests[:1]
-    assert session.close_stream(stream, 2.0) == []
-    session.sent(events[3], stream)
-    assert not requests[3].has_reached_caller
+def filled(budget: SharedBudget, sub: str, tenant: str = "acme") -> tuple[int, Full]:
+    """Take all that the principal can have, one byte after another; return how much, and what ended it."""
+    taken = 0
+    while (full := budget.take(holder(sub, tenant, f"{tenant}-{sub}"), 1)) is None:
+        taken += 1
+    return taken, full
+
+
+def test_a_node_cannot_take_what_is_for_all() -> None:
+    budget = SharedBudget(per_node=10, in_all=1000)
+    assert budget.take(holder(), 10) is None
+    assert budget.take(holder("bee"), 1) is Full.NODE
+    assert budget.take(holder(node="b"), 1) is None
+    assert budget.total == 11
+
+
+def test_who_comes_later_finds_room_whatever_one_principal_has_taken() -> None:
+    budget = SharedBudget(per_node=1000, in_all=1000)
+    alone, full = filled(budget, "ant")
+    assert (alone, full) == (250, Full.PRINCIPAL)
+    second, full = filled(budget, "bee")
+    assert (second, full) == (125, Full.PRINCIPAL)
+    other, full = filled(budget, "ant", "globex")
+    assert other > second
+    assert full is Full.PRINCIPAL
+    # Whole tenants: what one has taken with all its principals leaves more than that to the next.
+    for number in range(50):
+        filled(budget, f"bee-{number}")
+    assert budget.take(holder("last"), 100) is Full.TENANT
+    assert filled(budget, "ant", "initech")[0] > 50
+
+
+def test_what_is_given_back_can_be_taken_again() -> None:
+    budget = SharedBudget(per_node=10, in_all=40)
+    assert budget.take(holder(), 10) is None
+    budget.give_back(holder(), 4)
+    assert budget.take(holder(), 5) is Full.NODE
+    assert budget.take(holder(), 4) is None
+    budget.give_back(holder(), 10)
+    assert budget.total == 0
+    assert budget.take(holder("bee"), 10) is None

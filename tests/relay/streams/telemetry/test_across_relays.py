@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from relay.auth.agent_tokens import Caller, Principal
-from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
+from relay.calls.executor import CallRequest
+from relay.calls.stream_port import Notify
 from relay.fleet.node_names import UnknownNodeError
-from relay.streams.telemetry.fleet_resource import FleetListening, FleetReading
-from relay.streams.telemetry.hub import Notify
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.resource import FleetTelemetry, TelemetryResource
 from schemas.frames import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import CallerStage
+from tests.fakes.cluster import JoinedHub
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.followed import CAP_ID, FOLLOWED, SUBSCRIBE, URI, Answering, sample_of
-from tests.fakes.joined_hub import JoinedHub
 from tests.fakes.polling import until
 from tests.fakes.signer import NOW_MS, SimulatedCa
 
@@ -36,8 +35,7 @@ class Relay:
         self.hub = hub
         self.resource = TelemetryResource(hub.telemetry, hub.fleet)
         assert hub.peers is not None
-        self.elsewhere = FleetReading(self.resource, hub.peers, hub.authenticator)
-        self.listening = FleetListening(
+        self.everywhere = FleetTelemetry(
             self.resource, self._listen, hub.peers, hub.authenticator, hub.seconds
         )
         self.listens: list[tuple[str, str, str]] = []
@@ -91,7 +89,7 @@ async def fleet(nats: NatsServer, tmp_path: Path, registry: SchemaRegistry) -> A
             relay.hub.announce(node.node, capabilities=[FOLLOWED], issued_at_ms=NOW_MS + 1)
         await until(lambda: near.hub.part.presence.nodes_elsewhere() == 1)
         await until(lambda: len(far.hub.part.peers.running()) == 1)
-        running = [asyncio.create_task(relay.listening.run()) for relay in (near, far)]
+        running = [asyncio.create_task(relay.everywhere.run()) for relay in (near, far)]
         yield Fleet(near, far, node)
         assert not any(task.done() for task in running)
         for task in running:
@@ -106,14 +104,12 @@ async def test_a_subscription_at_one_relay_is_read_at_any(fleet: Fleet) -> None:
     assert (sent, lease["interval_ms"], lease["include"]) == ("telemetry_lease", 1000, ["load"])
     for number in range(3):
         await fleet.sampled(number)
-    here = fleet.near.resource.read(agent, URI)
-    there = await fleet.far.elsewhere.read(agent, URI)
+    here = await fleet.near.everywhere.read(agent, URI)
+    there = await fleet.far.everywhere.read(agent, URI)
     assert here == there
     assert json.loads(there or "null").keys() == {"ts_ms", "ts", "node_id", "uptime_s", "load"}
-    history = json.loads(await fleet.far.elsewhere.read(agent, f"{URI}?since_ms={NOW_MS}") or "null")
+    history = json.loads(await fleet.far.everywhere.read(agent, f"{URI}?since_ms={NOW_MS}") or "null")
     assert [sample["ts_ms"] for sample in history["samples"]] == [NOW_MS + 1, NOW_MS + 2]
-    # Where the agent has its subscription, no other relay is asked.
-    assert await fleet.near.elsewhere.read(agent, URI) is None
 
 
 async def test_reading_at_another_relay_renews_the_lease(fleet: Fleet) -> None:
@@ -124,19 +120,19 @@ async def test_reading_at_another_relay_renews_the_lease(fleet: Fleet) -> None:
     assert subscription is not None
     before = subscription.expires_s
     fleet.near.hub.seconds.now += 20
-    await fleet.far.elsewhere.read(agent, URI)
+    await fleet.far.everywhere.read(agent, URI)
     assert subscription.expires_s == before + 20
 
 
 async def test_what_others_follow_at_another_relay_is_read_by_the_rights_of_the_call(fleet: Fleet) -> None:
-    assert await fleet.far.elsewhere.read(fleet.far.agent(), URI) is None
+    assert await fleet.far.everywhere.read(fleet.far.agent(), URI) is None
     await fleet.near.subscribe(fleet.near.agent())
-    assert await fleet.far.elsewhere.read(fleet.far.agent(sub="agent-2"), URI) is not None
+    assert await fleet.far.everywhere.read(fleet.far.agent(sub="agent-2"), URI) is not None
     with pytest.raises(UnknownNodeError):
-        await fleet.far.elsewhere.read(fleet.far.agent(tenant="globex"), URI)
+        await fleet.far.everywhere.read(fleet.far.agent(tenant="globex"), URI)
     revoked = fleet.far.agent(sub="agent-3")
     fleet.near.hub.authenticator.revoke(frozenset({revoked.jti}))
-    assert await fleet.far.elsewhere.read(revoked, URI) is None
+    assert await fleet.far.everywhere.read(revoked, URI) is None
 
 
 async def test_an_agent_is_notified_where_it_listens_of_what_it_has_subscribed_to_elsewhere(
@@ -149,7 +145,7 @@ async def test_an_agent_is_notified_where_it_listens_of_what_it_has_subscribed_t
         notified += 1
 
     # Before the subscription, as a client may do it.
-    stop = fleet.far.listening.follow(agent, URI, notify)
+    stop = fleet.far.everywhere.follow(agent, URI, notify)
     assert stop is not None
     await until(lambda: fleet.near.listens == [agent.name])
     await fleet.near.subscribe(agent)
@@ -159,30 +155,30 @@ async def test_an_agent_is_notified_where_it_listens_of_what_it_has_subscribed_t
         await until(lambda: notified > number)  # noqa: B023 - called in this round alone
     stop()
     # Ending the last listener ends the subscription, and so the node stops.
-    await until(lambda: not fleet.near.resource.has_any(agent, URI))
+    await until(lambda: not fleet.near.resource.streams_of(agent, URI))
     assert (await fleet.node.next_sent())[1]["ttl_ms"] == 0
 
 
 async def test_listening_at_another_relay_holds_a_subscription_until_it_is_not_renewed(fleet: Fleet) -> None:
     agent = fleet.near.agent()
     await fleet.near.subscribe(agent)
-    assert fleet.far.listening.follow(agent, URI, lambda: None) is not None
+    assert fleet.far.everywhere.follow(agent, URI, lambda: None) is not None
     await until(lambda: fleet.near.listens == [agent.name])
     near = fleet.near.hub
     near.seconds.now += 29
     near.telemetry.sweep()
     near.seconds.now += 0.5
-    fleet.near.listening.sweep()
+    fleet.near.everywhere.sweep()
     assert fleet.near.resource.has_own(agent, URI)
     near.seconds.now += 1
-    fleet.near.listening.sweep()
-    assert not fleet.near.resource.has_any(agent, URI)
+    fleet.near.everywhere.sweep()
+    assert not fleet.near.resource.streams_of(agent, URI)
 
 
 async def test_who_may_not_read_does_not_listen_elsewhere(fleet: Fleet) -> None:
     revoked = fleet.far.agent()
     fleet.near.hub.authenticator.revoke(frozenset({revoked.jti}))
-    assert fleet.far.listening.follow(revoked, URI, lambda: None) is not None
+    assert fleet.far.everywhere.follow(revoked, URI, lambda: None) is not None
     other = fleet.far.agent(sub="agent-2")
-    assert fleet.far.listening.follow(other, URI, lambda: None) is not None
+    assert fleet.far.everywhere.follow(other, URI, lambda: None) is not None
     await until(lambda: fleet.near.listens == [other.name])

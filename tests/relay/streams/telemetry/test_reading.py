@@ -3,16 +3,16 @@ from typing import Any
 
 import pytest
 
+from relay.calls.stream_port import TelemetryQueryError
 from relay.fleet.node_names import UnknownNodeError
 from relay.state.names import NodeName
-from relay.streams.telemetry.reading import TelemetryQueryError
 from schemas.times import dated, iso
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE, URI, Followed
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
 
 
 def read(followed: Followed, uri: str = URI, **agent: Any) -> Any:
-    text = followed.resource.read(followed.agent(**agent), uri)
+    text = followed.resource.content(followed.agent(**agent), uri)
     return None if text is None else json.loads(text)
 
 
@@ -48,8 +48,8 @@ async def test_of_a_history_that_is_too_long_the_oldest_samples_are_lost(followe
     await followed.subscribe(agent)
     for _ in range(10):
         followed.sample()
-    whole = json.loads(followed.resource.read(agent, f"{URI}?since_ms=0") or "null")
-    cut = json.loads(followed.resource.read(agent, f"{URI}?since_ms=0", 500) or "null")
+    whole = json.loads(followed.resource.content(agent, f"{URI}?since_ms=0") or "null")
+    cut = json.loads(followed.resource.content(agent, f"{URI}?since_ms=0", 500) or "null")
     assert 1 <= len(cut["samples"]) < len(whole["samples"])
     assert cut["samples"] == whole["samples"][-len(cut["samples"]) :]
     assert cut["lost"] == len(whole["samples"]) - len(cut["samples"])
@@ -62,10 +62,10 @@ async def test_an_agent_that_reads_too_seldom_is_told_how_many_samples_it_has_lo
     await followed.subscribe(agent)
     for _ in range(350):
         followed.sample()
-    history = json.loads(followed.resource.read(agent, f"{URI}?since_ms=0") or "")
+    history = json.loads(followed.resource.content(agent, f"{URI}?since_ms=0") or "")
     assert (len(history["samples"]), history["lost"]) == (300, 50)
     followed.sample()
-    assert json.loads(followed.resource.read(agent, f"{URI}?since_ms=0") or "")["lost"] == 0
+    assert json.loads(followed.resource.content(agent, f"{URI}?since_ms=0") or "")["lost"] == 0
 
 
 async def test_a_node_without_a_subscriber_has_no_telemetry(followed: Followed) -> None:

@@ -1,0 +1,120 @@
+"""The sessions of the old era in which plain requests are answered without the SDK (docs/decisions/0094).
+
+The SDK makes streams, tasks and models of each request, which take five times as long as a call. Its session
+stays what counts: its owner, its end, and how long it lasts without a request. A call goes on when its client
+disconnects, as the SDK's do, and ends by ``notifications/cancelled`` or with its session. Must not open a
+session, nor decide what is plain: ``endpoint`` does.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+from attrs import define, field
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, REQUEST_CANCELLED, StreamableHTTPServerTransport
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from relay.auth.agent_tokens import AgentName, Caller
+from relay.http.http_protocol import HttpAnswer, PendingAnswer
+from relay.mcp_api.sdk import Context, caller_of, connection_of
+from relay.observability.ascii_json import encoded
+
+_SESSION_ID = MCP_SESSION_ID_HEADER.encode("ascii")
+_VERSION = b"mcp-protocol-version"
+_ACCEPTED = HttpAnswer(202, b"")
+
+
+@define(eq=False, repr=False)
+class EstablishedSession:
+    """One session, with the SDK's connection and the transport that ends it.
+
+    Attributes:
+        calls: those in flight here, by the ids of their requests.
+    """
+
+    _connection: Any
+    _transport: StreamableHTTPServerTransport
+    owner: AgentName
+    calls: dict[int | str, asyncio.Task[HttpAnswer]] = field(init=False, factory=dict)
+
+    @property
+    def version(self) -> str:
+        version: str = self._connection.protocol_version
+        return version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun, and the SDK has not begun to end it."""
+        idle = self._transport.idle_scope
+        ends = self._transport.is_terminated or idle is None or idle.cancel_called
+        return bool(self._connection.initialize_accepted) and not ends
+
+    async def answer(self, work: PendingAnswer) -> HttpAnswer:
+        """Return the answer of a request; meanwhile the session does not end for want of one."""
+        # As the SDK's transport counts its own requests, which has no public way to do it.
+        transport: Any = self._transport
+        transport._requests_in_flight += 1  # noqa: SLF001
+        transport.idle_scope.deadline = math.inf
+        try:
+            return await work
+        finally:
+            transport._requests_in_flight -= 1  # noqa: SLF001
+            if not transport._requests_in_flight:  # noqa: SLF001
+                transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout  # noqa: SLF001
+
+    async def answer_call(self, request_id: int | str, work: PendingAnswer) -> HttpAnswer:
+        """Return the answer of a call, which goes on when what awaits this is cancelled."""
+        task = self.calls[request_id] = asyncio.create_task(self.answer(work))
+        task.add_done_callback(lambda _: self.calls.pop(request_id))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+        error = encoded({"code": REQUEST_CANCELLED, "message": "Request cancelled"})
+        text = f'{{"jsonrpc":"2.0","id":{encoded(request_id)},"error":{error}}}'
+        return HttpAnswer(200, text.encode("ascii"))
+
+    def cancel(self, params: object) -> PendingAnswer | None:
+        """Cancel the call that a notification names; return the answer to that, or None if it is not here."""
+        request_id: Any = params.get("requestId") if isinstance(params, dict) else None
+        if type(request_id) not in {int, str} or (call := self.calls.get(request_id)) is None:
+            return None
+        call.cancel()
+        return _accepted()
+
+
+async def _accepted() -> HttpAnswer:
+    return _ACCEPTED
+
+
+@define(eq=False, repr=False)
+class EstablishedSessions:
+    """The sessions of all agents, by id; ``transports`` are the SDK's."""
+
+    _transports: Mapping[str, StreamableHTTPServerTransport]
+    _sessions: dict[str, EstablishedSession] = field(init=False, factory=dict)
+
+    def begin(self, context: Context) -> None:
+        """Note a session whose client has sent ``initialize``."""
+        connection = connection_of(context)
+        transport = self._transports.get(connection.session_id)
+        if transport is None or connection.session_id in self._sessions:
+            return
+        session = EstablishedSession(connection, transport, caller_of(context).principal.name)
+        self._sessions[connection.session_id] = session
+        connection.exit_stack.callback(self._end, connection.session_id)
+
+    def of(self, caller: Caller) -> EstablishedSession | None:
+        """Return the open session that a request of ``caller`` is in, if it is the caller's own."""
+        session = self._sessions.get(caller.headers.get(_SESSION_ID, ""))
+        version = caller.headers.get(_VERSION)
+        if session is None or session.owner != caller.principal.name or not session.is_open:
+            return None
+        return session if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS else None
+
+    def _end(self, session_id: str) -> None:
+        for call in list(self._sessions.pop(session_id).calls.values()):
+            call.cancel()
