@@ -5,7 +5,13 @@ Usable alone, with the extra ``[client]``. Must not import the relay's server pa
 
 from relay.client.remote_tools.admission import Budget, Permissions
 from relay.client.remote_tools.audit import AuditFailedError, AuditRecord, AuditSink, JsonLines
-from relay.client.remote_tools.client import ClientEnvironment, RemoteTools, Surveyed
+from relay.client.remote_tools.client import (
+    ClientEnvironment,
+    RemoteTools,
+    RetryPolicy,
+    Surveyed,
+    ToolResult,
+)
 from relay.client.remote_tools.contracts import Risk, RiskSource, ToolContract, ToolRule
 from relay.client.remote_tools.errors import (
     Reason,
@@ -16,7 +22,6 @@ from relay.client.remote_tools.errors import (
     ToolTimeout,
     ToolUnauthorized,
 )
-from relay.client.remote_tools.execution import RetryPolicy, ToolResult
 from relay.client.remote_tools.redaction import Redaction
 from relay.client.remote_tools.servers import BearerToken, ClientCredentials, HttpServer, StdioServer
 

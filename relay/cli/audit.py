@@ -11,16 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from heapq import merge
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from relay.audit.files import AuditLines, Line, numbered
+from relay.audit.files import AuditLines, Line, numbered, sync_file
 from relay.audit.report import is_of_canaries, moment, report_rows, row
 from relay.audit.verify import (
     FIELDS,
@@ -35,7 +35,7 @@ from relay.audit.verify import (
     verify,
 )
 from relay.cli.exits import EXIT_LOST, fail
-from relay.cli.options import AsJson, StateDir, seconds, show_table, state_files
+from relay.cli.options import AsJson, StateDir, listing, seconds, state_files
 from relay.cli.remote_server import own_records
 from relay.settings.config import StateFiles
 from relay.settings.environment import now_ms
@@ -57,36 +57,6 @@ class Audit(NamedTuple):
     verified: Path
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedAudit:
-    """What was found of one audit: a report, or why there is none."""
-
-    audit: Audit
-    report: ChainReport | None
-    problem: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of its verification alone."""
-        if self.report is None or not self.report.holds:
-            return EXIT_NO
-        return 0 if self.report.intact else EXIT_LOST
-
-    @property
-    def result(self) -> str:
-        """What was found, in a few words."""
-        if self.report is None:
-            return f"NOT READ: {self.problem}"
-        if self.report.broken is not None:
-            return f"BROKEN: {self.report.broken.file} line {self.report.broken.line}"
-        return "intact" if self.report.intact else "LINES LOST since the last verification"
-
-    def facts(self) -> dict[str, Any]:
-        """Return it for programs."""
-        found = {} if self.report is None else {"intact": self.report.intact, **asdict(self.report)}
-        return {"audit": self.audit.name, "result": self.result, **found}
-
-
 def audits_at(places: Iterable[Path]) -> list[Audit]:
     """Return the audits at ``places``: directories, of a relay's state or with an audit, or newest files."""
     found = []
@@ -98,36 +68,53 @@ def audits_at(places: Iterable[Path]) -> list[Audit]:
 
 def verify_several(audits: Sequence[Audit], *, accept_loss: bool, as_json: bool) -> int:
     """Verify each of ``audits``, print one table, and return the exit code: 1 before 4 before 0."""
-    found = [_verified(audit, accept_loss=accept_loss) for audit in audits]
-    if as_json:
-        typer.echo(json.dumps([each.facts() for each in found]))
-    else:
-        show_table(("AUDIT", "LINES", "FIRST", "LAST", "HEAD", "RESULT"), [_row(each) for each in found])
-    codes = {each.exit_code for each in found}
+    codes, facts = set(), []
+    for audit in audits:
+        report, result = _verified(audit, accept_loss=accept_loss)
+        codes.add(_exit_code(report))
+        found = {} if report is None else {"intact": report.intact, **asdict(report)}
+        facts.append({"audit": audit.name, "result": result, **found})
+    listing(facts, ("AUDIT", "LINES", "FIRST", "LAST", "HEAD", "RESULT"), _row, as_json=as_json)
     return EXIT_NO if EXIT_NO in codes else max(codes, default=0)
 
 
-def _verified(audit: Audit, *, accept_loss: bool) -> VerifiedAudit:
+def _verified(audit: Audit, *, accept_loss: bool) -> tuple[ChainReport | None, str]:
+    """Return what was found of one audit, also in a few words."""
     try:
         last = None if accept_loss else read_verified_head(audit.verified)
-        report = verify(audit.path, last=last.head if last else None)
+        report = verify(audit.path, last=last)
     except (StateError, OSError) as error:
-        return VerifiedAudit(audit, None, printable(str(error)))
-    if report.intact:
-        try:
-            keep_verified_head(audit.verified, report.head, now_ms())
-        except OSError as error:
-            # As in an archive that is read only: the result is printed all the same.
-            typer.echo(f"relay: {audit.name}: the head is not kept: {printable(str(error))}", err=True)
-    return VerifiedAudit(audit, report)
+        return None, f"NOT READ: {printable(str(error))}"
+    if report.broken is not None:
+        return report, f"BROKEN: {report.broken.file} line {report.broken.line}"
+    if not report.intact:
+        return report, "LINES LOST since the last verification"
+    _keep_head(audit, report, f"{audit.name}: the head is not kept")
+    return report, "intact"
 
 
-def _row(found: VerifiedAudit) -> tuple[str, ...]:
-    report = found.report
-    if report is None:
-        return (found.audit.name, "-", "-", "-", "-", found.result)
-    times = [moment(ts_ms) if ts_ms is not None else "-" for ts_ms in (report.first_ms, report.last_ms)]
-    return (found.audit.name, str(report.lines), *times, report.head[:_HEAD_DIGITS], found.result)
+def _exit_code(report: ChainReport | None) -> int:
+    if report is None or not report.holds:
+        return EXIT_NO
+    return 0 if report.intact else EXIT_LOST
+
+
+def _keep_head(audit: Audit, report: ChainReport, failure: str) -> None:
+    """Keep the newest line for the next verification; in an archive that is read only, the result counts."""
+    try:
+        with suppress(FileNotFoundError):  # full files are synced
+            sync_file(audit.path)  # else a power cut that takes the line would look as if it had been cut off
+        keep_verified_head(audit.verified, report.head, now_ms())
+    except OSError as error:
+        typer.echo(f"relay: {failure}: {printable(str(error))}", err=True)
+
+
+def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
+    first, last = (
+        "-" if found.get(name) is None else moment(found[name]) for name in ("first_ms", "last_ms")
+    )
+    head = found.get("head", "-")[:_HEAD_DIGITS]
+    return (found["audit"], str(found.get("lines", "-")), first, last, head, found["result"])
 
 
 def ids_of_call(audits: Iterable[Audit], given: str) -> set[str]:
@@ -159,15 +146,9 @@ def matching_in(
         streams = []
         for audit in audits:
             lines = stack.enter_context(closing(AuditLines(audit.path)))
-            streams.append(_named(audit.name, matching(lines.read(), wanted, since_ms, ids)))
+            found = matching(lines.read(), wanted, since_ms, ids)
+            streams.append(((name, line, facts) for name, (line, facts) in zip(repeat(audit.name), found)))
         yield from merge(*streams, key=lambda found: time_of(found[2]))
-
-
-def _named(
-    name: str, found: Iterable[tuple[Line, Mapping[str, Any]]]
-) -> Iterator[tuple[str, Line, Mapping[str, Any]]]:
-    for line, facts in found:
-        yield name, line, facts
 
 
 app = group("What was decided, and whether it was changed since.")
@@ -190,6 +171,10 @@ def audit_verify(
         str | None,
         typer.Option(metavar="HASH", help="A head noted earlier: its line must still be there."),
     ] = None,
+    noted: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION|TIME", help="When it was noted, if its file may have been removed."),
+    ] = None,
     accept_loss: Annotated[
         bool,
         typer.Option("--accept-loss", help="Accept that lines of the last run are missing."),
@@ -197,10 +182,12 @@ def audit_verify(
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Walk the chain. Exit 0 if it is intact, 1 if not, 4 if the newest line of the last time is lost.
+    """Verify the hashes. Exit 0 if all is intact, 1 if not, 4 if the line that was newest last time is lost.
 
     Of several, each is verified by itself; the exit code is that of the worst.
     """
+    if noted is not None and expect is None:
+        fail("--noted says when the hash of --expect was noted: name that too", EXIT_USAGE)
     if places:
         if expect is not None:
             fail("--expect is a line of one audit: leave out the others", EXIT_USAGE)
@@ -210,14 +197,17 @@ def audit_verify(
         return
     if expect is not None and HASH_FORM.fullmatch(expect) is None:
         fail("--expect is the 64 hexadecimal digits of a line's hash", EXIT_USAGE)
-    _verify_own(state_files(state_dir), expect, accept_loss=accept_loss, as_json=as_json)
+    noted_ms = None if noted is None else _moment_ms(noted)
+    _verify_own(state_files(state_dir), expect, noted_ms, accept_loss=accept_loss, as_json=as_json)
 
 
-def _verify_own(files: StateFiles, expect: str | None, *, accept_loss: bool, as_json: bool) -> None:
+def _verify_own(
+    files: StateFiles, expect: str | None, noted_ms: int | None, *, accept_loss: bool, as_json: bool
+) -> None:
     last = None if accept_loss else read_verified_head(files.audit_verified)
     progress = _Progress(files.audit, time.monotonic)
     try:
-        report = verify(files.audit, expect, progress, last=last.head if last else None)
+        report = verify(files.audit, expect, progress, last=last, noted_ms=noted_ms)
     except FileNotFoundError as error:
         if last is None:
             raise
@@ -229,15 +219,10 @@ def _verify_own(files: StateFiles, expect: str | None, *, accept_loss: bool, as_
     else:
         for row in report_rows(report):
             typer.echo(row)
-    if not report.holds:
-        raise SystemExit(EXIT_NO)
-    if not report.intact:
-        raise SystemExit(EXIT_LOST)
-    try:
-        keep_verified_head(files.audit_verified, report.head, now_ms())
-    except OSError as error:
-        # As in an archive that is read only: the result has been printed all the same.
-        typer.echo(f"relay: the head is not kept for the next time: {printable(str(error))}", err=True)
+    if code := _exit_code(report):
+        raise SystemExit(code)
+    own = Audit("", files.audit, files.audit_verified)
+    _keep_head(own, report, "the head is not kept for the next time")
 
 
 @app.command("tail", epilog=example("relay audit tail --follow"))
@@ -316,7 +301,7 @@ def audit_grep(
         if not several:
             show(line, facts)
         elif as_json:
-            typer.echo(json.dumps({"audit": name, **facts}))
+            typer.echo(json.dumps({**facts, "audit": name}))
         else:
             typer.echo(f"{printable(name):<{width}}  ", nl=False)
             show(line, facts)

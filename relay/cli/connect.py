@@ -1,7 +1,7 @@
-"""``relay connect``: puts a relay into the configuration of an MCP client, and proves that it works there.
+"""What MCP clients are given: ``relay connect`` edits their configuration, and they start ``relay stdio``.
 
 Must not write a token into a configuration, a backup or a command line. Only ``relay headers`` prints one: to
-the client that runs it.
+the client that runs it. ``relay stdio`` prints nothing on standard output, which carries the protocol.
 """
 
 import json
@@ -9,10 +9,12 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -30,13 +32,20 @@ from relay.client.connect import (
     check_name,
     planned,
 )
-from relay.client.credentials import RenewableToken, check_token_file
+from relay.client.credentials import RenewableToken, TokenMissingError, check_token_file
 from relay.settings.config import View
-from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH, check_private_url, parse_mcp_url
+from schemas.addresses import (
+    KINDS_PATH,
+    MCP_PATH,
+    TOOLS_PATH,
+    check_private_url,
+    mcp_url,
+    parse_mcp_url,
+)
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
-from schemas.process.command_errors import EXIT_USAGE
-from schemas.process.state_owner import needed_home_directory
+from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.state_owner import act_as_owner_of, needed_home_directory
 from schemas.text import printable
 
 _PROGRAM = "relay"
@@ -58,6 +67,9 @@ def connect(
     name: Annotated[str, typer.Option(help="What the client calls the server.")] = "edge",
     token_file: Annotated[Path | None, remote.kept_token("for this client")] = None,
     root: remote.Root = None,
+    sign_in: Annotated[
+        bool, typer.Option("--sign-in", help="The client signs in by itself, in a browser: no token is kept.")
+    ] = False,
     client_config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The client's configuration. Default: where it usually is."),
@@ -73,7 +85,9 @@ def connect(
     beside it. The configuration names the file of the token and never holds the token.
     """
     machine = Machine(sys.platform, needed_home_directory(), os.environ)
-    plan = _Plan.of(client, check_name(name), machine, client_config)
+    known, token_name = CLIENTS[client], f"{client}-{check_name(name)}.token"
+    plan = _Plan(known, name, client_config or known.file(machine), machine.tokens / token_name)
+    act_as_owner_of(plan.file.parent)
     if remove:
         plan.remove(dry_run=dry_run, as_json=as_json)
         return
@@ -83,6 +97,13 @@ def connect(
     if view is not None and path not in {MCP_PATH, _PATHS[view]}:
         fail(f"--view {view} and {path} in --url are not the same view: leave out one of them", EXIT_USAGE)
     check_private_url(relay, plain_allowed=plain)
+    if sign_in:
+        if token_file is not None or root is not None:
+            what = "--root: the client would not trust the relay" if token_file is None else "--token-file"
+            fail(f"--sign-in needs no {what}, leave it out", EXIT_USAGE)
+        path = _PATHS[view or View.KINDS] if path == MCP_PATH else path
+        plan.sign_in(relay, mcp_url(relay, path), dry_run=dry_run, as_json=as_json)
+        return
     kept = token_file is None
     lies_in = plan.token_file if token_file is None else check_token_file(token_file)
     if kept and not dry_run:
@@ -118,24 +139,31 @@ class _Plan:
     file: Path
     token_file: Path
 
-    @classmethod
-    def of(cls, client: ClientName, name: str, machine: Machine, file: Path | None) -> "_Plan":
-        known = CLIENTS[client]
-        return cls(
-            client=known,
-            name=name,
-            file=file or known.file(machine),
-            token_file=machine.tokens / f"{client}-{name}.token",
-        )
-
-    def connect(self, connection: ClientTarget, *, dry_run: bool, as_json: bool) -> None:
-        """Show the change, prove the connection, and write it."""
+    def _check_installed(self) -> None:
         if not self.file.parent.is_dir() and not self.client.makes_directory:
             raise ConnectError(
                 f"{self.client.title} has no configuration in {self.file.parent}: install and start it once"
             )
-        entry, section = self.client.entry(connection), self.client.section
-        added = partial(self.client.form.with_server, section=section, name=self.name, entry=entry)
+
+    def sign_in(self, relay: str, url: str, *, dry_run: bool, as_json: bool) -> None:
+        """Show the change, find that the relay has a sign-in, and write it."""
+        if self.client.signs_in is None:
+            raise ConnectError(f"{self.client.title} takes {url} in its settings, under Connectors")
+        self._check_installed()
+        added = self._edit(self.client.signs_in(url))
+        change = planned(self.file, added)
+        self._show(change, added(""), as_json=as_json)
+        if not dry_run:
+            remote.run_command(_has_sign_in(relay), as_json=False)
+            if change.is_needed:
+                change.write()
+        self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
+
+    def connect(self, connection: ClientTarget, *, dry_run: bool, as_json: bool) -> None:
+        """Show the change, prove the connection, and write it."""
+        self._check_installed()
+        entry = self.client.entry(connection)
+        added = self._edit(entry)
         change = planned(self.file, added)
         self._show(change, added(""), as_json=as_json)
         if dry_run:
@@ -148,14 +176,16 @@ class _Plan:
 
     def remove(self, *, dry_run: bool, as_json: bool) -> None:
         """Show the change and write it; the token that was kept for it goes as well."""
-        edit = partial(self.client.form.without_server, section=self.client.section, name=self.name)
-        change = planned(self.file, edit)
+        change = planned(self.file, self._edit(None))
         self._show(change, "", as_json=as_json)
         if not dry_run:
             if change.is_needed:
                 change.write()
             self.token_file.unlink(missing_ok=True)
         self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
+
+    def _edit(self, entry: Mapping[str, Any] | None) -> Callable[[str], str]:
+        return lambda text: self.client.edit(text, self.client.section, self.name, entry)
 
     def _show(self, change: FileChange, added: str, *, as_json: bool) -> None:
         """Show what the file is to hold of this server, and nothing else in it: that may have secrets."""
@@ -212,6 +242,38 @@ def _tools(connection: ClientTarget, *, over_stdio: bool) -> int:
     return len(remote.run_command(_survey(connection, options), as_json=False))
 
 
+async def _has_sign_in(relay: str) -> None:
+    """Return if the relay says that people sign in there.
+
+    Raises:
+        ConnectError: it does not, or is not reached.
+    """
+    import httpx2  # noqa: PLC0415 - for a command that runs
+
+    from relay.client.http import CONNECT_TIMEOUT_S, tls_by, transport_to, why_unreachable  # noqa: PLC0415 - as above
+
+    url = f"{relay}/.well-known/oauth-authorization-server"
+    transport = transport_to(relay, tls_by(None))
+    try:
+        async with httpx2.AsyncClient(
+            transport=transport, timeout=CONNECT_TIMEOUT_S, trust_env=False
+        ) as http:
+            answer = await http.get(url)
+    except httpx2.HTTPError as error:
+        reason, advice = why_unreachable(error, relay, None)
+        raise ConnectError(f"{relay} is not reached: {reason}{(advice and f'; {advice}') or ''}") from None
+    try:
+        issuer = answer.json()["issuer"] if answer.is_success else None
+    except (ValueError, TypeError, KeyError):
+        issuer = None
+    if issuer is None:
+        raise ConnectError(f"{relay} has no sign-in: its operator invites people by `relay people invite`")
+    if issuer != relay:
+        raise ConnectError(
+            f"{relay} calls itself {printable(str(issuer))}: use that URL, else no client signs in"
+        )
+
+
 async def _reach(connection: ClientTarget) -> None:
     """Return when the relay has answered, whatever it was.
 
@@ -243,3 +305,50 @@ async def _reach(connection: ClientTarget) -> None:
 async def _survey(connection: ClientTarget, options: remote.RemoteOptions) -> list[Any]:
     await _reach(connection)
     return await remote.survey(options)
+
+
+class NameForm(StrEnum):
+    """The form in which tools are listed."""
+
+    DOTTED = "dotted"
+    DASHED = "dashed"
+
+
+stdio_app = group("MCP on standard input and output.")
+
+
+@stdio_app.command(epilog=example("relay stdio --url https://relay.example/mcp/kinds --token-file token"))
+def stdio(
+    url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help=f"The relay; behind it {KINDS_PATH} or {TOOLS_PATH} chooses a view with dashed names.",
+        ),
+    ],
+    names: Annotated[
+        NameForm | None,
+        typer.Option(help="The form of tools' names; some clients reject dots. Default: dotted."),
+    ] = None,
+    view: Annotated[
+        View | None,
+        typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's."),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The file that holds the token, mode 0600.")] = None,
+    root: remote.Root = None,
+    plain: remote.Plain = False,
+) -> None:
+    """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
+    from relay.client.http import tls_by  # noqa: PLC0415 - as below
+    from relay.client.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone
+
+    relay, path = parse_mcp_url(url)
+    if path != MCP_PATH and (names or view):
+        fail(f"{path} in --url chooses names and view: leave out --names and --view", EXIT_USAGE)
+    check_private_url(relay, plain_allowed=plain)
+    try:
+        token = RenewableToken.find(token_file, os.environ)
+    except TokenMissingError as error:
+        fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
+    query = urlencode({name: value for name, value in (("names", names), ("view", view)) if value})
+    run_stdio(f"{mcp_url(relay, path)}{query and '?'}{query}", token, tls_by(root), root, sys.stderr)

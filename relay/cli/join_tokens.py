@@ -3,7 +3,6 @@
 Must not print a token's key anywhere but in the token itself, on standard output.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ import typer
 
 from relay.cli import options
 from relay.cli.exits import fail
-from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
 from relay.cli.options import (
     AsJson,
     PublicUrl,
@@ -22,13 +20,13 @@ from relay.cli.options import (
     answer,
     is_terminal,
     keep_first,
+    listing,
     seconds,
-    show_table,
     state_files,
     tenant_name,
     utc,
 )
-from relay.cli.state import authority, name_ledger
+from relay.cli.state import NodeDirectory, authority, name_ledger
 from relay.settings.broker import broker_of_nodes
 from relay.settings.environment import now_ms
 from relay.settings.kept import read_kept
@@ -66,7 +64,7 @@ def join_token_create(
     """
     state = state_files(state_dir)
     url, tenant_used = options.public_url(public_url, state), tenant_name(tenant, state)
-    kept = _kept_node(replaces, state_dir)
+    kept = None if replaces is None else NodeDirectory.of(state_dir).find(replaces)
     if kept is not None:
         if label or tag or tenant not in {None, kept.tenant}:
             fail("--for keeps the node's label, tags and tenant: leave them out", EXIT_USAGE)
@@ -103,25 +101,21 @@ def join_token_create(
 @app.command("list", epilog=example("relay join-token list"))
 def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show every join token that was made, without its secret, and its state."""
-    now, grants = now_ms(), _tokens(state_dir).all()
-    if as_json:
-        typer.echo(json.dumps([grant.facts(now) for grant in grants]))
-        return
-    show_table(
+    now = now_ms()
+    listing(
+        [grant.facts(now) for grant in _tokens(state_dir).all()],
         ("ID", "TENANT", "LABEL", "TAGS", "CREATED (UTC)", "EXPIRES (UTC)", "USED", "STATE"),
-        [
-            (
-                grant.id,
-                grant.tenant,
-                grant.label or "-",
-                " ".join(grant.tags) or "-",
-                utc(grant.created_ms),
-                utc(grant.expires_at_ms),
-                f"{grant.used}/{grant.uses}",
-                grant.state(now),
-            )
-            for grant in grants
-        ],
+        lambda grant: (
+            grant["id"],
+            grant["tenant"],
+            grant["label"] or "-",
+            " ".join(grant["tags"]) or "-",
+            utc(grant["created_ms"]),
+            utc(grant["expires_at_ms"]),
+            f"{grant['used']}/{grant['uses']}",
+            grant["state"],
+        ),
+        as_json=as_json,
     )
 
 
@@ -157,14 +151,6 @@ def _checked_names(tenant: str, label: str, tags: Sequence[str], state_dir: Path
     if label and (holder := name_ledger(state_dir).read().taken_by(tenant, label)) is not None:
         fail(str(LabelTakenError(label, holder)), EXIT_NO)
     return label
-
-
-def _kept_node(reference: str | None, state_dir: Path | None) -> FoundNode | None:
-    """Return the node that is to keep its id; None if none is."""
-    try:
-        return None if reference is None else NodeDirectory.of(state_dir).find(reference)
-    except NodeReferenceError as error:
-        fail(f"{error}; see `relay node list`", EXIT_NO)
 
 
 def _tokens(state_dir: Path | None) -> JoinTokens:

@@ -1,19 +1,28 @@
-"""``relay node``: what the operator calls the nodes, and which there are.
+"""``relay node``: how the operator names nodes, and which there are; ``relay fleet``: what a relay lists.
 
 Works on the state directory, whether or not a relay runs: a running one applies a change within a second.
-Must not decide what a label or a tag may be.
+With ``--live``, and for ``relay fleet``, the running relay is asked. Must not decide what a label may be.
 """
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from relay.cli import completing
 from relay.cli.exits import fail
-from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
-from relay.cli.options import AsJson, StateDir, answer, show_table, utc
-from relay.cli.state import name_ledger
+from relay.cli.options import (
+    AsJson,
+    FleetOptions,
+    StateDir,
+    Tenant,
+    answer,
+    listing,
+    show_table,
+    takes_options,
+    utc,
+)
+from relay.cli.state import FoundNode, NodeDirectory, labels, name_ledger
 from relay.settings.environment import now_ms
 from relay.state.certificates import KID_DIGITS
 from relay.state.labels import NameRuleError, typed_form, with_typed_form
@@ -22,13 +31,14 @@ from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 
 app = group("Labels and tags of nodes, and which nodes there are.")
+fleet_app = group("What a running relay lists: nodes and tools.")
 
 NodeReference = Annotated[
     str,
     typer.Argument(
         metavar="NODE",
         help="A node: its id, its label, or 6 or more characters of the id.",
-        autocompletion=completing.labels,
+        autocompletion=labels,
     ),
 ]
 
@@ -82,35 +92,48 @@ def node_tag(
     answer(facts, as_json=as_json, note=note)
 
 
-@app.command("list", epilog=example("relay node list --tenant acme"))
+@app.command("list", epilog=example("relay node list --tenant acme", "relay node list --live --watch"))
+@takes_options
 def node_list(
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Of this tenant alone. With --live: as for `relay fleet`.")
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask the running relay, reached by the next five options.")
+    ] = False,
+    *,
+    given: FleetOptions,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Show every node that was enrolled and is not forgotten. `relay fleet nodes` shows which are online."""
+    """Show every node that was enrolled and is not forgotten; with --live which of them are connected.
+
+    With --live the relay is asked, as an agent of one tenant asks it: which of its nodes are connected, and
+    until when their manifests are valid.
+    """
+    if live:
+        _show_live(given, tenant, state_dir, as_json=as_json)
+        return
+    if given != FleetOptions():
+        fail("--url, --token-file, --root, --watch and --public-url need --live", EXIT_USAGE)
     directory = NodeDirectory.of(state_dir)
     nodes = [
         _facts(directory, FoundNode(node_id, its))
         for node_id, its in sorted(directory.records.tenants().items())
         if tenant in {None, its} and not _is_forgotten(directory, node_id)
     ]
-    if as_json:
-        typer.echo(json.dumps(nodes))
-        return
-    show_table(
+    listing(
+        nodes,
         ("NODE", "TENANT", "LABEL", "TAGS", "CERTIFICATE", "EXPIRES (UTC)"),
-        [
-            (
-                each["node_id"],
-                each["tenant"],
-                with_typed_form(each["label"] or "-"),
-                " ".join(each["tags"]) or "-",
-                each["certificates"][-1]["state"],
-                utc(each["certificates"][-1]["not_after_ms"]),
-            )
-            for each in nodes
-        ],
+        lambda node: (
+            node["node_id"],
+            node["tenant"],
+            with_typed_form(node["label"] or "-"),
+            " ".join(node["tags"]) or "-",
+            node["certificates"][-1]["state"],
+            utc(node["certificates"][-1]["not_after_ms"]),
+        ),
+        as_json=as_json,
     )
 
 
@@ -118,7 +141,7 @@ def node_list(
 def node_show(node: NodeReference, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show one node: its names, and its certificates."""
     directory = NodeDirectory.of(state_dir)
-    facts = _facts(directory, _found(directory, node))
+    facts = _facts(directory, directory.find(node))
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -145,7 +168,7 @@ def node_show(node: NodeReference, as_json: AsJson = False, state_dir: StateDir 
 def node_forget(node: NodeReference, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Remove a retired or revoked node from the lists, with its label and tags. Its id stays taken."""
     directory = NodeDirectory.of(state_dir)
-    found = _found(directory, node)
+    found = directory.find(node)
     if directory.records.unrevoked(found.node_id):
         fail(
             f"{found.node_id} has a certificate that is not revoked: "
@@ -156,16 +179,35 @@ def node_forget(node: NodeReference, as_json: AsJson = False, state_dir: StateDi
     answer({"forgotten": found.node_id}, as_json=as_json, note=f"forgotten {found.node_id}")
 
 
-def _found(directory: NodeDirectory, reference: str) -> FoundNode:
-    try:
-        return directory.find(reference)
-    except NodeReferenceError as error:
-        fail(f"{error}; see `relay node list`", EXIT_NO)
+@fleet_app.command("nodes", epilog=example("relay fleet nodes --watch"))
+@takes_options
+def fleet_nodes(
+    given: FleetOptions, tenant: Tenant = None, as_json: AsJson = False, state_dir: StateDir = None
+) -> None:
+    """Show the nodes of a tenant: the same as `relay node list --live`."""
+    _show_live(given, tenant, state_dir, as_json=as_json)
+
+
+def _show_live(given: FleetOptions, tenant: str | None, state_dir: Path | None, *, as_json: bool) -> None:
+    from relay.cli.fleet import NODES, show  # noqa: PLC0415 - the HTTP client, for what asks a relay
+
+    show(NODES, given, tenant, state_dir, as_json=as_json)
+
+
+@fleet_app.command("tools", epilog=example("relay fleet tools --tenant acme --json"))
+@takes_options
+def fleet_tools(
+    given: FleetOptions, tenant: Tenant = None, as_json: AsJson = False, state_dir: StateDir = None
+) -> None:
+    """Show the tools that an agent of a tenant reads in the relay's list."""
+    from relay.cli.fleet import TOOLS, show  # noqa: PLC0415 - as above
+
+    show(TOOLS, given, tenant, state_dir, as_json=as_json)
 
 
 def _known(directory: NodeDirectory, reference: str) -> FoundNode:
     """Return the node that is to be named: one that was forgotten would keep its names out of sight."""
-    found = _found(directory, reference)
+    found = directory.find(reference)
     if _is_forgotten(directory, found.node_id):
         fail(f"{found.node_id} was forgotten: `relay ca issue --replace` makes it a node again", EXIT_NO)
     return found

@@ -3,13 +3,16 @@
 Must not contain what a command does.
 """
 
+import inspect
 import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
+from functools import update_wrapper
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +50,63 @@ PublicUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """The options of a command that reads what a running relay lists."""
+
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where the relay is reached. Default: its public URL."),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="The file of a bearer token, mode 0600; or in EDGE_TOKEN. Default: one is signed."),
+    ] = None
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The root of the relay's certificate, PEM. Default: its own CA's too."
+        ),
+    ] = None
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again when it has changed, until Ctrl-C.")
+    ] = False
+    public_url: PublicUrl = None
+
+
 _ID_CHARS = 26
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` with, in the place of each parameter of a dataclass, an option for each field."""
+    own = inspect.signature(command).parameters
+    groups: Mapping[str, Any] = {
+        name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)
+    }
+    parameters = [
+        option.replace(kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in own.items()
+        for option in (
+            [
+                Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+                for each in fields(groups[name])
+            ]
+            if name in groups
+            else [parameter]
+        )
+    ]
+
+    def with_options(**given: Any) -> None:
+        made = {
+            name: group(**{each.name: given.pop(each.name) for each in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **given)
+
+    update_wrapper(with_options, command)
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_options
 
 
 def state_files(state_dir: Path | None) -> StateFiles:
@@ -61,7 +120,7 @@ def state_files(state_dir: Path | None) -> StateFiles:
     """
     if state_dir is None:
         from relay.settings.table import RELAY, STATE_DIR  # noqa: PLC0415 - a command that is told does without it
-        from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
+        from schemas.settings import read_sources  # noqa: PLC0415 - as above
 
         state_dir = read_sources(RELAY, {}, None, os.environ).value(STATE_DIR)
     directory = state_dir or usual_state_dir()
@@ -80,7 +139,7 @@ def public_url(given: str | None, state: StateFiles) -> str:
     """Return the relay's URL: the one given here, or as a setting, or kept; else the default."""
     if given is None:
         from relay.settings.table import PUBLIC_URL, RELAY  # noqa: PLC0415 - as above
-        from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
+        from schemas.settings import read_sources  # noqa: PLC0415 - as above
 
         given = read_sources(RELAY, {}, None, os.environ).value(PUBLIC_URL)
     return normal_url(given or read_kept(state.settings).public_url or DEFAULT_PUBLIC_URL)
@@ -124,6 +183,20 @@ def answer(facts: Mapping[str, Any], *, as_json: bool, result: str = "", note: s
         typer.echo(note, err=True)
     if result:
         typer.echo(result)
+
+
+def listing(
+    facts: Sequence[Mapping[str, Any]],
+    header: Sequence[str],
+    row: Callable[[Mapping[str, Any]], Sequence[str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print ``facts``, as JSON for programs, else as a table with one ``row`` for each."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        show_table(header, [row(each) for each in facts])
 
 
 def is_terminal() -> bool:

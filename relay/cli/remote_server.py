@@ -4,16 +4,13 @@ A file or program that was named and cannot be used is an error of the command, 
 Must not import the client before a command needs it: it takes half a second to load.
 """
 
-import inspect
 import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, fields, replace
-from functools import update_wrapper
-from inspect import Parameter
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -87,7 +84,7 @@ def kept_token(where: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """The options of commands that call an MCP server; ``with_remote_options`` gives them to a command."""
+    """The options of commands that call an MCP server; ``takes_options`` gives them to a command."""
 
     url: Annotated[
         str | None,
@@ -166,28 +163,6 @@ class RemoteOptions:
             root=self.root or profile.root,
             plain=self.plain or profile.plain,
         )
-
-
-def with_remote_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return ``command`` with the options of a server in the place of its parameter ``remote_options``."""
-    own = inspect.signature(command).parameters
-    shared = [
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-        for each in fields(RemoteOptions)
-    ]
-    parameters = [
-        option.replace(kind=Parameter.KEYWORD_ONLY)
-        for name, parameter in own.items()
-        for option in (shared if name == "remote_options" else [parameter])
-    ]
-
-    def with_options(**given: Any) -> None:
-        options = RemoteOptions(**{each.name: given.pop(each.name) for each in shared})
-        command(remote_options=options, **given)
-
-    update_wrapper(with_options, command)
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return with_options
 
 
 def profile_path() -> Path:

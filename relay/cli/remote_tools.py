@@ -18,23 +18,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relay.cli import remote_server as remote
-from relay.cli.call_progress import CallProgress
 from relay.cli.exits import fail
-from relay.cli.options import AsJson, answer, milliseconds, show_table
+from relay.cli.options import AsJson, answer, milliseconds, show_table, takes_options
 from relay.client.credentials import Profile, check_token_file
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
-from schemas.text import printable
-from schemas.unknown_names import nearest
+from schemas.process.state_owner import act_as_owner_of
+from schemas.text import nearest, printable
 
 if TYPE_CHECKING:
-    from relay.remote_tools import Surveyed, ToolResult
+    from relay.remote_tools import Surveyed, ToolContract, ToolResult
+
 
 _NARROW = 24
 _MAX_ARGUMENTS = 1 << 20
+_PROGRESS_AFTER_S = 1.0
 
 
-class Ceiling(StrEnum):
+class RiskCeiling(StrEnum):
     """The risk up to which a call is made."""
 
     READ = "read"
@@ -47,7 +48,7 @@ call_app = group("Call a tool of any MCP server.")
 
 
 @tools_app.command(epilog=example("relay tools --url https://mcp.example/mcp --token-file token"))
-@remote.with_remote_options
+@takes_options
 def tools(
     remote_options: remote.RemoteOptions,
     accept: Annotated[
@@ -55,7 +56,7 @@ def tools(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the tools of an MCP server: their risk, and what they would be refused for."""
+    """List the tools of an MCP server: their safety class, and what they would be refused for."""
     surveyed = remote.run_command(_surveyed(remote_options, accept), as_json=as_json)
     if as_json:
         typer.echo(json.dumps([_document(tool) for tool in surveyed], indent=2))
@@ -66,7 +67,7 @@ def tools(
 
 
 @call_app.command(epilog=example("""relay call echo '{"message": "ping"}' --token-file token"""))
-@remote.with_remote_options
+@takes_options
 def call(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `relay tools` lists it.")],
     arguments: Annotated[
@@ -82,7 +83,9 @@ def call(
     deadline: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The longest that the call may take: 500ms, 30s.")
     ] = None,
-    max_risk: Annotated[Ceiling, typer.Option(help="The risk up to which the call is made.")] = Ceiling.ADMIN,
+    max_risk: Annotated[
+        RiskCeiling, typer.Option(help="The risk up to which the call is made.")
+    ] = RiskCeiling.ADMIN,
     *,
     remote_options: remote.RemoteOptions,
     as_json: AsJson = False,
@@ -111,12 +114,14 @@ async def _called(
     name: str,
     arguments: dict[str, Any],
     deadline_s: float | None,
-    risk: Ceiling,
+    risk: RiskCeiling,
 ) -> "ToolResult":
     from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - as above
 
-    progress = CallProgress()
-    permissions = Permissions((_literal(name),), Risk(risk), scopes=None)
+    progress = _Progress()
+    # The pattern that matches this name alone.
+    literal = "".join(f"[{char}]" if char in "*?[" else char for char in name)
+    permissions = Permissions((literal,), Risk(risk), scopes=None)
     async with options.client(permissions) as client:
         showing = asyncio.create_task(progress.show())
         try:
@@ -125,6 +130,34 @@ async def _called(
             showing.cancel()
             with suppress(asyncio.CancelledError):
                 await showing
+
+
+class _Progress:
+    """One line on standard error while a call takes more than a second; rewritten if that is a terminal."""
+
+    text = ""
+
+    async def note(self, progress: float, total: float | None, message: str | None) -> None:
+        """Keep what the server reports."""
+        share = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
+        self.text = " ".join(part for part in (share, printable(message or "", 60)) if part)
+
+    async def show(self) -> None:
+        """Show the seconds and what the server reported, until cancelled."""
+        is_terminal = sys.stderr.isatty()
+        second = 0
+        try:
+            while True:
+                await asyncio.sleep(_PROGRESS_AFTER_S)
+                second += 1
+                line = f"waiting, {second} s  {self.text}".rstrip()
+                if is_terminal:
+                    typer.echo(f"\r{line:<79}", err=True, nl=False)
+                elif second == 1:
+                    typer.echo(line, err=True)
+        finally:
+            if is_terminal and second:
+                typer.echo("\r" + " " * 79 + "\r", err=True, nl=False)
 
 
 def _arguments(text: str | None, *, from_stdin: bool) -> dict[str, Any]:
@@ -191,21 +224,29 @@ def _show(surveyed: "Sequence[Surveyed]") -> None:
     rows = [
         (
             tool.contract.name,
-            f"{tool.contract.risk} ({tool.contract.risk_source})",
+            _safety(tool.contract),
             "yes" if tool.contract.idempotent else "no",
             tool.contract.version,
             str(tool.refusal.reason) if tool.refusal else "ready",
-            _sentence(tool.contract.description),
+            printable(tool.contract.description.strip().partition("\n")[0], 400),
         )
         for tool in sorted(surveyed, key=lambda tool: tool.contract.name)
     ]
-    header = ("NAME", "RISK (BY)", "REPEATABLE", "VERSION", "STATE", "DESCRIPTION")
+    header = ("NAME", "SAFETY (BY)", "REPEATABLE", "VERSION", "STATE", "DESCRIPTION")
     taken = sum(max(len(row[column]) for row in (header, *rows)) + 2 for column in range(len(header) - 1))
     space = max(_NARROW, width - taken)
-    show_table(header, [(*row[:-1], _cut(row[-1], space)) for row in rows])
+    cut = (text if len(text) <= space else text[: space - 3] + "..." for *_, text in rows)
+    show_table(header, [(*row[:-1], text) for row, text in zip(rows, cut, strict=True)])
     for tool in surveyed:
         if tool.refusal is not None:
             typer.echo(f"\n{printable(tool.contract.name)}: {tool.refusal}\n  {tool.refusal.suggested_fix}")
+
+
+def _safety(contract: "ToolContract") -> str:
+    """Return the safety class, and whose word it is; without a signature ``--max-risk`` counts admin."""
+    if contract.safety_class is None:
+        return "unknown"
+    return f"{contract.safety_class} ({'manifest' if contract.risk_source == 'manifest' else 'hub'})"
 
 
 def _document(tool: "Surveyed") -> dict[str, Any]:
@@ -218,6 +259,7 @@ def _document(tool: "Surveyed") -> dict[str, Any]:
         "description": contract.description,
         "input_schema": contract.input_schema,
         "output_schema": contract.output_schema,
+        "safety_class": contract.safety_class,
         "risk": contract.risk,
         "risk_source": contract.risk_source,
         "required_scopes": sorted(contract.required_scopes),
@@ -226,19 +268,6 @@ def _document(tool: "Surveyed") -> dict[str, Any]:
         "digest": contract.digest,
         "refusal": str(tool.refusal) if tool.refusal else None,
     }
-
-
-def _sentence(text: str) -> str:
-    return printable(text.strip().partition("\n")[0], 400)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _literal(name: str) -> str:
-    """Return the glob that matches ``name`` alone."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
 
 
 login_app = group("Keep the server that is called.")
@@ -260,6 +289,7 @@ def login(
     Lists the tools first, and keeps nothing if that fails. A later login replaces the server.
     """
     path = remote.profile_path()
+    act_as_owner_of(path.parent)
     own_token = path.with_name("profile.token")
     if remove:
         path.unlink(missing_ok=True)

@@ -1,20 +1,29 @@
-"""``relay run``: reads the settings, and serves. Must not hold what the relay does."""
+"""``relay run``, which keeps the settings and becomes the server, and ``relay config``, which shows them.
+
+Must not contain what the relay does, nor show a secret.
+"""
 
 import os
+import sys
 from functools import partial
 
 import typer
 
-from relay.broker.nats_server import first_free
 from relay.cli.options import usual_state_dir
+from relay.cli.server_process import ServerPlan
 from relay.settings.kept import write_kept
-from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
+from relay.settings.table import RELAY, load_settings
+from schemas.process import cli_config
 from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.state_owner import act_as_owner_of
-from schemas.settings_sources import Sources, read_sources
+from schemas.settings import Sources
 
 app = group("Run the relay.")
+config_app = group("The settings that the relay runs with.")
+cli_config.add_commands(
+    config_app, RELAY, lambda sources: load_settings(sources, usual_state_dir(), act_as_owner_of)
+)
 
 
 @app.command(epilog=example("relay run --broker mqtts://mqtt.example --listen 0.0.0.0:443 --tls-own"))
@@ -25,13 +34,8 @@ def run(sources: Sources) -> None:
     Each option is also a setting: --listen is listen in relay.toml, and the variable RELAY_LISTEN.
     `relay config show` prints which value holds, and where it stands.
     """
-    from relay.audit.log import held_alone  # noqa: PLC0415 - as below
-    from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
-    from relay.server.serving import ReloadSource  # noqa: PLC0415 - as above
-
-    def load() -> LoadedRelaySettings:
-        again = read_sources(RELAY, sources.flags, sources.named_file, os.environ)
-        return load_settings(again, usual_state_dir())
+    from relay.audit.log import held_alone  # noqa: PLC0415 - for this command alone
+    from relay.broker.nats_server import first_free  # noqa: PLC0415 - as above
 
     loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
     broker = loaded.broker(first_free)
@@ -45,5 +49,8 @@ def run(sources: Sources) -> None:
         notes += [f"not as it was told before: {', '.join(replaced)}"] if replaced else []
     for note in notes:
         typer.echo(f"relay: {note}", err=True)
-    # Read again with what is kept now: a reload must find no difference by it.
-    serve(config, ReloadSource(load_settings(sources, usual_state_dir()).settings, load))
+    plan = ServerPlan(sources.flags, sources.named_file, usual_state_dir())
+    # The same process goes on as the server, without what only a command line needs. -P: else Python runs
+    # a json.py of the working directory, as root.
+    command = [sys.executable, "-P", "-m", "relay.cli.server_process", plan.to_json()]
+    os.execv(command[0], command)  # noqa: S606 - our own interpreter, with what was just checked

@@ -3,15 +3,15 @@
 Must not print anything but the token itself on standard output, except for lists.
 """
 
-import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from relay.auth.permissions import SCOPES
-from relay.cli import completing, options
+from relay.cli import options
 from relay.cli.exits import fail
 from relay.cli.options import (
     AsJson,
@@ -20,8 +20,8 @@ from relay.cli.options import (
     Tenant,
     answer,
     keep_first,
+    listing,
     seconds,
-    show_table,
     state_files,
     tenant_name,
     utc,
@@ -40,8 +40,19 @@ if TYPE_CHECKING:
 
 app = group("Agents' bearer tokens.")
 
-_OPTIONS = {"/sub": "--sub", "/tenant": "--tenant", "/exp": "--ttl"}
-_EXAMPLES = {"--sub": ", for example my-agent", "--tenant": ", for example acme"}
+_OPTIONS = {
+    "/sub": "--sub",
+    "/tenant": "--tenant",
+    "/exp": "--ttl",
+    "/kinds": "--kinds",
+    "/nodes": "--nodes",
+}
+_EXAMPLES = {
+    "--sub": ", for example my-agent",
+    "--tenant": ", for example acme",
+    "--kinds": ", for example 'linux.*'",
+    "--nodes": ", for example 'tag:greenhouse'",
+}
 
 
 @app.command("issue", epilog=example("relay token issue --sub my-agent --ttl 12h"))
@@ -51,7 +62,24 @@ def token_issue(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="What it allows; repeat. Default: tools:call:read_only.", autocompletion=completing.scopes
+            help="What it allows; repeat. Default: tools:call:read_only.",
+            autocompletion=lambda incomplete: [each for each in SCOPES if each.startswith(incomplete)],
+        ),
+    ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="The kinds that it is for, such as 'system.*,linux.*'; ! excludes. A sensitive kind is named"
+            " in full. Default: all that are not sensitive.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="The nodes that it is for: ids, labels and tags, such as 'tag:greenhouse,!site=north';"
+            " * stands for any characters, ! excludes. Default: all of the tenant.",
         ),
     ] = None,
     ttl: Annotated[
@@ -62,42 +90,33 @@ def token_issue(
     state_dir: StateDir = None,
 ) -> None:
     """Sign a token for an agent, and print it; by its jti it can be revoked."""
-    from relay.auth.agent_tokens import TokenIssuer, TokenOptionError  # noqa: PLC0415 - for this command alone
+    from relay.auth.agent_tokens import TokenOptionError  # noqa: PLC0415 - for this command alone
     from relay.cli.state import token_keys  # noqa: PLC0415 - as above
-    from schemas.registry import SchemaRegistry  # noqa: PLC0415 - as above
-    from schemas.ulids import UlidSource  # noqa: PLC0415 - as above
 
     scopes = scope or ["tools:call:read_only"]
     if unknown := [name for name in scopes if name not in SCOPES]:
         fail(f"no such scope: {printable(unknown[0])}; there are {', '.join(SCOPES)}", EXIT_USAGE)
-    state, now, lifetime_s = _state(state_dir), now_ms(), seconds(ttl)
-    url = options.public_url(public_url, state)
-    issued = IssuedToken(
-        jti=UlidSource(lambda: now, os.urandom).new(),
-        tenant=tenant_name(tenant, state),
-        sub=sub,
-        scopes=tuple(scopes),
-        audience=mcp_url(url),
-        issued_at_ms=now,
-        expires_at_ms=now + lifetime_s * 1000,
-    )
-    key = _key(state)
+    state = _state(state_dir)
+    url, key = options.public_url(public_url, state), _key(state)
     if token_keys(state_dir).is_replaced(bytes(key.verify_key)):
         fail(
             "another key has replaced this one: issue tokens where it is, or run `relay token rotate-key`",
             EXIT_CANNOT_RUN,
         )
     try:
-        token = TokenIssuer(key, url, issued.audience, SchemaRegistry()).issue(
+        issued, token = signed(
+            key,
+            url,
             sub=sub,
-            tenant=issued.tenant,
+            tenant=tenant_name(tenant, state),
             scopes=scopes,
-            now_s=now // 1000,
-            ttl_s=lifetime_s,
-            jti=issued.jti,
+            ttl_s=seconds(ttl),
+            kinds=_patterns(kinds),
+            nodes=[_typed_label(each) for each in _patterns(nodes)],
         )
     except TokenOptionError as error:
-        option = _OPTIONS.get(error.where, error.where)
+        claim = "/" + error.where.split("/")[1]
+        option = _OPTIONS.get(claim, error.where)
         fail(str(error).replace(error.where, option, 1) + _EXAMPLES.get(option, ""), EXIT_USAGE)
     IssuedTokens(state.issued_tokens).add(issued)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
@@ -108,28 +127,75 @@ def token_issue(
     answer({"token": token, **issued.facts()}, as_json=as_json, result=token, note=note)
 
 
+def _patterns(given: Sequence[str] | None) -> list[str]:
+    """Return the patterns of an option that may be repeated, and has several separated by commas."""
+    return [each.strip() for part in given or () for each in part.split(",")]
+
+
+def _typed_label(pattern: str) -> str:
+    """Return a pattern of nodes as a token has it, in ASCII: a label with other letters in its kept form."""
+    from relay.state.labels import kept_form, meant_by  # noqa: PLC0415 - for the command that issues
+
+    excludes = pattern[: pattern.startswith("!")]
+    return excludes + kept_form(meant_by(pattern.removeprefix("!")))
+
+
+def signed(
+    key: "SigningKey",
+    public_url: str,
+    *,
+    sub: str,
+    tenant: str,
+    scopes: Sequence[str],
+    ttl_s: int,
+    kinds: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+) -> tuple[IssuedToken, str]:
+    """Return a new token for the relay at ``public_url``, and what is recorded of it.
+
+    Raises:
+        TokenOptionError: a part of it is malformed.
+    """
+    from relay.auth.agent_tokens import TokenIssuer  # noqa: PLC0415 - for the commands that sign
+    from schemas.registry import SchemaRegistry  # noqa: PLC0415 - as above
+    from schemas.ulids import UlidSource  # noqa: PLC0415 - as above
+
+    now, audience = now_ms(), mcp_url(public_url)
+    jti = UlidSource(lambda: now, os.urandom).new()
+    # Relays of 0.2 read this list too: what they do not know must have a form that they show.
+    allowed = (*scopes, *(f"kinds:{each}" for each in kinds), *(f"nodes:{each}" for each in nodes))
+    issued = IssuedToken(jti, tenant, sub, allowed, audience, now, now + ttl_s * 1000)
+    token = TokenIssuer(key, public_url, audience, SchemaRegistry()).issue(
+        sub=sub,
+        tenant=tenant,
+        scopes=list(scopes),
+        now_s=now // 1000,
+        ttl_s=ttl_s,
+        jti=jti,
+        kinds=kinds,
+        nodes=nodes,
+    )
+    return issued, token
+
+
 @app.command("list", epilog=example("relay token list --json"))
 def token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show every token that this relay has issued, without the token itself, and its state."""
     state, now = _state(state_dir), now_ms()
     tokens = IssuedTokens(state.issued_tokens).all().values()
     revoked = RevokedTokens(state.revoked_tokens).jtis()
-    if as_json:
-        typer.echo(json.dumps([{**token.facts(), "state": token.state(revoked, now)} for token in tokens]))
-        return
-    show_table(
+    listing(
+        [{**token.facts(), "state": token.state(revoked, now)} for token in tokens],
         ("JTI", "TENANT", "AGENT", "SCOPES", "EXPIRES (UTC)", "STATE"),
-        [
-            (
-                token.jti,
-                token.tenant,
-                token.sub,
-                " ".join(token.scopes),
-                utc(token.expires_at_ms),
-                token.state(revoked, now),
-            )
-            for token in tokens
-        ],
+        lambda token: (
+            token["jti"],
+            token["tenant"],
+            token["sub"],
+            " ".join(token["scopes"]),
+            utc(token["expires_at_ms"]),
+            token["state"],
+        ),
+        as_json=as_json,
     )
 
 
@@ -208,10 +274,9 @@ def _key(state: StateFiles) -> "SigningKey":
     from relay.state.key_files import read_key  # noqa: PLC0415 - for the commands that sign
 
     try:
-        key = read_key(state.token_key)
+        return read_key(state.token_key)
     except FileNotFoundError:
         fail(
             "the key of agents' tokens is not here: issue them on the relay with the CA's key",
             EXIT_CANNOT_RUN,
         )
-    return key

@@ -1,7 +1,9 @@
-"""What the relay logs of calls whose form is wrong, by HTTP and by stdio, against a reference.
+"""What the relay logs of calls and messages whose form is wrong, by HTTP and by stdio, against references.
 
-The reference has a line for each failure, first those by HTTP and then the same by stdio. A failure is real:
-it is made over a socket, and through a ``relay stdio`` that runs as its users run it.
+The first has a line for each failed call, those by HTTP and then the same by stdio. The second has for each
+message whose ``id``, ``jsonrpc``, ``method`` or ``params`` are malformed what is sent, its answer, and the
+members of its line: the same by all transports. A failure is real: it is made over a socket, and through a
+``relay stdio`` that runs as its users run it.
 """
 
 import asyncio
@@ -9,7 +11,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +22,7 @@ import pytest_asyncio
 from schemas.errors import Failure, to_jsonrpc_error
 from schemas.projection import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.hub import Hub
-from tests.fakes.mcp_wire import ERA_META, NEW, McpWire
+from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID
@@ -29,6 +31,10 @@ SERVED = pytest.mark.asyncio(loop_scope="module")
 
 BOUND_S: Final = 60
 GOLDEN: Final = Path(__file__).parent.parent / "fixtures" / "mcp" / "envelope_validation_golden.jsonl"
+MALFORMED: Final = [
+    json.loads(line)
+    for line in GOLDEN.with_name("required_members_golden.jsonl").read_text("utf-8").splitlines()
+]
 OF_THE_RUN: Final = {"ts", "correlation_id", "traceId", "spanId", "durationMs", "requestId"}
 REQUIRED: Final = {
     *("ts", "level", "component", "event", "correlation_id"),
@@ -39,7 +45,7 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 PING = {"message": "ping"}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LABELS = {META_TASK_ID: "task-7", META_STEP_ID: "step-8"}
-Ask = Callable[[Mapping[str, Any]], Any]
+Ask = Callable[..., Any]
 
 
 def message(name: object = ECHO_NAME, arguments: object = PING, **members: Any) -> dict[str, Any]:
@@ -98,8 +104,8 @@ async def over_stdio(relay: ServedRelay) -> AsyncIterator[Ask]:
         env={**os.environ, "EDGE_TOKEN": relay.hub.token()},
     )
 
-    async def ask(document: Mapping[str, Any]) -> dict[str, Any]:
-        return await _asked(bridge, document)
+    async def ask(*documents: Mapping[str, Any]) -> dict[str, Any]:
+        return await _asked(bridge, documents)
 
     try:
         yield ask
@@ -112,10 +118,11 @@ async def over_stdio(relay: ServedRelay) -> AsyncIterator[Ask]:
             await bridge.wait()
 
 
-async def _asked(bridge: Process, document: Mapping[str, Any]) -> dict[str, Any]:
+async def _asked(bridge: Process, documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Send ``documents``, and return the one line that answers them."""
     assert bridge.stdin is not None
     assert bridge.stdout is not None
-    bridge.stdin.write(json.dumps(document).encode() + b"\n")
+    bridge.stdin.writelines(json.dumps(document).encode() + b"\n" for document in documents)
     answer: dict[str, Any] = json.loads(await bridge.stdout.readline())
     return answer
 
@@ -154,6 +161,7 @@ def text_and_meta(answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return forms
 
 
+@pytest.mark.holds("ENVELOPE/log-fields")
 @SERVED
 @transports
 async def test_a_failure_is_logged_as_the_reference_has_it(relay: ServedRelay, transport: str) -> None:
@@ -164,6 +172,7 @@ async def test_a_failure_is_logged_as_the_reference_has_it(relay: ServedRelay, t
         assert (case, comparable(line)) == (case, comparable(expected))
 
 
+@pytest.mark.holds("ENVELOPE/parity")
 @pytest.mark.integration
 @SERVED
 async def test_both_transports_tell_and_log_the_same_failure(relay: ServedRelay) -> None:
@@ -178,6 +187,7 @@ async def test_both_transports_tell_and_log_the_same_failure(relay: ServedRelay)
         assert (one["traceId"], one["requestId"]) == (other["traceId"], other["requestId"])
 
 
+@pytest.mark.holds("ENVELOPE/parity")
 @SERVED
 @transports
 async def test_what_is_logged_and_what_is_told_is_one_row_of_the_table(
@@ -203,3 +213,52 @@ def test_the_reference_has_every_failure_by_both_transports_and_nothing_of_argum
     assert all(json.loads(line).keys() == REQUIRED for line in text.splitlines())
     assert text.isascii()
     assert "ping" not in text
+
+
+# --- messages whose required members are malformed ------------------------------------------------------
+
+
+def logged(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line as the second reference has it."""
+    own = {"ts", "correlation_id", "durationMs", "inputBytes", "transport"}
+    assert line.keys() == REQUIRED
+    return {name: value for name, value in line.items() if name not in own}
+
+
+@pytest.mark.holds("ENVELOPE/applied", "ENVELOPE/log-fields", "ENVELOPE/parity")
+@SERVED
+@pytest.mark.parametrize("era", [OLD, NEW])
+async def test_a_malformed_member_has_the_answer_and_the_line_of_the_reference(
+    relay: ServedRelay, era: str
+) -> None:
+    async with McpWire.open(relay.address, era, relay.hub.token()) as wire:
+        for case in MALFORMED:
+            before = len(relay.hub.access_lines.entries())
+            response = await wire.post(json.dumps(case["sent"]).encode())
+            assert (case["case"], response.status_code) == (case["case"], 400)
+            assert (case["case"], response.json()) == (case["case"], case["answer"])
+            (line,) = relay.hub.access_lines.entries()[before:]
+            assert (line["transport"], logged(line)) == ("http", case["line"])
+    assert relay.calls() == []
+
+
+@pytest.mark.holds("ENVELOPE/parity")
+@pytest.mark.integration
+@SERVED
+async def test_a_malformed_member_has_them_by_stdio_too(relay: ServedRelay) -> None:
+    async with asyncio.timeout(BOUND_S), over_stdio(relay) as ask:
+        for case in MALFORMED:
+            before = len(relay.hub.access_lines.entries())
+            assert (case["case"], await ask(case["sent"])) == (case["case"], case["answer"])
+            (line,) = relay.hub.access_lines.entries()[before:]
+            assert (line["transport"], logged(line)) == ("stdio", case["line"])
+
+
+@pytest.mark.integration
+@SERVED
+async def test_a_notification_has_no_answer_by_stdio(relay: ServedRelay) -> None:
+    changed = {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}
+    listed = message() | {"id": "list", "method": "tools/list", "params": {"_meta": dict(ERA_META)}}
+    async with asyncio.timeout(BOUND_S), over_stdio(relay) as ask:
+        assert (await ask(changed, listed))["id"] == "list"
+    assert relay.hub.access_lines.entries() == []

@@ -81,6 +81,7 @@ SINS = [
 ]
 
 
+@pytest.mark.holds("ENVELOPE/strict-json")
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize(("body", "reason"), SINS)
 async def test_what_is_no_strict_json_is_a_parse_error_with_400_and_no_id(
@@ -138,6 +139,59 @@ async def test_a_call_without_an_id_is_never_made(relay: ServedRelay, node: Node
     assert all(decision == "deny" for decision, _, _ in relay.calls())
 
 
+def without_params(method: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method}
+
+
+@pytest.mark.holds("ENVELOPE/applied")
+@pytest.mark.parametrize("method", ["tools/list", "ping"])
+async def test_absent_params_are_empty_ones_in_the_old_era(relay: ServedRelay, method: str) -> None:
+    async with opened(relay, OLD) as wire:
+        assert "result" in await wire.ask(without_params(method))
+
+
+async def test_a_call_without_params_has_no_name_in_the_old_era(relay: ServedRelay) -> None:
+    async with opened(relay, OLD) as wire:
+        error = error_of(await wire.ask(without_params("tools/call")))
+    assert error["message"] == "The request is not a call: /tool violates pattern."
+
+
+@pytest.mark.holds("ENVELOPE/applied")
+@pytest.mark.parametrize("method", ["tools/list", "tools/call", "ping"])
+async def test_absent_params_are_refused_in_the_new_era(relay: ServedRelay, method: str) -> None:
+    async with opened(relay, NEW) as wire:
+        answer = await wire.ask(without_params(method))
+    assert (answer["id"], answer["error"]["data"]["canonical"]) == (1, "INVALID_INPUT")
+    assert answer["error"]["message"] == "The message is malformed: /params is missing."
+
+
+@pytest.mark.holds("ENVELOPE/applied")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        pytest.param("cancelled", {"params": {"requestId": 7}}, id="known"),
+        pytest.param("roots/list_changed", {}, id="without params"),
+        pytest.param("of/no/known/kind", {"params": {}}, id="unknown"),
+    ],
+)
+async def test_a_notification_without_an_id_is_accepted(
+    relay: ServedRelay, era: str, method: str, params: dict[str, Any]
+) -> None:
+    async with opened(relay, era) as wire:
+        message = {"jsonrpc": "2.0", "method": f"notifications/{method}"} | params
+        response = await wire.post(json.dumps(message).encode())
+    assert (response.status_code, response.content) == (202, b"")
+
+
+@pytest.mark.holds("ENVELOPE/applied")
+@pytest.mark.parametrize("member", ['"result":{}', '"error":{"code":1,"message":"m"}'])
+async def test_a_response_of_a_client_is_not_judged_as_a_call(relay: ServedRelay, member: str) -> None:
+    async with opened(relay, OLD) as wire:
+        response = await wire.post(f'{{"jsonrpc":"2.0","id":1,{member}}}'.encode())
+    assert response.status_code == 202
+
+
 async def test_a_token_that_ends_while_its_body_is_still_coming_ends_in_good_order(
     relay: ServedRelay, node: NodeEnd
 ) -> None:
@@ -184,6 +238,7 @@ def keyed_in_meta(wire: McpWire, key: object, arguments: object = PING) -> dict[
 KEYED = [pytest.param(keyed_at_the_top, id="top"), pytest.param(keyed_in_meta, id="meta")]
 
 
+@pytest.mark.holds("ENVELOPE/idempotency-key")
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("keyed", KEYED)
 @pytest.mark.parametrize("keyed_again", KEYED)
@@ -230,6 +285,7 @@ async def test_a_client_that_disconnects_finds_the_outcome_when_it_calls_again(
         assert (await second)["result"]["structuredContent"] == RESULT
 
 
+@pytest.mark.holds("ENVELOPE/applied")
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize(
     ("changes", "rule"),

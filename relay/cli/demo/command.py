@@ -7,19 +7,22 @@ import typer
 
 from relay.cli.exits import fail
 from schemas.error_roots import OperatorError
-from schemas.kinds import kind_name
+from schemas.kinds import RFC_0001, kind_name, shipped_names
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO
 from schemas.settings import list_of
 
 _MOCK_NODES = 2
+_HEALTH = "linux.health"
 
 app = group("Show everything on this machine.")
 
 
-@app.command(epilog=example("relay demo --nodes 10", "relay demo --relays 3"))
+@app.command(epilog=example("relay demo --nodes 10", "relay demo --relays 3", "relay demo --kinds all"))
 def demo(
-    once: Annotated[bool, typer.Option("--once", help="End after the calls; exit 1 if one failed.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="End after what it shows; exit 1 if something failed.")
+    ] = False,
     nodes: Annotated[
         int | None,
         typer.Option(min=0, max=5000, help="How many mock nodes. Default: 2; with several relays, none."),
@@ -34,15 +37,27 @@ def demo(
         typer.Option("--caller-tools", help="Show how an agent lends a tool to a node, instead."),
     ] = False,
     kinds: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Kinds of installed packages that this machine has too.")
-    ] = "",
+        str | None,
+        typer.Option(
+            metavar="all|none|NAME,...",
+            help="Kinds that this machine has too, and that are called. Default: it has all that ship, and"
+            f" of them {_HEALTH} is called.",
+        ),
+    ] = None,
 ) -> None:
-    """Start everything on this machine, call each tool of up to 32 nodes, and serve until Ctrl-C."""
+    """Start all of it on this machine, call tools of up to 32 nodes, try what is refused, and serve."""
     from relay.cli.demo.run import run_demo  # noqa: PLC0415 - MCP's client, for this command alone
-    from relay.cli.event_loop import run_until_stopped  # noqa: PLC0415 - with the import below
+    from relay.cli.exits import run_until_stopped  # noqa: PLC0415 - with the import below
     from schemas.registry import read_contract  # noqa: PLC0415 - the validator, as above
 
-    named = list_of(kind_name)(kinds)
+    shipped = tuple(name for name in shipped_names() if name not in RFC_0001)
+    match kinds:
+        case None | "all":
+            named = shipped
+        case "none":
+            named = ()
+        case _:
+            named = list_of(kind_name)(kinds)
     read_contract(named)
     mocks = nodes if nodes is not None else (_MOCK_NODES if relays == 1 else 0)
     shown = run_demo(
@@ -52,6 +67,7 @@ def demo(
         ready_file=ready_file,
         caller_tools=caller_tools,
         kinds=named,
+        called=(_HEALTH,) if kinds is None else named,
     )
     try:
         worked = run_until_stopped(shown)

@@ -13,12 +13,16 @@ import os
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
+from attrs import define, field
+
+from relay.broker.nats_server import is_free
+from schemas.addresses import HostPort
 from schemas.error_roots import OperatorError
 from schemas.text import printable
 
@@ -31,20 +35,8 @@ class NoPortError(OperatorError):
     """No port of the loopback address is free."""
 
 
-class ClaimedPorts:
+class ClaimedPorts(ExitStack):
     """The ports of one demo, claimed until it ends. A context."""
-
-    def __init__(self) -> None:
-        self._claims: list[socket.socket] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for claim in self._claims:
-            claim.close()
 
     def take(self, wanted: int | None = None) -> int:
         """Return ``wanted`` if it is given and free, else another port.
@@ -52,38 +44,18 @@ class ClaimedPorts:
         Raises:
             NoPortError: no port is free.
         """
-        for port in (*([] if wanted is None else [wanted]), *_others()):
-            if self._claim(port):
-                if _is_free(port):
+        start, count = os.getpid() * _APART, _END - _FIRST
+        others = (_FIRST + (start + step) % count for step in range(count))
+        for port in (*([] if wanted is None else [wanted]), *others):
+            claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with suppress(OSError):
+                # In the abstract namespace: it ends with the process, and leaves no file.
+                claim.bind(f"\0edge-kubelet-demo-port-{port}")
+                if is_free(HostPort("127.0.0.1", port)):
+                    self.enter_context(claim)
                     return port
-                self._claims.pop().close()
-        raise NoPortError("no port is free on the loopback address")
-
-    def _claim(self, port: int) -> bool:
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # In the abstract namespace: it ends with the process, and leaves no file.
-            claim.bind(f"\0edge-kubelet-demo-port-{port}")
-        except OSError:
             claim.close()
-            return False
-        self._claims.append(claim)
-        return True
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
-        # As servers do: a port whose last connections are closing is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
-        return True
-    return False
-
-
-def _others() -> Iterator[int]:
-    count = _END - _FIRST
-    start = os.getpid() * _APART
-    return (_FIRST + (start + step) % count for step in range(count))
+        raise NoPortError("no port is free on the loopback address")
 
 
 _STOP_TIMEOUT_S = 8
@@ -102,6 +74,7 @@ class StartError(OperatorError):
     """A process could not be started, or ended by itself; the text says which and why."""
 
 
+@define(eq=False, repr=False)
 class Processes:
     """The processes of one demo, with their logs in ``directory``. Use ``running``.
 
@@ -109,10 +82,9 @@ class Processes:
         ports: the ports that they are to bind, claimed for as long as they run.
     """
 
-    def __init__(self, directory: Path, ports: ClaimedPorts) -> None:
-        self.ports = ports
-        self._directory = directory
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+    _directory: Path
+    ports: ClaimedPorts
+    _running: dict[str, asyncio.subprocess.Process] = field(init=False, factory=dict)
 
     @classmethod
     @asynccontextmanager
@@ -126,7 +98,7 @@ class Processes:
             try:
                 yield processes
             finally:
-                await _to_its_end(processes._stop_all())
+                await to_its_end(processes._stop_all())
 
     async def start(
         self, name: str, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
@@ -204,7 +176,8 @@ class Processes:
         """
         for name, process in self._running.items():
             if process.returncode is not None:
-                raise StartError(f"{name} ended with status {process.returncode}: {self._tail(name)}")
+                last = " | ".join(printable(line, _MAX_LINE) for line in self._lines(name)[-_TAIL_LINES:])
+                raise StartError(f"{name} ended with status {process.returncode}: {last}")
 
     async def during(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return the result of ``work``, which needs all of the processes.
@@ -240,24 +213,23 @@ class Processes:
 
     def last_lines(self) -> str:
         """Return the last warning or error of each log, or else its last line, in one line."""
-        return "; ".join(f"{name}: {self._telling(name) or 'no output'}" for name in self._running)
-
-    def _telling(self, name: str) -> str:
-        lines = self.log(name).read_text("utf-8", "replace").splitlines()
-        grave = [line for line in lines if _GRAVE.search(line)]
-        return printable((grave or lines or [""])[-1], _MAX_LINE)
+        shown = []
+        for name in self._running:
+            lines = self._lines(name)
+            last = ([line for line in lines if _GRAVE.search(line)] or lines or ["no output"])[-1]
+            shown.append(f"{name}: {printable(last, _MAX_LINE)}")
+        return "; ".join(shown)
 
     def log(self, name: str) -> Path:
         """Return the log of the process called ``name``."""
         return self._directory / f"{name}.log"
 
-    def _tail(self, name: str) -> str:
-        lines = self.log(name).read_text("utf-8", "replace").splitlines()
-        return " | ".join(printable(line, _MAX_LINE) for line in lines[-_TAIL_LINES:])
+    def _lines(self, name: str) -> list[str]:
+        return self.log(name).read_text("utf-8", "replace").splitlines()
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await ``work``; a cancellation in the meantime takes effect once it is done."""
+async def to_its_end(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Return the result of ``work``; a cancellation in the meantime takes effect once it is done."""
     working, cancelled = asyncio.ensure_future(work), None
     while not working.done():
         try:
@@ -266,6 +238,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
             cancelled = error
     if cancelled is not None:
         raise cancelled
+    return working.result()
 
 
 async def _stopped(process: asyncio.subprocess.Process) -> None:

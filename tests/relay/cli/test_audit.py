@@ -1,6 +1,7 @@
 """``relay audit``."""
 
 import asyncio
+import hashlib
 import json
 import signal
 import stat
@@ -12,10 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from relay.audit.log import AuditLog
+from relay.audit.retention import REMOVED_EVENT, next_removal
 from relay.cli.audit import app
+from relay.settings.config import AuditKeep
 from tests.fakes.audits import WrittenAudit
 from tests.fakes.clock import FakeClock
-from tests.fakes.command_files import RUN
+from tests.fakes.command_lines import RUN
 from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NOW_MS
 
@@ -62,6 +65,32 @@ def test_audit_verify_proves_with_a_hash_noted_earlier_that_nothing_was_cut_off(
     outcome = relay("audit", "verify", "--expect", head)
     assert outcome.code == 1
     assert "cut off" in outcome.out
+
+
+def test_audit_verify_says_when_the_line_of_an_older_head_was_removed(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    noted = audit.write(2)
+    assert relay("audit", "verify").code == 0
+    audit.rotate()
+    audit.write(2)
+    removal = next_removal(audit.path, AuditKeep(max_bytes=1), audit.clock())
+    assert removal is not None
+    first = audit.files[0].read_bytes().splitlines()[0]
+    audit.write_facts(
+        event=REMOVED_EVENT, file=removal.file.name, head=removal.head, until_ms=removal.until_ms
+    )
+    removal.file.unlink()
+    older = hashlib.sha256(first).hexdigest()
+    unsaid = relay("audit", "verify", "--expect", older)
+    assert unsaid.code == 1
+    assert "if it was noted before, name --noted" in unsaid.out
+    said = relay("audit", "verify", "--expect", older, "--noted", "2025-10-09T08:00")
+    assert said.code == 0
+    assert "removed  the line with the expected hash, on 2025-" in said.out
+    assert relay("audit", "verify", "--expect", noted).code == 0
+    assert relay("audit", "verify", "--noted", "2h").code == 2
+    assert relay("audit", "verify", "--expect", older, "--noted", "soon").code == 2
 
 
 @pytest.mark.parametrize(
@@ -384,3 +413,17 @@ def test_an_id_is_found_in_all_of_them_in_the_order_of_time(run: Run, relays: li
 
 def test_what_is_in_none_of_them_is_exit_code_1(run: Run) -> None:
     assert run("grep", "event=nothing", option="--in").exit_code == 1
+
+
+def test_a_line_cannot_say_of_which_audit_it_is_nor_what_is_not_json(
+    run: Run, relays: list[Written], tmp_path: Path
+) -> None:
+    records = tmp_path / "calls.jsonl"
+    records.write_text(
+        f'{{"audit": "{relays[0].directory}", "time_ms": 1, "parent": "forged"}}\n'
+        '{"time_ms": NaN, "parent": "forged"}\n{"time_ms": -Infinity, "parent": "forged"}\n'
+    )
+    done = run("grep", "parent=forged", "--json", "--in", str(records), option="--in")
+    assert [json.loads(line) for line in done.output.splitlines()] == [
+        {"audit": str(records), "time_ms": 1, "parent": "forged"}
+    ]

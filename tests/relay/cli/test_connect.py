@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.cli.entry import main
 from tests.fakes.ports import unused_port
-from tests.fakes.relay_command import Outcome
+from tests.fakes.relay_command import Outcome, run_here
 
 TOKEN = "a.secret.token"
 URL = "https://relay.example"
@@ -43,12 +42,9 @@ class Connect:
         self._capsys = capsys
 
     def __call__(self, *arguments: object) -> Outcome:
-        self._monkeypatch.setattr(sys, "argv", ["relay", "connect", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = self._capsys.readouterr()
-        assert TOKEN not in captured.out + captured.err
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+        outcome = run_here(self._monkeypatch, self._capsys, "connect", *map(str, arguments))
+        assert TOKEN not in outcome.out + outcome.err
+        return outcome
 
 
 @pytest.fixture
@@ -171,6 +167,44 @@ def test_what_is_wrong_is_one_line(connect: Connect, home: Path, options: list[s
     assert files_below(home) == set()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what another user's link leads to")
+@pytest.mark.integration
+@pytest.mark.parametrize("command", [["connect", "claude-code", "--remove"], ["login", "--remove"]])
+def test_root_changes_nothing_through_a_link_in_the_home_directory_of_another(
+    home: Path, command: list[str]
+) -> None:
+    """As with ``sudo --preserve-env=HOME``: the copy as it was would be that user's to read."""
+    roots, adas = home / "roots", home / "ada"
+    adas_own = adas / ".config/edge-kubelet"
+    adas_own.mkdir(parents=True)
+    roots.mkdir(mode=0o700)
+    text = '{"mcpServers": {"edge": {"url": "https://relay.example"}}}'
+    for name in ("secret.json", "profile.json"):
+        (roots / name).write_text(text)
+    (adas / ".claude.json").symlink_to(roots / "secret.json")
+    adas_own.rmdir()
+    adas_own.symlink_to(roots)
+    for path in (adas, adas / ".config", adas / ".claude.json", adas_own):
+        os.chown(path, 54_321, 54_321, follow_symlinks=False)
+    for above in adas.parents:
+        if not above.stat().st_mode & 0o001:
+            above.chmod(0o711)  # pytest's own
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "relay", *command],
+        env={**os.environ, "HOME": str(adas)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 3, ran
+    assert ran.stderr.endswith(": Permission denied\n")
+    assert {file.name: file.read_text() for file in roots.iterdir()} == dict.fromkeys(
+        ("secret.json", "profile.json"), text
+    )
+    assert {file.name for file in adas.iterdir()} == {".claude.json", ".config"}
+
+
 def test_a_configuration_with_comments_is_left_alone(connect: Connect, home: Path, token_file: Path) -> None:
     config = home / ".config" / "Code" / "User" / "mcp.json"
     config.parent.mkdir(parents=True)
@@ -208,3 +242,37 @@ assert not {"uvloop", "psutil"} & set(sys.modules)
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_client_that_signs_in_gets_the_url_alone(connect: Connect, home: Path) -> None:
+    shown = connect("codex", "--url", URL, "--sign-in", "--dry-run")
+    assert shown.code == 0, shown.err
+    assert 'url = "https://relay.example/mcp/kinds"' in shown.out
+    assert "token" not in shown.out
+    assert files_below(home) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("codex", "--token-file", "token"), "--sign-in needs no --token-file, leave it out"),
+        (("codex", "--root", "root.pem"), "--sign-in needs no --root: the client would not trust"),
+        (("claude-desktop",), "in its settings, under Connectors"),
+    ],
+)
+def test_what_does_not_go_with_a_sign_in(
+    connect: Connect, token_file: Path, arguments: tuple[str, ...], text: str
+) -> None:
+    refused = connect(*arguments, "--url", URL, "--sign-in", "--dry-run")
+    assert text in refused.err
+    assert refused.code != 0
+    assert token_file.exists()
+
+
+@pytest.mark.integration
+def test_a_relay_that_is_not_there_is_named_before_anything_is_written(connect: Connect, home: Path) -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    refused = connect("codex", "--url", url, "--sign-in")
+    assert f"{url} is not reached" in refused.err
+    assert refused.code != 0
+    assert files_below(home) == set()

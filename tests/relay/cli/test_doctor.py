@@ -7,30 +7,34 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.cli.cluster import set_up
 from relay.cli.doctor import CHECKS, RelayChecks
-from relay.fleet.facts import NodesStatus
+from relay.fleet.facts import NodeWarnings
+from relay.observability.metrics import Metrics
 from relay.pki.authority import CertificateAuthority
 from relay.pki.relay_tls import served_certificate
-from relay.settings.config import ClusterConfig, ClusterServer, RelayConfig, TlsFiles
+from relay.settings.config import AuditKeep, ClusterConfig, ClusterServer, RelayConfig, TlsFiles
 from relay.settings.environment import now_ms
 from relay.settings.table import RELAY
-from schemas.addresses import BrokerAddress
+from schemas.addresses import BrokerAddress, HostPort
 from schemas.identity import first_certificate_in, validity_of
 from schemas.process.doctor import Finding, Severity
 from schemas.process.doctor import made as made_of
 from schemas.process.status_socket import served
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Given, Settings
+from schemas.times import SystemMs, iso
 from tests.fakes.broker import Broker
 from tests.fakes.environment import config
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
-from tests.fakes.signer import NODE_ID
+from tests.fakes.signer import NODE_ID, NOW_MS
 from tests.fakes.small_fleet import SmallFleet, small_fleet
 
 pytestmark = pytest.mark.integration
@@ -86,17 +90,6 @@ async def test_a_check_looks_in_the_log_like_neither_a_fault_nor_an_attack(fleet
     assert [entry for entry in entries if entry["level"] != "info"] == []
 
 
-@pytest.mark.long
-async def test_a_relay_that_has_stopped_is_one_failure(fleet: SmallFleet) -> None:
-    await fleet.processes.stop("relay")
-    code, found = await doctor(fleet, "--tls-own")
-    failed = {name for name, severity in severities(found).items() if severity == "failure"}
-    assert (code, failed) == (3, {"process", "relay"})
-    skipped = {name: line["found"] for name, line in found.items() if line["severity"] == "skipped"}
-    assert set(skipped.values()) == {"not checked: the relay does not run"}
-    assert set(skipped) == {"broker", "clock", "sessions", "announces", "echo", "audit", "files", "watchdog"}
-
-
 SKIPPED, OK, WARNING, FAILURE = Severity
 UP = {"started": True, "live": True, "ready": True}
 STATUS: dict[str, Any] = {
@@ -107,7 +100,7 @@ STATUS: dict[str, Any] = {
         "clock": UP,
         "calls": {**UP, "state": "10 of 10 canaries answered"},
     },
-    "nodes": NodesStatus(known=3, connected=3, wrong_clocks={}, silent={}),
+    "nodes": NodeWarnings(Metrics()).status(known=3, connected=3),
     "broker": {"missing": 0},
     "open_files": 30,
     "max_open_files": 1024,
@@ -170,8 +163,28 @@ async def test_a_key_that_others_can_read_is_found(checks: RelayChecks) -> None:
 async def test_a_certificate_that_ends_is_found(checks: RelayChecks, part: float, severity: Severity) -> None:
     pem = checks.config.state.own_tls.certificate.read_text()
     begin_ms, end_ms = validity_of(first_certificate_in(pem))
-    later = replace(checks, now_ms=lambda: int(begin_ms + part * (end_ms - begin_ms)))
+    later = replace(checks, now_ms=lambda: SystemMs(int(begin_ms + part * (end_ms - begin_ms))))
     assert (await made(later, "certificates")).severity is severity
+
+
+@pytest.mark.parametrize(("part", "severity"), [(0.1, OK), (0.9, WARNING), (1.1, FAILURE)])
+async def test_a_certificate_for_the_servers_of_the_cluster_that_ends_is_found(
+    checks: RelayChecks, tmp_path: Path, part: float, severity: Severity
+) -> None:
+    set_up(tmp_path / "cluster", ["nats.example"], ["relay1"], "main")
+    file = tmp_path / "cluster" / "relays" / "relay1" / "cluster.pem"
+    begin_ms, end_ms = validity_of(first_certificate_in(file.read_text()))
+    cluster = ClusterConfig((), file, None, "main", "edge_main")
+    later = replace(
+        checks,
+        config=replace(checks.config, cluster=cluster, tls=None),
+        now_ms=lambda: SystemMs(int(begin_ms + part * (end_ms - begin_ms))),
+    )
+    finding = await made(later, "certificates")
+    assert finding.severity is severity
+    if severity is not OK:
+        assert finding.found.startswith("the certificate of --cluster-credentials")
+        assert finding.fix == "`relay cluster renew`"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +303,7 @@ async def test_a_relay_that_does_not_answer_is_found_once(checks: RelayChecks) -
     ("name", "path", "to", "severity"),
     [
         ("process", ("settings", "tls_own", "source"), "default", WARNING),
-        ("process", ("watchdog_s",), None, WARNING),
+        ("process", ("watchdog_s",), None, OK),  # it was started in a terminal
         ("process", ("settings",), None, WARNING),
         ("clock", ("subsystems", "clock", "ready"), False, FAILURE),
         ("clock", ("nodes", "wrong_clocks"), {NODE_ID: "ahead"}, WARNING),
@@ -302,7 +315,7 @@ async def test_a_relay_that_does_not_answer_is_found_once(checks: RelayChecks) -
         ("echo", ("nodes", "silent"), {NODE_ID: "node"}, WARNING),
         ("audit", ("subsystems", "audit", "ready"), False, FAILURE),
         ("files", ("open_files",), 1000, FAILURE),
-        ("watchdog", ("watchdog_s",), None, OK),  # it serves this machine alone
+        ("watchdog", ("watchdog_s",), None, OK),
         ("watchdog", ("subsystems", "broker", "live"), False, FAILURE),
     ],
 )
@@ -316,10 +329,31 @@ async def test_what_the_relay_says_of_itself_is_judged(
     assert found == [OK, severity]
 
 
-async def test_a_relay_for_other_machines_needs_a_service_manager(checks: RelayChecks) -> None:
-    public = replace(checks, config=replace(checks.config, public_url="https://hub.example"))
-    async with served(public.config.state.root, lambda: {**STATUS, "watchdog_s": None}):
-        assert (await made(public, "watchdog")).severity is WARNING
+@pytest.mark.parametrize(("days", "severity"), [(5, WARNING), (60, OK)])
+async def test_the_day_is_named_on_which_the_audits_disk_is_full(
+    checks: RelayChecks, days: int, severity: Severity
+) -> None:
+    audit, day_ms = checks.config.state.audit, 86_400_000
+    disk = os.statvfs(audit.parent)
+    with audit.open("wb") as file:  # as large as what was written in a day; without its blocks
+        file.write(b'{"prev":"","ts_ms":%d}\n' % (NOW_MS - day_ms))
+        file.truncate(int(disk.f_bavail * disk.f_frsize / (days + 0.5)))
+        file.seek(0, os.SEEK_END)
+        file.write(b'{"prev":"","ts_ms":%d}\n' % NOW_MS)
+    then = replace(checks, now_ms=lambda: NOW_MS)
+    async with served(checks.config.state.root, lambda: STATUS):
+        finding = await made(then, "audit")
+        kept = await made(
+            replace(then, config=replace(then.config, audit_keep=AuditKeep(max_bytes=1))), "audit"
+        )
+    # Others use the disk too: a day more or less.
+    named = [iso(NOW_MS + (days + more) * day_ms)[:10] for more in (-1, 0, 1)]
+    assert finding.severity is severity
+    assert finding.found in {
+        f"the audit is written; at the last week's rate its disk is full on {day}" for day in named
+    }
+    assert bool(finding.fix) is (severity is WARNING)
+    assert kept == Finding.good("the audit is written, and its old files are removed")
 
 
 async def test_nodes_with_wrong_clocks_are_named(checks: RelayChecks) -> None:
@@ -330,18 +364,52 @@ async def test_nodes_with_wrong_clocks_are_named(checks: RelayChecks) -> None:
     assert finding.found.startswith("4 nodes ")
 
 
-@pytest.mark.parametrize(("ready", "severity"), [(True, OK), (False, FAILURE)])
-async def test_a_relay_of_a_cluster_tells_whether_it_is_connected(
+@pytest.mark.parametrize(
+    ("ready", "cluster_status", "severity", "found"),
+    [
+        (True, {"sealed": True}, OK, "as it is; sealed"),
+        (True, {"sealed": False}, Severity.WARNING, "as it is; not sealed: "),
+        (True, {}, Severity.WARNING, "as it is; not sealed: "),
+        (False, {"sealed": False}, FAILURE, "as it is"),
+    ],
+    ids=["sealed", "not sealed", "older", "not connected"],
+)
+async def test_a_relay_of_a_cluster_tells_whether_it_is_connected_and_sealed(
     checks: RelayChecks,
     ready: bool,  # noqa: FBT001 - a parameter of the test
+    cluster_status: dict[str, bool],
     severity: Severity,
+    found: str,
 ) -> None:
     assert (await made(checks, "cluster")).severity is OK  # there is none
     servers = (ClusterServer("127.0.0.1", 4222, tls=False),)
-    cluster = ClusterConfig(servers, checks.config.state.root / "seed", None, "main")
+    cluster = ClusterConfig(servers, checks.config.state.root / "seed", None, "main", "edge_main")
     joined = replace(checks, config=replace(checks.config, cluster=cluster))
     said = {"started": True, "live": True, "ready": ready, "state": "as it is"}
-    status = {**STATUS, "subsystems": {**STATUS["subsystems"], "cluster": said}}
+    subsystems = {**STATUS["subsystems"], "cluster": said}
+    status = {**STATUS, "subsystems": subsystems, "cluster": cluster_status}
     async with served(joined.config.state.root, lambda: status):
         finding = await made(joined, "cluster")
-    assert (finding.severity, finding.found) == (severity, "as it is")
+    assert finding.severity is severity
+    assert finding.found.startswith(found)
+
+
+def test_the_doctor_names_the_setting_for_a_proxy_of_this_machine(checks: RelayChecks) -> None:
+    alone = replace(checks.config, public_url="http://127.0.0.1:8700", tls=None, own_root=False)
+    behind = replace(alone, public_url="https://relay.example", listen=HostPort("127.0.0.1", 8700))
+    named = replace(behind, trusted_proxies=(ip_network("127.0.0.1"), ip_network("::1")))
+    found = [replace(checks, config=wanted).proxies() for wanted in (alone, behind, named)]
+    assert [finding.severity for finding in found] == [Severity.OK, Severity.WARNING, Severity.OK]
+    assert "set trusted_proxies" in (found[1].fix or "")
+    assert found[2].found == "trusted: 127.0.0.1/32, ::1/128"
+
+
+def test_the_doctor_says_where_metrics_are_and_what_to_set(checks: RelayChecks, tmp_path: Path) -> None:
+    plain = replace(checks.config, tls=None, own_root=False)
+    socket = replace(plain, metrics_listen=tmp_path / "metrics.sock")
+    tls = replace(plain, tls=plain.state.own_tls, own_root=True)
+    found = [replace(checks, config=wanted).metrics() for wanted in (plain, socket, tls)]
+    assert [finding.severity for finding in found] == [Severity.OK, Severity.OK, Severity.WARNING]
+    assert "set metrics_listen" in found[0].found
+    assert found[1].found == f"served on {tmp_path}/metrics.sock"
+    assert (found[2].fix or "").startswith("set metrics_listen")

@@ -4,24 +4,28 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from relay.cli.fleet import FleetReader, FleetReadError
+from relay.auth.permissions import Rights
+from relay.cli.fleet import FleetReadError, read_nodes, read_tools
 from relay.client.credentials import RenewableToken
-from relay.client.stdio_bridge.http_client import NotSentError, RelayHttp
+from relay.client.stdio_bridge.http_client import RelayHttp
+from relay.limits.rate_limits import Allowance
 from relay.mcp_api.resources import FleetResources
+from relay.routing.port import NoResponderError, PeerHandler
 from relay.state.names import NodeName
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.keys import private_key_to_pem
 from schemas.tls import client_context
 from tests.fakes.callers import TOKEN_KEY
 from tests.fakes.hub import Hub
-from tests.fakes.other_relay import OtherRelay
-from tests.fakes.ports import unused_port
+from tests.fakes.refusals import audited_refusals
 from tests.fakes.relay_command import Outcome, RelayCommand
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -45,7 +49,7 @@ async def served(hub: Hub, server: Server, state: Path) -> AsyncIterator[ServedR
 
 
 async def started(
-    served: ServedRelay, state: Path, *arguments: str, token: str | None = None
+    served: ServedRelay, state: Path, *arguments: str, token: str | None = None, group: str = "fleet"
 ) -> asyncio.subprocess.Process:
     where = (
         "--url",
@@ -58,7 +62,7 @@ async def started(
     environment = {name: value for name, value in os.environ.items() if name != "EDGE_TOKEN"}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", CLOCKED.format(now_ms=served.hub.clock())),
-        *("fleet", *arguments, *where, "--state-dir", str(state)),
+        *(group, *arguments, *where),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment | ({"EDGE_TOKEN": token} if token else {}),
@@ -90,6 +94,8 @@ async def test_nodes_are_shown_with_a_token_that_the_command_signs(served: Serve
     assert header.split()[:3] == ["LABEL", "NODE", "ONLINE"]
     assert row.startswith(f"greenhouse pi  {NODE_ID}  yes")
     assert row.endswith("gateway")
+    live = await ended(await started(served, state, "list", "--live", "--tenant", TENANT, group="node"))
+    assert live == outcome
 
 
 @in_the_servers_loop
@@ -164,6 +170,11 @@ def test_a_tenant_and_a_token_of_another_are_not_taken_together(
     assert (outcome.code, "--tenant and EDGE_TOKEN exclude each other" in outcome.error) == (2, True)
 
 
+def test_a_list_of_the_files_asks_no_relay(relay: RelayCommand) -> None:
+    outcome = relay("node", "list", "--watch")
+    assert (outcome.code, "need --live" in outcome.error) == (2, True)
+
+
 def test_no_token_is_sent_in_the_clear_to_another_machine(relay: RelayCommand) -> None:
     assert relay("fleet", "nodes", "--url", "http://192.0.2.1:8700").code == 2
 
@@ -177,17 +188,19 @@ def test_a_malformed_tenant_is_a_wrong_command_line(relay: RelayCommand, state: 
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def bare(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+async def unnamed(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
     async with ServedRelay.open(hub, server) as relay:
         yield relay
 
 
-async def read(bare: ServedRelay, what: str, token: str | None = None) -> list[str]:
+async def read(unnamed: ServedRelay, what: str, token: str | None = None) -> list[str]:
     http = RelayHttp(
-        f"http://{bare.address}/mcp", RenewableToken(token or bare.hub.token()), client_context()
+        f"http://{unnamed.address}/mcp",
+        RenewableToken(token or unnamed.hub.token()),
+        client_context(),
     )
     try:
-        found = await getattr(FleetReader(http), what)()
+        found: Sequence[Mapping[str, Any]] = await (read_nodes if what == "nodes" else read_tools)(http)
     finally:
         await http.close()
     return [each.get("node_id") or each["name"] for each in found]
@@ -195,17 +208,31 @@ async def read(bare: ServedRelay, what: str, token: str | None = None) -> list[s
 
 @in_the_servers_loop
 async def test_nodes_and_tools_are_read_over_all_pages(
-    bare: ServedRelay, monkeypatch: pytest.MonkeyPatch
+    unnamed: ServedRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
     monkeypatch.setattr("relay.mcp_api.tool_list.PAGE_SIZE", 3)
     ids = [f"01hzx9k3m4p7q8r9s0t1v2{number:04}" for number in range(5)]
     for node_id in ids:
-        bare.hub.connect(bare.hub.ca.issue(node_id))
-    assert await read(bare, "nodes") == ids
-    tools = await read(bare, "tools")
+        unnamed.hub.connect(unnamed.hub.ca.issue(node_id))
+    assert await read(unnamed, "nodes") == ids
+    tools = await read(unnamed, "tools")
     assert len(tools) == len(set(tools)) == 10
-    assert await read(bare, "nodes", bare.hub.token(tenant="globex")) == []
+    assert await read(unnamed, "nodes", unnamed.hub.token(tenant="globex")) == []
+
+
+@in_the_servers_loop
+async def test_what_the_rate_of_the_token_refuses_is_asked_again(
+    hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
+    for number in range(4):
+        hub.connect(hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}"))
+    monkeypatch.setattr(hub, "gateway", partial(hub.gateway, per_agent=Allowance(2, 1.5, 9)))
+    async with ServedRelay.open(hub, server) as narrow:
+        for _ in range(2):
+            assert len(await read(narrow, "nodes")) == 4
+    assert {each["reason"] for each in audited_refusals(hub)} == {"E_RATE_LIMITED"}
 
 
 @in_the_servers_loop
@@ -215,45 +242,63 @@ async def test_for_the_tools_no_more_of_the_nodes_is_read_than_which_relay_has_t
 ) -> None:
     asked = []
 
-    def counted(resources: FleetResources, tenant: str, path: str, query: str) -> str | None:
+    def counted(resources: FleetResources, rights: Rights, path: str, query: str) -> str | None:
         asked.append(query)
-        return read_document(resources, tenant, path, query)
+        return read_document(resources, rights, path, query)
 
     read_document = FleetResources.read
     monkeypatch.setattr(FleetResources, "read", counted)
     monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 2)
     if relays > 1:
         hub.peers = OtherRelay()
-    async with ServedRelay.open(hub, server) as bare:
-        assert await read(bare, "tools") == []
+    async with ServedRelay.open(hub, server) as unnamed:
+        assert await read(unnamed, "tools") == []
         assert asked == []
         for number in range(5):
             hub.connect(hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}"))
-        assert len(await read(bare, "tools")) == 10
+        assert len(await read(unnamed, "tools")) == 10
     assert len(asked) == pages
 
 
 @in_the_servers_loop
-async def test_a_token_that_is_not_accepted_is_an_error(bare: ServedRelay) -> None:
+async def test_a_token_that_is_not_accepted_is_an_error(unnamed: ServedRelay) -> None:
     with pytest.raises(FleetReadError, match="the relay refuses"):
-        await read(bare, "nodes", "no-token")
+        await read(unnamed, "nodes", "no-token")
     with pytest.raises(FleetReadError, match="the relay refuses"):
-        await read(bare, "nodes", bare.hub.token(["sessions:message"]))
-
-
-@in_the_servers_loop
-async def test_a_relay_that_is_not_there_is_an_error() -> None:
-    http = RelayHttp(f"http://127.0.0.1:{unused_port()}/mcp", RenewableToken("x"), client_context())
-    with pytest.raises(NotSentError):
-        await FleetReader(http).tools()
-    await http.close()
+        await read(unnamed, "nodes", unnamed.hub.token(["sessions:message"]))
 
 
 @in_the_servers_loop
 @pytest.mark.parametrize("text", ["[]", "null", "no JSON", json.dumps({"nodes": None}), "{}"])
 async def test_a_malformed_list_of_nodes_is_an_error(
-    bare: ServedRelay, monkeypatch: pytest.MonkeyPatch, text: str
+    unnamed: ServedRelay, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr("relay.mcp_api.resources.FleetResources.read", lambda *_: text)
     with pytest.raises(FleetReadError, match="malformed"):
-        await read(bare, "nodes")
+        await read(unnamed, "nodes")
+
+
+# --- Another relay of the fleet, as far as one is told which relay a node is connected to.
+
+
+class OtherRelay:
+    """The only other relay of the fleet, which has every node."""
+
+    relay = "01HZX9K3M4P7Q8R9S0T1V2W3XD"
+
+    def running(self) -> Collection[str]:
+        """Return none: it answers nothing."""
+        return ()
+
+    def relay_of(self, _node_id: str) -> str | None:
+        """Return this relay, of any node."""
+        return self.relay
+
+    def answer(self, _kind: str, _handler: PeerHandler) -> None:
+        """Have no questions answered."""
+
+    async def ask(
+        self, _relay: str, _kind: str, _body: Mapping[str, Any], _timeout_s: float, _token: str = ""
+    ) -> Mapping[str, Any]:
+        """Fail: it does not run."""
+        raise NoResponderError("none runs")

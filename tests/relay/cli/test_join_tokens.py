@@ -9,8 +9,15 @@ import pytest
 from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JoinToken
 from schemas.identity import first_certificate_in
-from tests.fakes.command_files import mode
+from tests.fakes.command_lines import mode
 from tests.fakes.relay_command import RelayCommand as Relay
+
+
+@pytest.fixture
+def relay(bare: Relay) -> Relay:
+    """Run the command line in a state directory with a CA."""
+    assert bare("ca", "init").code == 0
+    return bare
 
 
 def joins(relay: Relay) -> list[dict[str, object]]:
@@ -23,7 +30,6 @@ def joins(relay: Relay) -> list[dict[str, object]]:
 def test_join_token_create_prints_the_token_alone_and_says_besides_what_to_type(
     relay: Relay, state: Path
 ) -> None:
-    relay("ca", "init")
     outcome = relay(
         *("join-token", "create", "--tenant", "acme", "--ttl", "2h", "--uses", "3"),
         *("--public-url", "https://relay.example/"),
@@ -42,7 +48,6 @@ def test_join_token_create_prints_the_token_alone_and_says_besides_what_to_type(
 
 
 def test_a_join_token_is_for_one_node_and_an_hour_unless_told(relay: Relay) -> None:
-    relay("ca", "init")
     relay("join-token", "create")
     [join] = joins(relay)
     assert (join["tenant"], join["uses"]) == ("default", 1)
@@ -50,7 +55,6 @@ def test_a_join_token_is_for_one_node_and_an_hour_unless_told(relay: Relay) -> N
 
 
 def test_the_command_to_type_is_one_that_the_node_accepts(relay: Relay) -> None:
-    relay("ca", "init")
     plain = relay("join-token", "create", "--public-url", "http://192.0.2.1:8700")
     assert f"edge-kubelet enroll http://192.0.2.1:8700 {PLAIN_OPTION} --token-file FILE\n" in plain.err
 
@@ -58,7 +62,6 @@ def test_the_command_to_type_is_one_that_the_node_accepts(relay: Relay) -> None:
 def test_on_a_terminal_the_line_to_paste_on_the_node_is_printed(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay("ca", "init")
     monkeypatch.setattr("relay.cli.join_tokens.is_terminal", lambda: True)
     outcome = relay("join-token", "create", "--public-url", "https://relay.example")
     variable, *command = outcome.out.split()
@@ -74,7 +77,6 @@ def test_on_a_terminal_the_line_to_paste_on_the_node_is_printed(
 def test_during_a_rotation_a_join_token_names_the_root_that_the_relay_still_shows(
     relay: Relay, state: Path
 ) -> None:
-    relay("ca", "init")
     old = (state / "ca" / "root.pem").read_text()
     relay("ca", "rotate-root")
     token = JoinToken.parse(relay("join-token", "create").out)
@@ -82,7 +84,6 @@ def test_during_a_rotation_a_join_token_names_the_root_that_the_relay_still_show
 
 
 def test_join_token_list_shows_no_secret(relay: Relay) -> None:
-    relay("ca", "init")
     assert relay("join-token", "list").out.split()[0] == "ID"
     token = relay("join-token", "create", "--tenant", "acme").out.strip()
     _, join_id, secret, _ = token.split(".")
@@ -94,7 +95,6 @@ def test_join_token_list_shows_no_secret(relay: Relay) -> None:
 
 
 def test_join_token_revoke_makes_it_void(relay: Relay) -> None:
-    relay("ca", "init")
     join_id = relay("join-token", "create").out.split(".")[1]
     outcome = relay("join-token", "revoke", join_id)
     assert (outcome.code, outcome.out, outcome.err) == (0, "", f"revoked {join_id}\n")
@@ -103,26 +103,25 @@ def test_join_token_revoke_makes_it_void(relay: Relay) -> None:
 
 
 def test_join_token_revoke_of_what_never_was_is_a_no(relay: Relay) -> None:
-    relay("ca", "init")
     outcome = relay("join-token", "revoke", "\x1b[31m")
     assert outcome.code == 1
     assert outcome.error.isprintable()
 
 
 def test_a_join_token_of_another_machine_is_revoked_where_the_cas_key_is_not(
-    relay: Relay, state: Path
+    bare: Relay, state: Path
 ) -> None:
     join_id = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
     for before in ([], ["ca", "init"]):
-        relay(*before)
-        assert relay("join-token", "revoke", join_id).code == 1
+        bare(*before)
+        assert bare("join-token", "revoke", join_id).code == 1
     (state / "ca" / "root.key").unlink()
-    outcome = relay("join-token", "revoke", join_id, "--json")
+    outcome = bare("join-token", "revoke", join_id, "--json")
     assert json.loads(outcome.out) == {"id": join_id, "revoked_now": True}
-    assert relay("join-token", "revoke", join_id).err == f"{join_id} was revoked before\n"
-    another = relay("join-token", "revoke", join_id[::-1])
+    assert bare("join-token", "revoke", join_id).err == f"{join_id} was revoked before\n"
+    another = bare("join-token", "revoke", join_id[::-1])
     assert "as soon as both are connected to NATS" in another.err
-    assert relay("join-token", "revoke", "x").code == 1
+    assert bare("join-token", "revoke", "x").code == 1
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,6 @@ def test_a_join_token_of_another_machine_is_revoked_where_the_cas_key_is_not(
 def test_a_join_token_that_cannot_be_is_a_wrong_command_line(
     relay: Relay, state: Path, arguments: list[str]
 ) -> None:
-    relay("ca", "init")
     outcome = relay("join-token", "create", *arguments)
     assert outcome.code == 2
     assert outcome.error.isprintable()
@@ -149,7 +147,6 @@ def test_a_join_token_that_cannot_be_is_a_wrong_command_line(
 
 @pytest.mark.parametrize("command", [["create"], ["list"], ["revoke", "x"]])
 def test_join_tokens_that_others_can_read_are_not_used(relay: Relay, state: Path, command: list[str]) -> None:
-    relay("ca", "init")
     relay("join-token", "create")
     (state / "join_tokens.jsonl").chmod(0o644)
     outcome = relay("join-token", *command)

@@ -1,25 +1,32 @@
+import asyncio
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from relay.cli.entry import main
+from relay.cli.server_process import ServerPlan
+from relay.pki.authority import CertificateAuthority
 from relay.settings.config import View
-from tests.fakes.command_files import RUN
-from tests.fakes.homeless import without_home
+from relay.settings.environment import now_ms
+from tests.fakes.command_lines import RUN, without_home
+from tests.fakes.ports import unused_port
 from tests.fakes.relay_command import RelayCommand as Relay
+from tests.fakes.relay_command import run_here
+
+LINE_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["ca", "--help"], ["token", "issue", "--help"]])
 def test_help_is_a_result(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["relay", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert "Usage" in capsys.readouterr().out
+    outcome = run_here(monkeypatch, capsys, *arguments)
+    assert outcome.code == 0
+    assert "Usage" in outcome.out
 
 
 @pytest.mark.integration
@@ -52,11 +59,9 @@ def test_a_user_without_a_home_directory_has_to_name_the_state_directory(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_home(monkeypatch)
-    monkeypatch.setattr(sys, "argv", ["relay", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr().err.removeprefix("relay: ")
-    assert ended.value.code == 78
+    outcome = run_here(monkeypatch, capsys, *arguments)
+    printed = outcome.err.removeprefix("relay: ")
+    assert outcome.code == 78
     assert printed == "name the state directory with --state-dir: this user has no home directory\n"
 
 
@@ -77,31 +82,17 @@ def test_the_module_is_the_same_command(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_fault_of_our_own_has_a_traceback_and_the_exit_code_of_no_answer(
+def test_a_fault_of_our_own_has_an_escaped_traceback_and_the_exit_code_of_no_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: Path
 ) -> None:
     def broken(_state_dir: Path | None) -> None:
-        raise KeyError("a fault")
+        raise KeyError("a fault\x1b[31m from outside")
 
     monkeypatch.setattr("relay.cli.ca.authority", broken)
-    monkeypatch.setattr(sys, "argv", ["relay", "ca", "list", "--state-dir", str(state)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 70
-    assert "KeyError: 'a fault'" in capsys.readouterr().err
-
-
-def test_the_message_of_a_fault_is_escaped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: Path
-) -> None:
-    def broken(_state_dir: Path | None) -> None:
-        raise KeyError("\x1b[31m from outside")
-
-    monkeypatch.setattr("relay.cli.ca.authority", broken)
-    monkeypatch.setattr(sys, "argv", ["relay", "ca", "list", "--state-dir", str(state)])
-    with pytest.raises(SystemExit):
-        main()
-    assert "\x1b" not in capsys.readouterr().err
+    outcome = run_here(monkeypatch, capsys, "ca", "list", "--state-dir", str(state))
+    assert outcome.code == 70
+    assert "KeyError: 'a fault" in outcome.err
+    assert "\x1b" not in outcome.err
 
 
 @pytest.mark.integration
@@ -118,7 +109,7 @@ def test_on_a_nodes_installation_the_command_says_in_one_line_what_to_install(
     done = subprocess.run([sys.executable, "-P", "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
-    assert "pip install 'edge-kubelet[relay]'" in done.stderr
+    assert "the extra 'relay' (docs/install.md)" in done.stderr
 
 
 @pytest.mark.integration
@@ -141,6 +132,55 @@ def test_the_commands_load_neither_the_server_nor_its_libraries() -> None:
     assert [name for name in loaded if name.startswith(servers)] == []
 
 
+# Prints at a signal which modules it has loaded, without those that it has only postponed.
+SERVER = """
+import signal, sys
+def tell(*_):
+    print(*(name for name, each in sys.modules.items() if each and type(each) is not _PostponedModule))
+    sys.stdout.flush()
+signal.signal(signal.SIGUSR1, tell)
+from schemas.process.lazy_imports import _PostponedModule
+from relay.cli.server_process import main
+main()
+"""
+
+UNUSED = {
+    # What the command line needs.
+    *("typer", "click", "rich", "pygments"),
+    # What is made to look absent, or is postponed.
+    *("bz2", "lzma", "httpx2", "jsonschema_rs.canonical", "logging.config", "psutil"),
+    # Debian's Python up to 3.13 uses it while it loads tempfile.
+    *(() if hasattr(tempfile, "_rmtree") else ("shutil",)),
+    *("structlog.stdlib", "structlog.threadlocal", "mcp", "mcp.server", "uvicorn", "uvicorn.main"),
+    # What those bring along.
+    *("greenlet", "idna", "mcp.client", "mcp.server.mcpserver", "multiprocessing", "uvicorn.supervisors"),
+}
+
+
+@pytest.mark.integration
+async def test_a_relay_that_serves_has_loaded_no_module_that_it_can_do_without(tmp_path: Path) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    plan = ServerPlan({"no_broker": "true", "listen": f"127.0.0.1:{unused_port()}"}, None, tmp_path)
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", SERVER, plan.to_json()),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=LINE_BYTES,
+    )
+    assert server.stdout is not None
+    assert server.stderr is not None
+    async with asyncio.timeout(60):
+        while b"relay started" not in (line := await server.stderr.readline()):
+            assert line, "it ended before it served"
+        server.send_signal(signal.SIGUSR1)
+        loaded = set((await server.stdout.readline()).decode().split())
+        server.terminate()
+        await server.communicate()
+    assert "relay.mcp_api.endpoint" in loaded
+    assert loaded & UNUSED == set()
+    assert server.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "view"),
     [((), View.TOOLS), (("--default-view", "tools"), View.TOOLS), (("--default-view", "kinds"), View.KINDS)],
@@ -149,6 +189,8 @@ def test_the_view_of_a_url_without_one_is_the_operators_choice(
     relay: Relay, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], view: View
 ) -> None:
     views: list[View] = []
-    monkeypatch.setattr("relay.cli.serve.serve", lambda config, _reload: views.append(config.default_view))
+    monkeypatch.setattr(
+        "relay.cli.server_process.serve_config", lambda config, _reload: views.append(config.default_view)
+    )
     assert relay(*RUN, *arguments).code == 0
     assert views == [view]

@@ -7,7 +7,7 @@ import pytest
 from relay.http.listener import bind
 from schemas.addresses import HostPort
 from schemas.files import make_private_directory
-from tests.fakes.command_files import RUN
+from tests.fakes.command_lines import RUN
 from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NODE_ID
 

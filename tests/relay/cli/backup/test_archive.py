@@ -13,7 +13,6 @@ from relay.cli.backup.archive import (
     decrypt_for,
     decrypt_with,
     encrypt_for,
-    encrypt_with,
     is_encrypted,
     pack,
     unpack,
@@ -139,16 +138,6 @@ def test_what_another_program_encrypted_is_read_with_its_passphrase_and_no_other
     assert decrypt_with(WITH_PASSPHRASE, "correct horse") == SECRET
     with pytest.raises(EncryptionError, match="passphrase"):
         decrypt_with(WITH_PASSPHRASE, "another horse")
-
-
-@pytest.mark.long  # three derivations of a key at the library's own work factor
-def test_a_passphrase_reads_it_and_no_other() -> None:
-    data = encrypt_with(SECRET, "correct horse")
-    assert is_encrypted(data)
-    assert SECRET not in data
-    assert decrypt_with(data, "correct horse") == SECRET
-    with pytest.raises(EncryptionError, match="passphrase"):
-        decrypt_with(data, "another horse")
 
 
 def test_a_key_that_would_take_this_machine_hours_is_not_a_wrong_passphrase() -> None:

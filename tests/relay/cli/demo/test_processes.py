@@ -14,7 +14,7 @@ from tests.fakes.ports import unused_port
 
 pytestmark = pytest.mark.integration
 
-BOUND_S = 20
+BOUND_S = 30
 WAIT = "import signal; signal.pause()"
 SHOW = "import os, signal; print(os.environ['EDGE_TEST'], flush=True); signal.pause()"
 # Says on which port it listens, then waits.
@@ -203,11 +203,8 @@ async def test_waiting_for_a_port_ends_when_a_process_does(processes: Processes)
         await processes.until_listening(unused_port())
 
 
-async def test_the_output_of_a_command_is_returned(processes: Processes) -> None:
+async def test_the_output_of_a_command_is_returned_or_why_it_failed(processes: Processes) -> None:
     assert await processes.output(python("print('hello')")) == "hello\n"
-
-
-async def test_a_command_that_fails_says_why(processes: Processes) -> None:
     with pytest.raises(StartError, match="no such luck"):
         await processes.output(python("import sys; sys.exit('no such luck')"))
 
@@ -215,12 +212,6 @@ async def test_a_command_that_fails_says_why(processes: Processes) -> None:
 async def test_ctrl_c_is_not_for_the_parts(processes: Processes) -> None:
     pid = await processes.start("one", python(WAIT))
     assert os.getsid(pid) == pid
-
-
-def test_the_usual_port_is_taken_where_it_is_free() -> None:
-    wanted = unused_port()
-    with ClaimedPorts() as ports:
-        assert ports.take(wanted) == wanted
 
 
 def test_a_port_in_use_is_left_to_its_owner() -> None:
@@ -234,19 +225,13 @@ def test_a_port_in_use_is_left_to_its_owner() -> None:
 def test_a_port_that_another_demo_has_chosen_and_not_bound_yet_is_left_to_it() -> None:
     wanted = unused_port()
     with ClaimedPorts() as first, ClaimedPorts() as second:
-        chosen = [ports.take(wanted) for ports in (first, second, first, second)]
+        chosen = [ports.take(wanted) for ports in (first, second) * 25]
     assert chosen[0] == wanted
-    assert len(set(chosen)) == 4
+    assert len(set(chosen)) == 50
 
 
-def test_the_port_of_a_demo_that_has_ended_is_free() -> None:
+def test_the_usual_port_is_taken_where_it_is_free_as_that_of_a_demo_that_has_ended() -> None:
     wanted = unused_port()
     for _ in range(2):
         with ClaimedPorts() as ports:
             assert ports.take(wanted) == wanted
-
-
-def test_one_demo_never_takes_a_port_twice() -> None:
-    wanted = unused_port()
-    with ClaimedPorts() as ports:
-        assert len({ports.take(wanted) for _ in range(50)}) == 50

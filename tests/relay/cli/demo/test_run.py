@@ -1,3 +1,4 @@
+import asyncio
 import os
 import subprocess
 import sys
@@ -6,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from relay.cli.demo.local_system import LocalSystem
+from relay.cli.demo.processes import Processes
+from relay.cli.demo.proofs import NotHereError, Proof, ProofError, show_proofs
 from relay.cli.demo.run import DemoError, lines_of, run_demo
-from relay.cli.entry import main
 from relay.streams.telemetry.hub import PER_AGENT
 from schemas.process.command_errors import EXIT_NO
+from tests.fakes.demo import plan_below
+from tests.fakes.relay_command import Outcome, run_here
 from tests.fakes.signer import NODE_ID
 
 
@@ -54,7 +59,71 @@ def test_the_demo_of_more_nodes_than_a_caller_may_subscribe_to_ends_well(tmp_pat
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:]
     assert f"{nodes} mock nodes" in done.stdout
-    assert "Calling each tool of 32 nodes:" in done.stdout
+    assert "Calling tools of 32 nodes:" in done.stdout
+
+
+@pytest.mark.integration
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_demo_has_every_kind_that_ships_on_this_machine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "relay", "demo", "--once", "--nodes", "0", "--kinds", "all"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-2000:]
+    here = {"health", "network", "packages", "procs", "sensors"}  # whatever this machine is
+    assert not [short for short in here if f"\n  {short}-snapshot {{" not in done.stdout]
+
+
+def entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir())
+
+
+async def comes_out(_system: LocalSystem, directory: Path) -> str:
+    return f"{entries(directory)}"
+
+
+async def does_not(_system: LocalSystem, _directory: Path) -> str:
+    raise ProofError("a node says \x1b[2J" + "x" * 5000)
+
+
+async def lasts(_system: LocalSystem, _directory: Path) -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def is_not_here(_system: LocalSystem, _directory: Path) -> str:
+    raise NotHereError("no such kind")
+
+
+@pytest.mark.parametrize(
+    ("proof", "said"),
+    [
+        (comes_out, "[]"),
+        (is_not_here, "not tried: no such kind"),
+        (does_not, r"FAILED: a node says \x1b[2Jxxx"),
+        (lasts, "FAILED: not done within 0 s"),
+    ],
+    ids=["came out", "not here", "did not", "lasted"],
+)
+async def test_what_the_demo_tries_is_said_as_it_came_out_and_fails_it_if_it_did_not(
+    tmp_path: Path, proof: Proof, said: str
+) -> None:
+    lines = list[str]()
+    async with Processes.running(tmp_path) as processes:
+        system = LocalSystem(plan_below(tmp_path), processes, "", NODE_ID, [])
+        proofs = {"first": comes_out, "second": proof, "third": comes_out}
+        worked = await show_proofs(system, lines.append, proofs, bound_s=0.01)
+    assert worked is not said.startswith("FAILED")
+    assert [line.split()[0] for line in lines[1:]] == ["first", "second", "third"]
+    assert lines[2].startswith(f"  {'second':<25}{said}")
+    assert len(lines[2]) < 300
+    assert lines[2].isprintable()
+    assert entries(tmp_path) == []
 
 
 def test_roots_that_cannot_be_read_are_one_line_before_anything_is_started(
@@ -62,12 +131,8 @@ def test_roots_that_cannot_be_read_are_one_line_before_anything_is_started(
 ) -> None:
     nothing = tmp_path / "nothing"
     monkeypatch.setenv("SSL_CERT_FILE", str(nothing))
-    monkeypatch.setattr(sys, "argv", ["relay", "demo", "--once"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == EXIT_NO
     error = f"relay: SSL_CERT_FILE names {nothing}: No such file or directory\n"
-    assert capsys.readouterr() == ("", error)
+    assert run_here(monkeypatch, capsys, "demo", "--once") == Outcome(EXIT_NO, "", error)
 
 
 GIB = 1024**3
@@ -131,6 +196,13 @@ def test_a_long_mount_is_cut() -> None:
 
 def test_of_what_a_node_did_not_say_nothing_is_shown() -> None:
     assert list(lines_of({})) == []
+
+
+def test_of_the_findings_of_a_board_the_worst_is_worded() -> None:
+    found = {"severity": "error", "code": "unit_failed", "subject": "a\x1b.service", "evidence": {"value": 7}}
+    lines = list(lines_of({"findings": [found, {**found, "code": "hot"}], "total": 2}))
+    assert lines == [("worst", 'error unit_failed a\\x1b.service {"value":7}'), ("total", "2")]
+    assert list(lines_of({"findings": []})) == [("worst", "no finding")]
 
 
 def test_members_of_another_kind_are_shown_as_they_are() -> None:

@@ -72,7 +72,7 @@ async def test_a_relay_of_a_cluster_tells_of_the_others_and_where_the_cas_key_is
         told | {"ca": "elsewhere", "cluster": {"relay": "01HZX9K3M4P7Q8R9S0T1V2W3XD", "others": others}},
     )
     assert "relay's id     01HZX9K3M4P7Q8R9S0T1V2W3XD" in lines
-    first, second = "XA 2 nodes, seen 1 s ago", "XB 1 node, seen 0 s ago"
+    first, second = "XA - 2 nodes, seen 1 s ago", "XB - 1 node, seen 0 s ago"
     others_shown = f"01HZX9K3M4P7Q8R9S0T1V2W3{first}; 01HZX9K3M4P7Q8R9S0T1V2W3{second}"
     assert f"other relays   {others_shown}" in lines
     assert [line for line in lines if line.startswith("CA ")]

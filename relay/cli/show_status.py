@@ -1,11 +1,11 @@
 """``relay status``: what the relay of this state directory does now, in ten lines.
 
-Must not run or change anything: the relay tells it over a socket.
+Must not run or change anything: the relay writes it on a socket, as ``relay.server.status`` makes it.
 """
 
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -22,6 +22,9 @@ from schemas.process.status_view import (
     show,
 )
 from schemas.text import counted
+
+if TYPE_CHECKING:
+    from relay.server.status import RelayStatusDocument
 
 app = group("What the relay does now.")
 
@@ -40,9 +43,11 @@ def status(
         raise SystemExit(EXIT_NO)
 
 
-def _lines_of(status: Mapping[str, Any]) -> StatusLines:
+def _lines_of(document: Mapping[str, Any]) -> StatusLines:
+    status = cast("RelayStatusDocument", document)
     subsystems, nodes, broker = status["subsystems"], status["nodes"], status["broker"]
-    connected = "connected" if subsystems.get("broker", {}).get("ready") else "not connected"
+    is_connected = "broker" in subsystems and subsystems["broker"]["ready"]
+    connected = "connected" if is_connected else "not connected"
     reached = "sessions alone" if broker["url"] == "none" else f"{broker['url']}: {connected}"
     return (
         ("relay", f"{status['public_url']} on {status['listen']}, relay {status['version']}"),
@@ -59,14 +64,17 @@ def _lines_of(status: Mapping[str, Any]) -> StatusLines:
     )
 
 
-def _cluster(status: Mapping[str, Any]) -> StatusLines:
+def _cluster(status: "RelayStatusDocument") -> StatusLines:
     """Return what is shown of a cluster; a relay of a version before tells less."""
     lines = [("cluster", status["subsystems"]["cluster"]["state"])]
     if own := status.get("cluster", {}).get("relay"):
         lines.append(("relay's id", own))
+    if name := status.get("cluster", {}).get("name"):
+        lines.append(("relay's name", f"{name}{'' if status['cluster']['sealed'] else ', not sealed'}"))
     if others := status.get("cluster", {}).get("others"):
         shown = [
-            f"{each['relay']} {counted(each['nodes'], 'node')}, seen {each['seen_s']:.0f} s ago"
+            f"{each['relay']} {each.get('name') or '-'} {counted(each['nodes'], 'node')}, "
+            f"seen {each['seen_s']:.0f} s ago"
             for each in others
         ]
         lines.append(("other relays", "; ".join(shown[:_MAX_RELAYS])))
