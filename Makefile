@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types house mutations walk bench bench-scale chaos fuzz soak format lock man picture wheel deb clean
+.PHONY: help demo check test test-all lint types house mutations walk bench bench-scale chaos fuzz soak format lock man picture wheel release release-check deb clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,17 @@ $(FUZZ_READY): requirements-fuzz.lock $(READY)
 	  -r requirements-fuzz.lock || { echo "make fuzz: atheris has no wheel for this Python; CPython 3.11 has" >&2; exit 69; }
 	@touch $@
 
+# Clients that others wrote, each in an environment of its own: they need other versions of what the relay uses.
+CLIENTS_READY := $(VENV)/.clients-ready
+CLIENT_LOCKS := $(wildcard tests/conformance/*.lock)
+
+$(CLIENTS_READY): $(CLIENT_LOCKS) $(READY)
+	@set -e; for lock in $(CLIENT_LOCKS); do environment=$(VENV)/clients/$$(basename $$lock .lock); \
+	  $(BIN)/python -P -m venv --clear --without-pip $$environment; \
+	  $(BIN)/pip --python $$environment/bin/python install --quiet --disable-pip-version-check --no-deps \
+	    --require-hashes -r $$lock; done
+	@touch $@
+
 fuzz: $(FUZZ_READY) ## MINUTES=n of fuzzing, guided by coverage; TARGETS="a b" for some of the parsers
 	@$(BIN)/python -P -m tests.fuzz --minutes $(MINUTES) $(TARGETS)
 
@@ -124,7 +135,10 @@ lock: ## renew the lock files (needs uv)
 	$(LOCK) --extra agent pyproject.toml -o requirements-agent.lock
 	$(LOCK) --extra relay --extra broker pyproject.toml -o requirements-relay.lock
 	$(LOCK) --group fuzz -o requirements-fuzz.lock
+	$(LOCK) --group release -o requirements-release.lock
 	$(LOCK) --resolution lowest-direct --extra demo --extra agent --extra otel pyproject.toml -o requirements-lowest.lock
+	echo "mcp<2" | $(LOCK) - -o tests/conformance/python-sdk-1.lock
+	echo "fastmcp" | $(LOCK) - -o tests/conformance/fastmcp.lock
 
 man: $(READY) ## write the man pages, from the commands, to build/man
 	@$(BIN)/python -P packaging/man_pages.py build/man
@@ -138,10 +152,14 @@ picture: $(READY) ## draw the picture of the README, from what the demo prints
 wheel: $(READY) man ## build the wheel, and test what it installs
 	@PYTHON=$(PYTHON) .ci/wheel
 
-deb: $(READY) man ## build the Debian packages in dist, for this release and architecture
-	@rm -rf build/deb
-	@$(BIN)/hatchling build --target wheel --directory build/deb
-	@packaging/deb/build build/deb build/man dist
+release: $(READY) ## all that a release consists of, in dist; DRAFT=yes, RELEASE_ARGS="--here --help ..."
+	@$(BIN)/python -P packaging/release.py $(if $(DRAFT),--draft) $(RELEASE_ARGS)
+
+release-check: $(READY) ## what CI has no time for, of the release in dist: each artefact installed, each Python; ROWS="a b"; by hand
+	@.ci/release-check $(ROWS)
+
+deb: $(READY) ## build the Debian packages for this release and architecture, with an apt source of them
+	@$(MAKE) --no-print-directory release DRAFT=yes RELEASE_ARGS=--here
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) bench/out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

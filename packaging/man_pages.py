@@ -6,7 +6,7 @@ Each also by its short name, as a page that shows it. Must not describe a comman
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ import kubelet.cli.commands
 import relay.cli.main
 from kubelet.settings import KUBELET
 from relay.settings.table import RELAY
-from schemas.settings_sources import Program
+from schemas.settings import Program, Setting
 
 _PROGRAMS: tuple[tuple[Program, typer.Typer], ...] = (
     (KUBELET, kubelet.cli.commands.app),
@@ -64,7 +64,7 @@ def _page(name: str, program: Program, root: Any) -> Iterator[str]:
     for setting in program.table:
         yield from (
             ".TP",
-            f"\\fB{_escaped(setting.name)}\\fR, \\fB{_escaped(setting.variable(program.prefix))}\\fR",
+            ", ".join(f"\\fB{_escaped(each)}\\fR" for each in _names(program, setting)),
         )
         default = f" Default: {setting.default}." if setting.default is not None else ""
         yield _escaped(setting.doc + default)
@@ -73,6 +73,10 @@ def _page(name: str, program: Program, root: Any) -> Iterator[str]:
     yield ".SH EXIT STATUS"
     for status, meaning in _EXITS:
         yield from (".TP", f"\\fB{status}\\fR", meaning)
+
+
+def _names(program: Program, setting: Setting[Any]) -> Sequence[str]:
+    return (setting.name, setting.variable(program.prefix)) if setting in program.options else (setting.name,)
 
 
 def _commands(words: str, group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -20,7 +20,8 @@ _SIZE, _ADVANCE, _LINE, _MARGIN = 14, 8.43, 19, 20
 
 _DESCRIPTION = (
     "The command starts a broker, a CA, the relay and this machine's kubelet, verifies each tool's manifest, "
-    "calls each tool, and prints the answers: CPU, memory, load, disks, and an echo."
+    "calls tools, and prints the answers: the worst finding, CPU, memory, load, disks, and an echo. Then it "
+    "tries a manifest of another CA, a revoked token, a changed audit, a killed node and a line of a log."
 )
 _STYLE = (
     f"text{{font:{_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;"

@@ -4,17 +4,12 @@ Must not decide what a service consists of: that is ``schemas.process.service_ho
 """
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
-import kubelet.cli.service
-import relay.cli.service
-from schemas.process.service_host import PACKAGED_UNITS, UNITS, Service, Write, install_steps
-from schemas.settings_sources import CONFIG_DIRECTORY
+from schemas.process.service_host import PACKAGED_UNITS, UNITS, Write, install_steps
+from schemas.settings import CONFIG_DIRECTORY
 
-_SERVICES: dict[str, Service] = {
-    "kubelet": kubelet.cli.service.SERVICE,
-    "relay": relay.cli.service.SERVICE,
-}
 _OF_PACKAGES = {
     UNITS: PACKAGED_UNITS,
     Path("/etc/sysusers.d"): Path("/usr/lib/sysusers.d"),
@@ -24,7 +19,8 @@ _OF_PACKAGES = {
 
 def main(program: str, scripts: Path, root: Path) -> None:
     """Write the files of the service of ``program``, which will be in ``scripts``, below ``root``."""
-    service = _SERVICES[program]
+    # Of the two programs a package has the modules of its own dependencies alone.
+    service = import_module(f"{program}.cli.service").SERVICE
     # A sample, and no conffile: it names every setting, and dpkg would ask at every upgrade that brings one.
     directories = _OF_PACKAGES | {CONFIG_DIRECTORY: Path(f"/usr/share/doc/{service.name}/examples")}
     for step in install_steps(service, scripts):
