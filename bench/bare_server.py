@@ -1,4 +1,8 @@
-"""The reference: the MCP SDK's own echo handler, served as the relay is, with no hop behind it."""
+"""The reference: the MCP SDK's own echo handler, served as the relay is, with no hop behind it.
+
+In the SDK's default mode, which answers by event streams and has sessions in the older era; or with
+``fastest`` in its fastest one, which answers by JSON and has none.
+"""
 
 import sys
 from typing import Any
@@ -26,7 +30,10 @@ async def call_tool(_context: object, params: CallToolRequestParams) -> CallTool
     )
 
 
-def main(port: int) -> None:
+FASTEST = "fastest"
+
+
+def main(port: int, *, is_fastest: bool) -> None:
     """Serve on ``port`` of the loopback address."""
     server = Server(
         "bare",
@@ -35,7 +42,7 @@ def main(port: int) -> None:
         get_tool_input_schema=lambda _name: _SCHEMA,
     )
     uvicorn.run(
-        server.streamable_http_app(),
+        server.streamable_http_app(json_response=is_fastest, stateless_http=is_fastest),
         port=port,
         loop="uvloop",
         http="httptools",
@@ -45,4 +52,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), is_fastest=FASTEST in sys.argv[2:])

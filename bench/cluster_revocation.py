@@ -13,10 +13,10 @@ from pathlib import Path
 
 from bench.load import tool_call, until_answered
 from bench.results import Figure
-from relay.cli.demo.local_system import Plan, start_system
-from relay.cli.demo.more_relays import start_cluster_server, start_more_relays
+from relay.cli.demo.local_system import Plan, start_cluster_server, start_more_relays, start_system
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
+from relay.settings.environment import now_ms
 
 _NODES = 50
 _REVOKED = 20
@@ -32,13 +32,12 @@ async def measure_cluster_revocation() -> Figure:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 plan = await start_cluster_server(Plan.below(Path(name), processes.ports), processes)
                 first = await start_system(plan, _NODES, processes, lambda _text: None)
-                second, third = await start_more_relays(plan, 2, processes, lambda _text: None)
-                other = third.system(processes)
+                second, other = await start_more_relays(plan, 2, processes, lambda _text: None)
                 await first.until_listed()
                 ways = [(system.plan.relay_port, system.token) for system in (first, other)]
                 for node_id in first.mock_nodes:
                     await _answered(ways, node_id, b'"ping"')
-            ca = CertificateAuthority(second.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+            ca = CertificateAuthority(second.plan.state.ca, now_ms, os.urandom)
             took = []
             for node_id in first.mock_nodes[:_REVOKED]:
                 await asyncio.to_thread(ca.revoke, node_id)

@@ -16,8 +16,8 @@ _READY_TIMEOUT_S = 180
 
 
 @asynccontextmanager
-async def demo_system(nodes: int) -> AsyncIterator[LocalSystem]:
-    """Hold a system with ``nodes`` mock nodes beside its own, once all are listed.
+async def demo_system(nodes: int, kinds: tuple[str, ...] = ()) -> AsyncIterator[LocalSystem]:
+    """Hold a system with ``nodes`` mock nodes beside its own, which has ``kinds``, once all are listed.
 
     Raises:
         StartError: a process could not be started, or has ended.
@@ -26,7 +26,7 @@ async def demo_system(nodes: int) -> AsyncIterator[LocalSystem]:
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         async with Processes.running(Path(name)) as processes:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                plan = Plan.below(Path(name), processes.ports)
+                plan = Plan.below(Path(name), processes.ports, kinds)
                 system = await start_system(plan, nodes, processes, lambda _text: None)
                 await system.until_listed()
             yield system

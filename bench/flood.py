@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from kubelet.announce.signer import ManifestSigner
-from kubelet.daemon.composition import make_handlers
+from kubelet.handlers.factory import make_handlers
 from kubelet.session.link import answer_to
 from schemas.addresses import connect_url
 from schemas.frames import SUBPROTOCOL, FrameReader, Role

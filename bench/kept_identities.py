@@ -3,13 +3,13 @@
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from relay.cli.demo.local_system import TENANT
 from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
+from relay.settings.environment import now_ms
 from schemas.files import make_private_directory
 
 _MIN_LEFT_MS = 86_400_000
@@ -25,11 +25,11 @@ def kept_identities(directory: Path, groups: Mapping[str, int]) -> None:
     made, mocks, kept = directory / "ca", directory / "mocks", directory / "kept.json"
     if not _is_kept(kept, groups):
         make_new(directory)
-        ca = CertificateAuthority(made, _now_ms, os.urandom)
+        ca = CertificateAuthority(made, now_ms, os.urandom)
         ca.create()
         for group, count in groups.items():
             ca.issue_mock(count, mocks / group, TENANT)
-        told = {"groups": dict(groups), "until_ms": _now_ms() + _VALID_MS}
+        told = {"groups": dict(groups), "until_ms": now_ms() + _VALID_MS}
         kept.write_text(json.dumps(told), "utf-8")
     for path in directory.iterdir():
         if path not in {made, mocks, kept}:
@@ -50,8 +50,4 @@ def _is_kept(file: Path, groups: Mapping[str, int]) -> bool:
         kept = json.loads(file.read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return False
-    return bool(kept["groups"] == dict(groups) and kept["until_ms"] > _now_ms() + _MIN_LEFT_MS)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return bool(kept["groups"] == dict(groups) and kept["until_ms"] > now_ms() + _MIN_LEFT_MS)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
 import psutil
 
 from bench.cpu_time import cpu_s
 from bench.kept_identities import kept_identities
+from bench.metrics_page import metrics_client
 from relay.cli.demo.local_system import Plan, issue_token, relay_command, start_broker
 from relay.cli.demo.processes import ClaimedPorts, Processes
 from relay.settings.config import StateFiles
@@ -92,7 +92,7 @@ class LargeFleet:
 
     async def value(self, metric: str) -> float:
         """Return the sum of those lines of the relay's metrics that begin with ``metric``."""
-        async with httpx2.AsyncClient(base_url=self.plan.public_url, timeout=60) as http:
+        async with metrics_client(self.plan.metrics) as http:
             lines = (await http.get("/metrics")).text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))
 

@@ -18,9 +18,10 @@ from typing import Any
 from nacl.signing import SigningKey
 
 from bench.results import Figure
-from kubelet.daemon.composition import make_handlers
+from kubelet.handlers.factory import make_handlers
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.writer import AuditWriter
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
 from relay.fleet.leaves import FleetTrust
@@ -31,10 +32,12 @@ from relay.fleet.tools import Projector
 from relay.mcp_api.tool_list import ToolEntries, page_of
 from relay.observability.metrics import Metrics
 from relay.pki.issuing import issue_leaf, make_root
+from relay.settings.environment import RelayMs
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
+from schemas.times import SystemMs
 from schemas.trust import Outcome, TrustRules
 
 _NOW_MS = 1_790_000_000_000
@@ -73,7 +76,7 @@ def _tool_sizes() -> list[Figure]:
     for tool in tools.values():
         entry = tool.listed()
         read = {name: entry[name] for name in _READ}
-        name = f"read_bytes {'.'.join(tool.offer)}"
+        name = f"read_bytes {'.'.join(tool.kind_verb)}"
         figures.append(Figure(name, _bytes(read), "B", "the whole entry", _bytes(entry), "<= 600 B"))
     return figures
 
@@ -103,14 +106,18 @@ def _fleet(nodes: int) -> Iterator[Fleet]:
     echo, _ = _capabilities()
     capabilities = [{**echo, "cap_id": f"echo{number}"} for number in range(_TOOLS // nodes)]
     with TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
-        audit = AuditLog(Path(name) / "audit.jsonl", lambda: _NOW_MS)
+
+        def now_ms() -> SystemMs:
+            return SystemMs(_NOW_MS)
+
+        audit = AuditWriter(AuditLog(Path(name) / "audit.jsonl", now_ms), now_ms, log)
         fleet = Fleet(
             trust=FleetTrust(TrustRules(registry, kinds), [root], frozenset()),
             projector=Projector(registry, kinds),
             marks=MarkStore(Path(name) / "marks", log),
             metrics=Metrics(),
             refusals=RefusalCounter(audit, log, time.monotonic, str),
-            now_ms=lambda: _NOW_MS,
+            now_ms=lambda: RelayMs(_NOW_MS),
             log=log,
         )
         for number in range(nodes):

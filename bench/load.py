@@ -70,8 +70,8 @@ def listen(port: int, token: str, uris: Sequence[str]) -> bytes:
     return _request(port, token, headers, _message("subscriptions/listen", params))
 
 
-def old_tool_call(port: int, tool: str, token: str | None, session: str) -> bytes:
-    """Return a ``tools/call`` of the 2025 era, in a session that ``open_old_session`` has opened."""
+def old_tool_call(port: int, tool: str, token: str | None, session: str | None) -> bytes:
+    """Return a ``tools/call`` of the 2025 era, in a session of ``open_old_session`` or in none."""
     message = _message("tools/call", {"name": tool, "arguments": _ARGUMENTS})
     return _request(port, token, _old_headers(session), message)
 
@@ -178,8 +178,8 @@ def _message(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
-def _old_headers(session: str) -> dict[str, str]:
-    return {"MCP-Protocol-Version": OLD, "Mcp-Session-Id": session}
+def _old_headers(session: str | None) -> dict[str, str]:
+    return {"MCP-Protocol-Version": OLD, **({} if session is None else {"Mcp-Session-Id": session})}
 
 
 def _request(

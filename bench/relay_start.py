@@ -20,11 +20,12 @@ from relay.cli.demo.local_system import TENANT, Plan, relay_command, start_broke
 from relay.cli.demo.processes import Processes
 from relay.fleet.replay_marks import KeptLeaf, MarkStore
 from relay.pki.authority import CertificateAuthority
+from relay.settings.environment import now_ms
 from relay.state.names import NameLedger
 from schemas.certificates import verify_leaf
 from schemas.identity_files import IdentityFiles
 from schemas.process.logs import make_logger
-from schemas.trust import Mark
+from schemas.trust import HighWaterMark
 
 _NODES = int(os.environ.get("BENCH_NODES", "10000"))
 _STARTS = 3
@@ -38,7 +39,7 @@ async def measure_relay_start() -> Figure:
         async with Processes.running(Path(name)) as processes, asyncio.timeout(_TIMEOUT_S):
             plan = Plan.below(Path(name), processes.ports)
             await start_broker(plan, processes)
-            CertificateAuthority(plan.state.ca, _now_ms, os.urandom).create()
+            CertificateAuthority(plan.state.ca, now_ms, os.urandom).create()
             without = await _fastest(plan, processes)
             await _make_known(plan, _NODES)
             known = await _fastest(plan, processes)
@@ -68,13 +69,13 @@ async def _until_it_answers(plan: Plan, processes: Processes) -> None:
 
 async def _make_known(plan: Plan, count: int) -> None:
     """Write what a relay keeps of ``count`` nodes that it has enrolled, verified and named."""
-    ca = CertificateAuthority(plan.state.ca, _now_ms, os.urandom)
+    ca = CertificateAuthority(plan.state.ca, now_ms, os.urandom)
     nodes = await asyncio.to_thread(ca.issue_mock, count, plan.mocks, TENANT)
-    roots, names = ca.roots(), NameLedger(plan.state.node_names, _now_ms)
+    roots, names = ca.roots(), NameLedger(plan.state.node_names, now_ms)
     marks = MarkStore(plan.state.marks, make_logger("relay", sys.stderr))
     for number, node_id in enumerate(nodes):
-        marks.put(node_id, TENANT, Mark(_now_ms(), "0" * 64))
-        leaf = verify_leaf(IdentityFiles(plan.mocks / node_id).leaf_pem(), roots, _now_ms())
+        marks.put(node_id, TENANT, HighWaterMark(now_ms(), "0" * 64))
+        leaf = verify_leaf(IdentityFiles(plan.mocks / node_id).leaf_pem(), roots, now_ms())
         marks.put_leaf(KeptLeaf.of(leaf))
         names.label(node_id, TENANT, f"board {number}")
     # It writes when it ends.
@@ -82,7 +83,3 @@ async def _make_known(plan: Plan, count: int) -> None:
     await asyncio.sleep(0)
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

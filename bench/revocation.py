@@ -8,6 +8,7 @@ from bench.demo_system import demo_system
 from bench.load import call_once, tool_call, until_answered
 from bench.results import Figure
 from relay.pki.authority import CertificateAuthority
+from relay.settings.environment import now_ms
 
 _NODES = 200
 _REVOKED = 20
@@ -19,7 +20,7 @@ _REFUSED = b"E_ATTESTATION_FAILED"
 async def measure_revocation() -> Figure:
     """Return ``revocation_to_shutout_ms``: the longest of those that were measured."""
     async with demo_system(_NODES) as system:
-        ca = CertificateAuthority(system.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+        ca = CertificateAuthority(system.plan.state.ca, now_ms, os.urandom)
         port = system.plan.relay_port
         took = []
         for node_id in system.mock_nodes[:_REVOKED]:

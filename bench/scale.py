@@ -25,6 +25,7 @@ from bench.scale_plot import drawn
 from relay.cli.demo.local_system import Plan
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
+from relay.settings.environment import now_ms
 
 OUT = Path(__file__).parent / "out"
 
@@ -162,7 +163,7 @@ async def _held_by_first(fleet: ScaleFleet, nodes: Sequence[str]) -> set[str]:
 
 async def _shut_out_ms(fleet: ScaleFleet, node_id: str) -> float:
     """Revoke a node where the CA is; return how long any relay still calls it."""
-    ca = CertificateAuthority(fleet.first.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+    ca = CertificateAuthority(fleet.first.state.ca, now_ms, os.urandom)
     await asyncio.to_thread(ca.revoke, node_id)
     began = time.perf_counter()
     async with asyncio.timeout(_SHUT_OUT_TIMEOUT_S):

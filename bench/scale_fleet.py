@@ -11,12 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx2
-
 from bench.cpu_time import cpu_s
 from bench.kept_identities import kept_identities, make_new
-from relay.cli.demo.local_system import Plan, issue_token, relay_command, start_broker
-from relay.cli.demo.more_relays import SERVER, start_cluster_server
+from bench.metrics_page import metrics_client
+from relay.cli.demo.local_system import (
+    SERVER,
+    Plan,
+    issue_token,
+    relay_command,
+    start_broker,
+    start_cluster_server,
+)
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.error_roots import OperatorError
@@ -104,7 +109,7 @@ class ScaleFleet:
 
     async def value(self, plan: Plan, metric: str) -> float:
         """Return the sum of those lines of a relay's metrics that begin with ``metric``."""
-        async with httpx2.AsyncClient(base_url=plan.url, timeout=60) as http:
+        async with metrics_client(plan.metrics) as http:
             lines = (await http.get("/metrics")).text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))
 

@@ -24,10 +24,12 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from bench.demo_system import demo_system
 from bench.load import Target, latencies_ms, tool_call
+from bench.metrics_page import metrics_client
 from bench.results import Figure
 from relay.cli.demo.local_system import TENANT, LocalSystem, Plan, fleet_command, relay_command, start_system
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
+from relay.settings.environment import now_ms
 
 _NODES = 5000
 _TIMEOUT_S = 300
@@ -61,7 +63,7 @@ async def measure_absence() -> Figure:
         await processes.start("relay", relay_command(plan))
         await processes.until_listening(plan.relay_port)
         started = time.perf_counter()
-        async with httpx2.AsyncClient(base_url=plan.public_url) as http:
+        async with metrics_client(plan.metrics) as http:
             await _until(http, processes, lambda connected: connected > _AWAY_NODES)
         took_s = time.perf_counter() - started
     return Figure("back_after_2_min_s", took_s, "s", "50 nodes, longest wanted", _BACK_S, "<= 45 s")
@@ -69,12 +71,12 @@ async def measure_absence() -> Figure:
 
 async def _storm(system: LocalSystem, processes: Processes, bare_s: float) -> list[Figure]:
     plan = system.plan
-    ca = CertificateAuthority(plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+    ca = CertificateAuthority(plan.state.ca, now_ms, os.urandom)
     ca.issue_mock(_NODES, plan.mocks, TENANT)
     await processes.start("fleet", fleet_command(plan))
     port, tool = plan.relay_port, f"sysecho.{system.real_node}.echo.invoke"
     target = Target(port, [tool_call(port, tool, system.token)])
-    async with httpx2.AsyncClient(base_url=plan.public_url) as http:
+    async with metrics_client(plan.metrics) as http:
         await _until(http, processes, lambda connected: connected > _NODES)
         before = await latencies_ms(target, _CALLS_BEFORE, _PAUSE_S)
         fleet = processes.pid("fleet")

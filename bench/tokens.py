@@ -8,6 +8,7 @@ from nacl.signing import SigningKey
 
 from bench.results import Figure
 from relay.auth.agent_tokens import Authenticator, TokenIssuer
+from relay.settings.environment import RelayMs
 from relay.state.tokens import key_id
 from schemas.addresses import mcp_url, mcp_urls
 from schemas.keys import verifies
@@ -44,7 +45,7 @@ def measure_tokens() -> list[Figure]:
             {key_id(public_key): public_key},
             issuer=_URL,
             audiences=mcp_urls(_URL),
-            now_ms=lambda: _NOW_MS,
+            now_ms=lambda: RelayMs(_NOW_MS),
         )
         new.append(_us_each(tokens, authenticator.identify))
         known.append(_us_each(tokens, authenticator.identify))

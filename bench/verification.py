@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nacl.signing import SigningKey
 
 from bench.results import Figure
-from kubelet.daemon.composition import make_handlers
+from kubelet.handlers.factory import make_handlers
 from relay.pki.issuing import issue_leaf, make_root
 from schemas.certificates import verify_leaf
 from schemas.keys import verifies
