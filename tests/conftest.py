@@ -1,7 +1,7 @@
 import gc
 import os
-import re
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from functools import cache
 from itertools import chain, islice
@@ -26,27 +26,9 @@ INTEGRATION_FIXTURES = {
     "system",
 }
 """The fixtures that start programs or listen on ports, or are the root of one that does."""
-FIXTURES_ON_THEM = {"asker", "broker", "owner", "stoppable_broker"}
-"""Those among the shared ones that need one of them."""
-
 TESTS = Path(__file__).parent
 SINGLE_PARTS = ("schemas", "kubelet", "relay")
 """The directories of tests of single parts; in the others all are integration tests."""
-
-_ONLY_INTEGRATION = ("integration", "integration and not long")
-"""What ``-m`` is given where no test of a single part runs."""
-_NO_INTEGRATION = "not integration"
-"""What it is given where only those run."""
-_HOW_TO_BE_FOUND = "name its marker or its fixture in its file, or the fixture in tests/conftest.py"
-_NAMES_INTEGRATION = re.compile(
-    r"\bpytest\.mark\.(?:integration|long)\b"
-    rf"|\b(?:{'|'.join(sorted(INTEGRATION_FIXTURES | FIXTURES_ON_THEM))})(?::|\"[,)])"
-)
-"""An integration test among those of a single part has one of these in its source."""
-_ALL_ARE_INTEGRATION = re.compile(r"^pytestmark = .*\bpytest\.mark\.(?:integration|long)\b", re.MULTILINE)
-"""A file of integration tests alone has this in its source."""
-
-pytest_plugins = ["tests.size_rules"]
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a directory of its own below it
 ENOUGH_BYTES = 4 * 1024**3
@@ -55,7 +37,14 @@ register_profiles()
 
 
 def pytest_configure() -> None:
-    """Keep what the tests write in memory, if that has room: most of them wait for a disk otherwise."""
+    """Keep what the tests write in memory, if that has room: most of them wait for a disk otherwise.
+
+    Where a shell runs them in the background, or nohup does, they ignore Ctrl-C or the end of their terminal,
+    and so would the programs that they start.
+    """
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     if _takes_files(IN_MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
@@ -84,17 +73,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Pass over files without a test of the kind that is asked for: to collect them takes seconds."""
-    if not collection_path.name.startswith("test_"):
-        return None
-    asked = config.option.markexpr
-    is_without = (asked in _ONLY_INTEGRATION and not _is_found(collection_path)) or (
-        asked == _NO_INTEGRATION and _has_integration_alone(collection_path)
-    )
-    return True if is_without else None
-
-
 def pytest_collection_finish() -> None:
     """Leave what was collected out of every later garbage collection: it lives as long as the process."""
     gc.freeze()
@@ -107,8 +85,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, o
         is_long = item.get_closest_marker("long") is not None
         if is_long or not _is_of_single_parts(item.path.parent) or _has_integration_fixture(item):
             item.add_marker(pytest.mark.integration)
-        if item.get_closest_marker("integration") and not _is_found(item.path):
-            raise pytest.UsageError(f"{item.nodeid}: `make test` would pass over it: {_HOW_TO_BE_FOUND}")
     result = yield
     # What is left once -m has chosen: a share is one of the tests that run.
     items[:] = _long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
@@ -133,17 +109,6 @@ def pytest_runtestloop() -> Generator[None, object, object]:
 @cache
 def _is_of_single_parts(directory: Path) -> bool:
     return directory == TESTS or any(directory.is_relative_to(TESTS / part) for part in SINGLE_PARTS)
-
-
-@cache
-def _is_found(file: Path) -> bool:
-    """Return whether integration tests are looked for in a file of tests."""
-    is_of_others = not _is_of_single_parts(file.parent)
-    return is_of_others or _NAMES_INTEGRATION.search(file.read_text("utf-8")) is not None
-
-
-def _has_integration_alone(file: Path) -> bool:
-    return _ALL_ARE_INTEGRATION.search(file.read_text("utf-8")) is not None
 
 
 def _has_integration_fixture(item: pytest.Item) -> bool:

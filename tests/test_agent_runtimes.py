@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from schemas.files import PRIVATE, write_atomic
+from tests.fakes.guarded import ECHO_OF_ANY as ECHO
+from tests.fakes.guarded import echoed, view_with
 from tests.fakes.mcp_server import FakeMcpServer
-from tests.fakes.signed_tools import ECHO_OF_ANY as ECHO
-from tests.fakes.signed_tools import echoed, view_with
 from tests.fakes.signer import DAY_MS, SimulatedCa
 
 TEXT = (Path(__file__).parent.parent / "docs" / "agent-runtimes.md").read_text("utf-8")
@@ -53,12 +53,13 @@ def test_there_is_a_snippet_for_each_framework() -> None:
     assert set(SNIPPETS) == {"plain", "pydantic-ai", "langchain-core"}
 
 
+@pytest.mark.holds("SPEC-0004/4/a-hardened-http")
 @pytest.mark.integration
 async def test_the_plain_snippet_calls_a_tool(fake: FakeMcpServer, tmp_path: Path) -> None:
     async with fake.over_http() as url:
         assert await definitions("plain", url)["ping"](NODE_ID) == "ping"
     assert fake.heads[0]["authorization"] == "Bearer secret"
-    assert names_in(tmp_path) == {"calls.jsonl", "pins.json", "root.pem", "token"}
+    assert names_in(tmp_path) == {"calls.jsonl", "pins.json", "pins.json.lock", "root.pem", "token"}
 
 
 @pytest.mark.integration

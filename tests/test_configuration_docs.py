@@ -7,7 +7,7 @@ import pytest
 
 from kubelet.settings import KUBELET
 from relay.settings.table import RELAY
-from schemas.settings_sources import Program
+from schemas.settings import Program
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 

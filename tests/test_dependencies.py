@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from tests.fakes.named_tests import ROOT
+from tests.fakes.guide import ROOT
 
 TEXT = (ROOT / "pyproject.toml").read_text("utf-8")
 PROJECT = tomllib.loads(TEXT)["project"]

@@ -1,17 +1,19 @@
 """What the documents name exists: modules, other documents, and the sections that links lead to."""
 
+import json
 import re
 import runpy
 import tomllib
 from pathlib import Path
 
 import pytest
+from jsonschema_rs import Draft202012Validator
 
-from tests.fakes.named_tests import ROOT, named_tests
+from schemas.kinds import DOCUMENTS as OF_A_KIND
+from schemas.kinds import ROW, SHIPPED, shipped_names
+from tests.fakes.guide import ROOT, named_tests, product_trees
 
-DOCUMENTS = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-)
+DOCUMENTS = sorted([*ROOT.glob("[A-Z]*.md"), *(ROOT / "docs").rglob("*.md")])
 
 PATH = re.compile(r"(?<![\w./-])(?:relay|kubelet|schemas|tests)/[\w@./*-]*[\w/*]")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -57,6 +59,28 @@ def sections_of(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+PAGES = [each for each in DOCUMENTS if each == ROOT / "README.md" or each.parent == ROOT / "docs"]
+UNPUBLISHED = re.compile(r"\b(?:RFC-000\d|SPEC-\d{4})\b")
+BY_NAME = re.compile(r"(?:pip|pipx|uvx?) [^`\n]*(?<!/)\bedge-kubelet\b(?!/)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_a_page_takes_our_package_by_path_and_cites_nothing_that_its_reader_cannot_get(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert BY_NAME.findall(text) == []
+    assert UNPUBLISHED.findall(text) == []
+
+
+def test_no_program_tells_its_user_to_take_our_package_by_name() -> None:
+    texts = {path: (ROOT / path).read_text("utf-8") for path in product_trees()}
+    assert {str(path): BY_NAME.findall(text) for path, text in texts.items() if BY_NAME.search(text)} == {}
+
+
+def test_our_package_by_name_is_found() -> None:
+    assert BY_NAME.findall("pip install 'edge-kubelet[client]'")
+    assert not BY_NAME.findall('pip install "${EDGE}[client]"')
+
+
 def test_the_readme_is_short_and_names_the_commands_of_a_clone_which_ci_runs_by_their_names() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert len(readme.splitlines()) <= MOST_LINES_OF_THE_README
@@ -81,7 +105,7 @@ def test_every_relative_link_leads_to_a_file(document: Path) -> None:
 
 
 def test_a_path_or_a_link_that_leads_nowhere_is_found() -> None:
-    text = "`relay/nowhere.py`, relay/*/assembly.py, [here](nowhere.md), [there](docs/audit.md#nothing)"
+    text = "`relay/nowhere.py`, relay/*/__init__.py, [here](nowhere.md), [there](docs/audit.md#nothing)"
     assert missing_paths(text) == {"relay/nowhere.py"}
     assert missing_links(text, ROOT) == {"nowhere.md", "docs/audit.md#nothing"}
 
@@ -89,6 +113,42 @@ def test_a_path_or_a_link_that_leads_nowhere_is_found() -> None:
 def test_the_page_of_kinds_is_that_of_the_directory_of_kinds() -> None:
     maker = runpy.run_path(str(ROOT / "packaging" / "kinds_page.py"))
     assert (ROOT / "docs" / "kinds.md").read_text("utf-8") == maker["page"](), "make kinds"
+
+
+def test_each_kind_has_its_question_and_an_answer_that_was_recorded_is_one() -> None:
+    asked = json.loads((ROOT / "packaging" / "asked.json").read_bytes())["kinds"]
+    assert sorted(asked) == sorted(shipped_names())
+    for name, record in asked.items():
+        if "answer" in record:
+            row = json.loads((SHIPPED / name / ROW).read_bytes())
+            ref = row["verbs"][record["verb"]]["output"]
+            document = json.loads((SHIPPED / name / OF_A_KIND / f"{ref}.json").read_bytes())
+            assert Draft202012Validator(document).is_valid(record["answer"])
+
+
+COMPATIBILITY = (ROOT / "docs" / "compatibility.md").read_text("utf-8")
+
+
+def test_the_page_of_what_was_tried_has_each_row_of_the_release_check_and_no_other() -> None:
+    script = (ROOT / ".ci" / "release-check").read_text("utf-8")
+    rows = re.findall(r"^([\w.-]+) {2,}\w", script.split("<<'END'\n")[1].split("\nEND\n")[0], re.MULTILINE)
+    named = re.findall(r"^\|.*\| (?:`\.ci/pythons`, )?`([\w.-]+)` \| (\S.*) \|$", COMPATIBILITY, re.MULTILINE)
+    assert sorted(name for name, _ in named) == sorted(rows)
+    for _, when in named:
+        assert re.match(r"(\d{4}-\d\d-\d\d|not tested)(, |$)", when)
+
+
+def test_the_versions_that_were_tried_are_those_that_ci_installs() -> None:
+    packages = json.loads((ROOT / "tests" / "conformance" / "package.json").read_bytes())["dependencies"]
+    locks = [ROOT / "requirements.lock", *(ROOT / "tests" / "conformance").glob("*.lock")]
+    locked = {
+        version for lock in locks for version in re.findall(r"(?m)^[\w.-]+==(\S+)", lock.read_text("utf-8"))
+    }
+    clients = COMPATIBILITY.split("## Clients")[1].split("\n## ")[0]
+    versions = re.findall(r"^\| [^|]+ \| ([\d.a-z, -]+) \|.*\| CI \|$", clients, re.MULTILINE)
+    tried = {version for cell in versions if cell != "-" for version in cell.split(", ")}
+    assert len(tried) > 5
+    assert tried <= locked | set(packages.values())
 
 
 def test_every_decision_is_in_the_index_by_its_title() -> None:

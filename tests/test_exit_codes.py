@@ -16,6 +16,7 @@ WRONG = [
     "relay doctor --explain nothing",
     "relay ca issue --mock 1 --out {directory}/mocks --tenant A.B",
     "relay ca issue-server *.example --out {directory}/tls",
+    "relay ca issue-reader A.B --out {directory}/reader",
     "relay ca backup {directory}/backup --recipient age1no",
     "relay connect claude-code --url https://relay.example --name a.b",
     "relay join-token create --tenant A.B",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.sources import product_trees
+from tests.fakes.guide import product_trees
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,7 +27,7 @@ def modules_of(package: str) -> list[str]:
 
 
 # The modules of the node that need its extra `agent`.
-WITH_THE_SDK = ["kubelet.local_agent.assembly", "kubelet.local_agent.mcp_server"]
+WITH_THE_SDK = ["kubelet.local_agent.mcp_server"]
 
 BLOCKED = """
 import importlib, sys
@@ -65,18 +65,12 @@ def test_neither_the_daemon_nor_the_command_line_loads_the_local_agent(module: s
 
 
 @pytest.mark.integration
-def test_a_relay_without_a_cluster_loads_nothing_of_one() -> None:
-    unwanted = "{'nats', 'nkeys', 'relay.cluster'}"
-    loaded = f"import relay.server.app, sys; sys.exit(bool({unwanted} & sys.modules.keys()))"
-    assert run_python(loaded).returncode == 0
-
-
-@pytest.mark.integration
 def test_the_guarded_client_runs_without_the_relays_server() -> None:
     blocked = {"kubelet", "uvloop", "httptools", "prometheus_client", "pyrage"}
     modules = [module for module in modules_of("relay") if "remote_tools" in module and ".cli." not in module]
     alone = """
-own = {"relay.client", "relay.client.http", "relay.client.remote_tools", "relay.remote_tools"}
+names = ("client", "client.http", "client.remote_tools", "remote_tools")
+own = {f"relay.{name}" for name in names}
 others = {name for name in sys.modules if name.startswith("relay.") and ".remote_tools." not in name}
 assert others == own, others - own
 """
@@ -84,6 +78,7 @@ assert others == own, others - own
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.holds("RFC-0001/1/loopback-not-assumed")
 @pytest.mark.integration
 @pytest.mark.parametrize(("package", "other"), [("relay", "kubelet"), ("kubelet", "relay")])
 def test_the_relay_and_the_node_do_not_import_each_other(package: str, other: str) -> None:

@@ -116,7 +116,7 @@ def test_a_thing_has_one_name(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_only_a_setting_that_the_file_can_turn_on_can_be_turned_off(name: str) -> None:
     negatable = {each.name for each in TREE[name][0].params if each.secondary_opts}
-    assert negatable <= {"tls_own", "insecure_plain_transports"}
+    assert negatable <= {"tls_own", "sign_in", "fetch_client_documents", "insecure_plain_transports"}
 
 
 @pytest.mark.parametrize("program", sorted(PROGRAMS))

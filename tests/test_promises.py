@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.fakes.named_tests import ROOT, named_tests
+from tests.fakes.guide import ROOT, named_tests
 
 DOCUMENT = (ROOT / "docs" / "promises.md").read_text("utf-8")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")

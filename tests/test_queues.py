@@ -1,4 +1,4 @@
-"""``docs/queues.md`` lists every place where something waits: compared with the code."""
+"""``docs/maintainers/queues.md`` lists every place where something waits: compared with the code."""
 
 import ast
 import importlib
@@ -14,13 +14,13 @@ from kubelet.daemon.status import metrics_text
 from relay.observability.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = ROOT / "docs" / "queues.md"
+DOCUMENT = ROOT / "docs" / "maintainers" / "queues.md"
 HOLDERS = frozenset(
     {
         *("Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "deque"),
         *("Semaphore", "BoundedSemaphore", "ThreadPoolExecutor", "ProcessPoolExecutor"),
         *("to_thread", "run_in_executor", "create_task", "ensure_future"),
-        *("start_server", "start_unix_server", "WatchedClient"),
+        *("start_server", "start_unix_server", "WatchedClient", "SendQueue"),
     }
 )
 # Common words, which hold something only in a module that imports what makes them do so.
@@ -46,26 +46,25 @@ EXEMPT = {
     "kubelet/daemon/composition.py": ("create_task, to_thread", f"{LOOPS}; of the thread: once, at the end"),
     "kubelet/daemon/node.py": ("deque, 2 create_task", f"{LOOPS}; of the deque: it {ENTRIES}"),
     "kubelet/handlers/system_metrics.py": ("2 create_task", LOOPS),
-    "kubelet/local_agent/assembly.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/daemon_client.py": ("create_task", ONE),
-    "kubelet/local_agent/mcp_server.py": ("create_task", LOOPS),
+    "kubelet/local_agent/mcp_server.py": ("3 create_task", LOOPS),
     "kubelet/local_agent/agent_tools.py": ("create_task", LOOPS),
     "kubelet/process.py": ("create_task", LOOPS),
     "relay/auth/issuer_keys.py": ("create_task", "one fetch, which all that need its keys share"),
-    "relay/auth/assembly.py": ("to_thread", ONE),
-    "relay/broker/assembly.py": ("to_thread, 2 create_task", f"{LOOPS}; of the thread: {ONE}"),
     "relay/broker/nats_server.py": ("3 listen", "finds a free port, accepts nothing; two are of a file"),
     "relay/broker/store.py": ("to_thread", ONE),
-    "relay/broker/supervisor.py": ("deque, 4 to_thread, create_task", f"{ONE}; of the deque: it {ENTRIES}"),
-    "relay/cluster/assembly.py": ("2 create_task", LOOPS),
+    "relay/broker/supervisor.py": (
+        "deque, 5 to_thread, 3 create_task",
+        f"{LOOPS}; {ONE}; the deque {ENTRIES}",
+    ),
+    "relay/cluster/cluster.py": ("2 create_task", LOOPS),
     "relay/cluster/client.py": (
         "ensure_future, subscribe",
         f"{LOOPS}; each message is handled as it is read",
     ),
     "relay/cluster/connection.py": ("2 ensure_future", LOOPS),
-    "relay/cluster/fleet_identity.py": ("2 ensure_future", LOOPS),
-    "relay/cluster/presence_bucket.py": ("3 create_task", LOOPS),
-    "relay/fleet/assembly.py": ("create_task", LOOPS),
+    "relay/cluster/fleet_identity.py": ("ensure_future", LOOPS),
+    "relay/cluster/presence_bucket.py": ("4 create_task", LOOPS),
     "relay/fleet/node_index.py": ("deque", ENTRIES),
     "relay/pki/broker_access.py": ("to_thread", ONE),
     "relay/pki/enrolment_endpoint.py": ("to_thread", "reads the roots, for each connection that asks"),
@@ -82,14 +81,19 @@ EXEMPT = {
         "to_thread",
         "in the process of an agent, as a program ends",
     ),
-    "relay/server/app.py": ("3 create_task", LOOPS),
-    "relay/server/serving.py": ("create_task, listen", f"{LOOPS}; of the name: an address, no socket"),
-    "schemas/process/settings_reload.py": ("to_thread", ONE),
-    "relay/streams/telemetry/assembly.py": ("2 create_task", LOOPS),
+    "relay/server/app.py": ("create_task", LOOPS),
+    "relay/server/decisions.py": ("2 to_thread", ONE),
+    "relay/server/serving.py": (
+        "create_task, to_thread, 2 listen",
+        f"{LOOPS}; of the thread: once, at the end; an address, and what relay.http.listener serves",
+    ),
+    "schemas/process/send_queue.py": ("create_task", "of a queue, listed where it is made"),
+    "schemas/process/service_manager.py": ("to_thread", ONE),
     "relay/streams/telemetry/stream.py": ("deque", ENTRIES),
 }
 # Their rows, or exceptions, say what bounds them from outside.
 UNBOUNDED = {
+    "relay/audit/writer.py": Counter({"SimpleQueue": 1}),
     "relay/cluster/client.py": Counter({"subscribe": 1}),
     "relay/cluster/presence_bucket.py": Counter({"watchall": 1}),
     "relay/client/stdio_bridge/bridge.py": Counter({"SimpleQueue": 1}),
@@ -97,8 +101,8 @@ UNBOUNDED = {
 }
 UNCOUNTED = {
     "kubelet/local_agent/agent_tools.py",
-    "kubelet/loopback/server.py",
-    "relay/streams/caller_tools/forwarded_calls.py",
+    "kubelet/loopback.py",
+    "relay/streams/caller_tools/tools.py",
     "relay/http/http_protocol.py",
     "relay/sessions/frame_handlers.py",
     "schemas/process/status_socket.py",

@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.fakes.sources import product_trees
+from tests.fakes.guide import product_trees
 
 CALLED_BY_OTHERS = {
     "makefile": "by http.client",
@@ -15,20 +15,18 @@ CALLED_BY_OTHERS = {
     "_unset_keepalive_if_required": "by uvicorn",
     "capture_signals": "by uvicorn",
     "main_loop": "by uvicorn",
-    "start_keepalive": "by uvicorn",
-    "stop_keepalive": "by uvicorn",
-    "handle_pong": "by uvicorn",
+    "handle_websocket_upgrade": "by uvicorn",
+    "on_header": "by uvicorn",
     "get_tokens": "by the MCP SDK",
     "set_tokens": "by the MCP SDK",
     "get_client_info": "by the MCP SDK",
     "set_client_info": "by the MCP SDK",
     "format_commands": "by typer",
-    "printed_by": "by handlers of packages, as kubelet/cli/kind_template has it",
     "load_tool_io": "by other programs: the contract names it",
 }
 
-DECORATED_FOR = (".command", ".callback", "overload")
-"""Decorators by which a library calls the function."""
+DECORATED_FOR = (".command", ".callback", "overload", "_check")
+"""Decorators by which a library, or a table that they add it to, calls the function."""
 
 
 def is_called_by_a_library(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:

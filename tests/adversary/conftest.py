@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from kubelet.loopback import LoopbackServer
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
+from tests.fakes.loopback_state import LoopbackState
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import SimulatedNode
@@ -48,3 +50,13 @@ async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
 @pytest.fixture
 def node(hub: Hub) -> SimulatedNode:
     return hub.ca.issue()
+
+
+@pytest.fixture
+def loopback() -> Iterator[LoopbackServer]:
+    """A node's own HTTP port."""
+    state = LoopbackState()
+    server = LoopbackServer(state.manifest, state.readiness)
+    server.start()
+    yield server
+    server.close()

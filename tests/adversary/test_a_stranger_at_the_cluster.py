@@ -18,11 +18,11 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from relay.auth.agent_tokens import TokenIssuer
-from relay.cli.demo.more_relays import new_credentials
+from relay.cluster.credentials import new_nkey
 from relay.cluster.messages import command_subject
 from relay.pki.broker_access import nats_users
-from relay.pki.relay_tls import RELAY_NAME
 from schemas.addresses import mcp_url
+from schemas.certificates import RELAY_NAME
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
 from schemas.registry import SchemaRegistry
@@ -30,7 +30,7 @@ from schemas.tls import client_context
 from tests.fakes.callers import TOKEN_KEY
 from tests.fakes.cluster import TENANT, Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer, TlsNatsServer
-from tests.fakes.hub import PUBLIC_URL
+from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa, key_named
@@ -90,7 +90,7 @@ def broker(tmp_path: Path) -> Iterator[TlsNatsServer]:
     """A server of the relays that is the broker too, with the users that the relay writes for it."""
     users = [line for line in nats_users([NODE_ID, OTHER_NODE_ID]).splitlines() if line.startswith("    {")]
     assert len(users) == 3
-    others = "".join(f"{user}\n" for user in users)
+    others = "".join(("authorization {\n  users: [\n", *(f"{user}\n" for user in users), "  ]\n}\n"))
     with TlsNatsServer.trusting(tmp_path, nodes_ca().root_pem, others) as server:
         yield server
 
@@ -169,7 +169,7 @@ async def test_what_an_agent_or_a_node_has_admits_it_nowhere(
         {"user": "CN=relay-1", "password": ""},
         {"user": f"CN={NODE_ID}", "password": ""},
         {"nkeys_seed_str": of_nodes_key()},
-        {"nkeys_seed_str": new_credentials(os.urandom)[0]},
+        {"nkeys_seed_str": new_nkey(os.urandom)[0]},
     ]
     for shown in tried:
         with pytest.raises(NatsError, match=r"(?i)authorization violation"):

@@ -24,11 +24,11 @@ from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier
 from tests.fakes.clock import FakeClock
-from tests.fakes.cluster import TENANT, Member
-from tests.fakes.cluster_machine import Machine
+from tests.fakes.cluster import TENANT, Machine, Member
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.enrolling import enrolments_of
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from relay.fleet.inventory import PENDING_FOR_MS
-from schemas.trust import ManifestReason, Mark, Outcome
+from schemas.trust import HighWaterMark, ManifestReason, Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
@@ -34,8 +34,8 @@ def good(hub: Hub, node: SimulatedNode) -> bytes:
     return hub.connect(node)
 
 
-def mark_of(hub: Hub, node: SimulatedNode) -> Mark | None:
-    (known,) = [known for known in hub.fleet.nodes_of(node.tenant) if known.node_id == node.node_id]
+def mark_of(hub: Hub, node: SimulatedNode) -> HighWaterMark | None:
+    (known,) = [known for known in hub.nodes_of(node.tenant) if known.node_id == node.node_id]
     return known.mark
 
 

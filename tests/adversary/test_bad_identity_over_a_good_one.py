@@ -8,8 +8,8 @@ import pytest
 
 from schemas.identity import to_pem
 from schemas.trust import Outcome
+from tests.fakes.forged import invalid_leaf
 from tests.fakes.hub import Hub
-from tests.fakes.invalid_leaf import invalid_leaf
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.signer import (
     DAY_MS,
@@ -77,5 +77,5 @@ def test_an_old_leaf_does_not_bring_back_an_old_tenant(hub: Hub) -> None:
     before = hub.ca.issue(tenant="acme", now_ms=NOW_MS - DAY_MS)
     hub.connect(moved)
     hub.fleet.offer_identity(NODE_ID, before.leaf_pem)
-    assert [known.node_id for known in hub.fleet.nodes_of("globex")] == [NODE_ID]
-    assert hub.fleet.nodes_of("acme") == []
+    assert [known.node_id for known in hub.nodes_of("globex")] == [NODE_ID]
+    assert hub.nodes_of("acme") == []

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from schemas.certificates import self_signed_leaf
 from schemas.identity import certificates_in, to_pem
+from tests.fakes.forged import invalid_leaf, san
 from tests.fakes.hub import Hub
-from tests.fakes.invalid_leaf import invalid_leaf, san
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.server_ca import issue_old_server
@@ -147,7 +147,7 @@ async def test_nor_does_it_open_a_session(
         await end.answer_challenge()
         assert await end.until_closed() == (4001, [])
     assert audited_refusals(relay.hub) == [refusal("node_refused", "127.0.0.1", reason)]
-    assert relay.hub.fleet.nodes_of(node.tenant) == []
+    assert relay.hub.nodes_of(node.tenant) == []
 
 
 def test_an_odd_serial_is_refused_without_a_word_of_the_librarys(hub: Hub, node: SimulatedNode) -> None:

@@ -31,7 +31,7 @@ from tests.fakes.served_relay import ServedRelay, mcp_request
 from tests.fakes.serving import Server
 from tests.fakes.signer import SimulatedNode
 
-BOUND_S = 20
+BOUND_S = 60
 DESCRIPTORS, HELD = 128, 150
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n"
 MALFORMED = (

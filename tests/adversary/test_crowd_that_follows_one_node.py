@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.streams.telemetry.sample_queue import MAX_WAITING
+from relay.streams.telemetry.hub import MAX_WAITING
 from relay.streams.telemetry.stream import MIN_LEASE_S
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import URI, Followed, Reader

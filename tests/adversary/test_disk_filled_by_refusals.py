@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from relay.audit.refusal_counts import MAX_UNPROVEN, RefusalEvent
+from relay.audit.refusal_counts import MAX_UNAUTHENTICATED, RefusalEvent
 from tests.fakes.disk import full_disk
 from tests.fakes.frames import message_id
 from tests.fakes.served_relay import HERE, ServedRelay
@@ -82,7 +82,7 @@ async def test_more_addresses_than_are_told_apart_are_counted_together(relay: Se
         relay.hub.refusals.write_due()
         relay.hub.seconds.now += 1
         lines = relay.hub.audited()
-        assert len(lines) <= MAX_UNPROVEN + len(reasons), second
+        assert len(lines) <= MAX_UNAUTHENTICATED + len(reasons), second
     by_reason: Counter[str] = Counter()
     for _, _, reason, count in relay.refusals():
         by_reason[reason] += count
@@ -104,5 +104,5 @@ async def test_a_disk_that_is_full_already_does_not_make_the_counts_grow(relay: 
             relay.hub.refusals.write_due()
             relay.hub.seconds.now += 1
     refusals = relay.refusals()
-    assert len(refusals) == MAX_UNPROVEN + 1
+    assert len(refusals) == MAX_UNAUTHENTICATED + 1
     assert sum(count for _, _, _, count in refusals) == 20_000

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.hub import Hub
-from tests.fakes.raw_websocket import until_closed, until_cut, ws_frame
+from tests.fakes.raw_http import until_closed, until_cut, ws_frame
 from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.serving import Server
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import Hub
-from tests.fakes.raw_websocket import until_cut, ws_frame
+from tests.fakes.raw_http import until_cut, ws_frame
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, TENANT, SimulatedNode
@@ -38,7 +38,7 @@ async def test_a_node_that_answers_no_ping_is_offline(relay: ServedRelay, node: 
     reader, writer = await relay.admitted(node)
     assert await until_cut(reader, writer) == 1011
     await relay.until_idle()
-    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]
+    assert [known.connected for known in relay.hub.nodes_of(TENANT)] == [False]
     assert (await relay.call(ECHO_NAME)).error()["code"] == "E_NODE_OFFLINE"
     assert relay.calls() == [("allow", "ok", NODE_ID), ("error", "E_NODE_OFFLINE", NODE_ID)]
     assert relay.refusals() == []
@@ -52,10 +52,10 @@ async def test_a_node_that_reads_nothing_is_offline(relay: ServedRelay, node: Si
     transport.pause_reading()
     # Frames that the relay answers, until it can get rid of no more answers.
     heartbeat = ws_frame(frame_text("heartbeat").encode())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not relay.is_idle:
             writer.write(heartbeat * 100)
             await asyncio.sleep(0)
     writer.close()
-    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]
+    assert [known.connected for known in relay.hub.nodes_of(TENANT)] == [False]
     assert (await relay.call(ECHO_NAME)).error()["code"] == "E_NODE_OFFLINE"

@@ -8,37 +8,19 @@ moves no expiry; the relay never subscribes to telemetry: it takes samples from 
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from relay.fleet.fleet import Fleet
-from relay.fleet.inventory import Inventory
-from relay.fleet.mqtt_feed import MqttFeed
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from tests.fakes.broker import publish
+from tests.fakes.feed import WatchedFleet, subscribed
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, metrics_of
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedNode
-
-BOUND_S = 60
-
-
-class WatchedFleet(Fleet):
-    """A fleet that notes the heartbeats that were believed to be a node's own."""
-
-    def __init__(self, **parts: object) -> None:
-        super().__init__(**parts)  # type: ignore[arg-type]  # handed on as they are
-        self.beats: asyncio.Queue[str] = asyncio.Queue()
-        self.inventory.heartbeat = self._heartbeat  # type: ignore[method-assign]  # to learn of each
-
-    def _heartbeat(self, node_id: str, etag: str) -> None:
-        Inventory.heartbeat(self.inventory, node_id, etag)
-        self.beats.put_nowait(node_id)
 
 
 @pytest.fixture
@@ -61,28 +43,13 @@ def beat(node_id: str, etag: str) -> bytes:
 
 async def listen(hub: Hub, broker: BrokerAddress, *messages: tuple[str, bytes]) -> None:
     """Let the relay hear ``messages``, and B's own heartbeat after them."""
-    discovery = MqttFeed(
-        broker=broker,
-        client_id="edge-relay-test",
-        fleet=hub.fleet,
-        registry=hub.registry,
-        metrics=hub.metrics,
-        refusals=hub.refusals,
-        log=hub.log,
-    )
-    running = asyncio.create_task(discovery.run())
     assert isinstance(hub.fleet, WatchedFleet)
     last = (topics.heartbeat(NODE_ID), beat(NODE_ID, "00" * 32))
-    try:
-        async with asyncio.timeout(BOUND_S):
-            await hub.lines.until("broker connected")
-            await asyncio.to_thread(publish, broker, *messages, last, retain=False)
-            # What the broker passed on before it was dealt with before it.
-            assert await hub.fleet.beats.get() == NODE_ID
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+    async with subscribed(hub, broker):
+        await hub.lines.until("broker connected")
+        await asyncio.to_thread(publish, broker, *messages, last, retain=False)
+        # What the broker passed on before it was dealt with before it.
+        await hub.fleet.until("heartbeat", NODE_ID)
 
 
 def in_anothers_name(etag: str) -> list[tuple[str, bytes]]:
@@ -94,18 +61,15 @@ def in_anothers_name(etag: str) -> list[tuple[str, bytes]]:
     ]
 
 
-async def test_it_counts_for_no_node(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
+async def test_it_counts_for_no_node_and_is_said_in_the_audit(
+    hub: Hub, node: SimulatedNode, broker: BrokerAddress
+) -> None:
     good = hub.connect(node)
     await listen(hub, broker, *in_anothers_name(etag_of(good)))
     assert hub.counted("heartbeats_total", verdict="malformed") == 4
     assert hub.counted("heartbeats_total", verdict="fits") == 0
     # The last one was the node's own, of a manifest that the relay does not know.
     assert hub.counted("heartbeats_total", verdict="unknown_manifest") == 1
-
-
-async def test_it_is_said_in_the_audit(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
-    good = hub.connect(node)
-    await listen(hub, broker, *in_anothers_name(etag_of(good)))
     counts = {line["source"]: line["count"] for line in audited_refusals(hub)}
     assert counts == {OTHER_NODE_ID: 1, NODE_ID: 3}
 
@@ -114,7 +78,7 @@ async def test_a_heartbeat_moves_no_expiry_and_restores_no_node(hub: Hub, node: 
     good = hub.connect(node)
     hub.clock.advance(TTL_MS - 1)
     hub.fleet.inventory.heartbeat(NODE_ID, etag_of(good))
-    (known,) = hub.fleet.nodes_of(node.tenant)
+    (known,) = hub.nodes_of(node.tenant)
     assert known.is_listed(hub.clock())
     hub.clock.advance(1)
     hub.fleet.inventory.heartbeat(NODE_ID, etag_of(good))
@@ -131,8 +95,3 @@ async def test_the_relay_does_not_subscribe_to_telemetry(
     assert manifest_in_force(hub, node) == good
     assert audited_refusals(hub) == []
     assert metrics_of(node) not in hub.audit_file.read_text("ascii")
-
-
-async def test_telemetry_is_not_even_subscribed_to() -> None:
-    wanted = [value for name, value in vars(topics).items() if name.startswith("ALL_")]
-    assert sorted(wanted) == ["$devices/+/announce", "$devices/+/heartbeat", "$devices/+/identity"]

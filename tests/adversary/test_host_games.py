@@ -6,18 +6,14 @@ What must happen: 421 and a ``request_refused`` line at the relay; 421 at the no
 nothing of what was asked for.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
-from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, Readiness
-from kubelet.loopback.server import LoopbackServer
+from kubelet.loopback import HEALTH_PATH, MANIFEST_PATH, LoopbackServer
+from tests.fakes.loopback_state import WIRE as NODES_SECRET
 from tests.fakes.raw_http import exchange
 from tests.fakes.served_relay import HERE, ServedRelay, parsed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-WIRE = b'{"secret":"of the node"}'
 
 FOREIGN = [
     pytest.param(["evil.example"], id="another name"),
@@ -61,15 +57,6 @@ RELAYS = [
 ]
 
 
-@pytest.fixture
-def loopback() -> Iterator[LoopbackServer]:
-    """The node's own HTTP port."""
-    server = LoopbackServer(lambda: (WIRE, "ab" * 32), lambda: Readiness(ready=True, subsystems={}))
-    server.start()
-    yield server
-    server.close()
-
-
 def request(method: str, target: str, hosts: list[str], port: int) -> bytes:
     lines = [f"{method} {target} HTTP/1.1", *(f"Host: {host.format(port=port)}" for host in hosts)]
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1")
@@ -91,7 +78,7 @@ async def test_the_node_answers_to_no_other_name(
 ) -> None:
     answer = await exchange(loopback.port, request("GET", target, hosts, loopback.port))
     assert parsed(answer).status == 421
-    assert WIRE not in answer
+    assert NODES_SECRET not in answer
 
 
 @pytest.mark.parametrize("hosts", [["evil.example"], [], ["127.0.0.1:{port}", "evil.example"]])
@@ -113,7 +100,7 @@ async def test_a_foreign_name_in_the_target_reaches_nothing_at_the_node(loopback
     raw = request("GET", f"http://evil.example{MANIFEST_PATH}", ["127.0.0.1"], loopback.port)
     answer = await exchange(loopback.port, raw)
     assert parsed(answer).status == 404
-    assert WIRE not in answer
+    assert NODES_SECRET not in answer
 
 
 async def test_our_name_in_the_target_makes_no_foreign_host_good(relay: ServedRelay) -> None:

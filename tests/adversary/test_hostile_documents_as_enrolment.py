@@ -23,8 +23,9 @@ from schemas.certificates import make_csr
 from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, NODE, proven
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
 from tests.fakes.enrolling import endpoint_of
+from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.hostile_texts import HOSTILE_TEXTS
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.signer import NODE_ID, TENANT, key_named
 from tests.fuzz.samples import compact

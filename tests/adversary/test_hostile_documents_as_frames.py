@@ -107,17 +107,6 @@ async def test_an_admitted_node_that_sends_it_loses_its_session(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_admitted_node_that_breaks_the_protocol_is_said_in_the_audit(
-    relay: ServedRelay, node: SimulatedNode
-) -> None:
-    async with relay.session(node) as end:
-        await end.send_raw("{}")
-        assert (await end.until_closed())[0] == 4009
-    (line,) = audited_refusals(relay.hub)
-    assert line["count"] == 1
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_an_answer_that_does_not_fit_its_document_is_dropped_and_said(
     relay: ServedRelay, node: SimulatedNode
 ) -> None:

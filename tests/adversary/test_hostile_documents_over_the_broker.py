@@ -6,27 +6,22 @@ manifest that comes after them, and says in the audit what it refused.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from relay.fleet.fleet import Fleet
-from relay.fleet.mqtt_feed import MqttFeed
 from relay.limits.rate_limits import Allowance
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.registry import SchemaRegistry
-from schemas.trust import Outcome, Verdict
 from tests.fakes.broker import publish
 from tests.fakes.documents import HOSTILE
+from tests.fakes.feed import WatchedFleet, subscribed
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.signer import NODE_ID, SimulatedNode
 
-BOUND_S = 60
 BEAT = b'{"node_id":"%b"}' % NODE_ID.encode()
 # A broker has a limit of its own, 132 KiB; what is between the two is for the relay to refuse.
 DOCUMENTS = [spoil(BEAT)[: 131 * 1024] for spoil, _ in HOSTILE.values() if spoil(BEAT)]
@@ -36,20 +31,6 @@ VICTIMS = {topics.heartbeat: BEATING, topics.identity: IDENTIFIED, topics.announ
 LARGE_HEARTBEATS = sum(len(document) > 1024 for document in DOCUMENTS)
 LARGE_IDENTITIES = sum(len(document) > 16 * 1024 for document in DOCUMENTS)
 LARGE_MANIFESTS = sum(len(document) > 128 * 1024 for document in DOCUMENTS)
-
-
-class WatchedFleet(Fleet):
-    """A fleet that says when it has accepted something."""
-
-    accepted: asyncio.Event
-
-    def offer_manifest(
-        self, node_id: str, wire: bytes, way: str, parsed: Mapping[str, Any] | None = None
-    ) -> Verdict:
-        verdict = super().offer_manifest(node_id, wire, way, parsed)
-        if verdict.outcome is Outcome.ACCEPTED:
-            self.accepted.set()
-        return verdict
 
 
 @pytest.fixture
@@ -63,32 +44,16 @@ async def test_no_hostile_document_stops_the_relay_from_listening(
     hub: Hub, node: SimulatedNode, broker: BrokerAddress
 ) -> None:
     assert isinstance(hub.fleet, WatchedFleet)
-    hub.fleet.accepted = asyncio.Event()
-    discovery = MqttFeed(
-        broker=broker,
-        client_id="edge-relay-test",
-        fleet=hub.fleet,
-        registry=hub.registry,
-        metrics=hub.metrics,
-        refusals=hub.refusals,
-        log=hub.log,
-        per_node=Allowance(rate=1000, burst=1000, concurrency=1),
-    )
-    running = asyncio.create_task(discovery.run())
-    try:
-        async with asyncio.timeout(BOUND_S):
-            await hub.lines.until("broker connected")
-            for topic_of, victim in VICTIMS.items():
-                messages = [(topic_of(victim), document) for document in DOCUMENTS]
-                await asyncio.to_thread(publish, broker, *messages, retain=False)
-            good = node.manifest()
-            own = [(topics.identity(NODE_ID), node.leaf_pem.encode()), (topics.announce(NODE_ID), good)]
-            await asyncio.to_thread(publish, broker, *own, retain=False)
-            await hub.fleet.accepted.wait()
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+    per_node = Allowance(rate=1000, burst=1000, concurrency=1)
+    async with subscribed(hub, broker, per_node=per_node):
+        await hub.lines.until("broker connected")
+        for topic_of, victim in VICTIMS.items():
+            messages = [(topic_of(victim), document) for document in DOCUMENTS]
+            await asyncio.to_thread(publish, broker, *messages, retain=False)
+        good = node.manifest()
+        own = [(topics.identity(NODE_ID), node.leaf_pem.encode()), (topics.announce(NODE_ID), good)]
+        await asyncio.to_thread(publish, broker, *own, retain=False)
+        await hub.fleet.until("accepted", NODE_ID)
     assert manifest_in_force(hub, node) == good
     counted = len(DOCUMENTS)
     assert hub.counted("heartbeats_total", verdict="malformed") == counted - LARGE_HEARTBEATS

@@ -21,7 +21,7 @@ import pytest_asyncio
 
 from kubelet.caller_tools.json_rpc import MAX_LINE_BYTES
 from kubelet.caller_tools.server import MAX_IN_FLIGHT
-from kubelet.caller_tools.socket_file import SocketFileError, bound
+from kubelet.caller_tools.socket_file import SocketFileError, bind_socket
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, BEE, OTHER_OWNER, FakeRelay, connected, served
 from tests.fakes.lines import LogLines
@@ -234,7 +234,7 @@ def test_a_link_where_the_socket_should_be_is_not_followed(tmp_path: Path, path:
         elif leads_to == "a socket":
             listener.bind(str(target))
         path.symlink_to(target)
-        with pytest.raises(SocketFileError, match="is no socket"), bound(path, None):
+        with pytest.raises(SocketFileError, match="is no socket"), bind_socket(path, None):
             pass
     assert path.is_symlink()
     assert leads_to == "missing" or target.exists()

@@ -56,18 +56,14 @@ async def test_the_older_machine_is_closed_and_both_ends_flag_it(
     assert relay.hub.counted("sessions_total", event="duplicate_identity") == 1
 
 
-async def test_a_command_goes_to_the_newer_machine_only(relay: ServedRelay, node: SimulatedNode) -> None:
+async def test_a_command_goes_to_the_newer_machine_only_and_the_audit_has_both(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
     async with relay.session(node) as older, relay.session(node, OTHER_BOOT_ID) as newer:
         call = asyncio.create_task(relay.call(f"sysecho.{NODE_ID}.echo.invoke"))
         await newer.acknowledge(await newer.receive("cmd"), RESULT)
         assert (await call).json()["result"]["structuredContent"] == RESULT
         code, frames = await older.until_closed()
         assert (code, [frame.type for frame in frames]) == (4008, ["bye"])
-    assert relay.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
-
-
-async def test_an_identity_that_is_used_twice_stands_in_the_audit(
-    relay: ServedRelay, node: SimulatedNode
-) -> None:
-    async with relay.session(node), relay.session(node, OTHER_BOOT_ID):
         assert [(source, count) for _, source, _, count in relay.refusals()] == [(NODE_ID, 1)]
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]

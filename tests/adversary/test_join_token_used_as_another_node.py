@@ -23,7 +23,8 @@ from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import NODE, JoinToken, proven
 from tests.fakes.enrolling import endpoint_of
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
 
 VICTIM, ATTACKER = key_named("the victim"), key_named("the attacker")

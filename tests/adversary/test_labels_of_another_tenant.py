@@ -103,5 +103,5 @@ async def test_a_name_notifies_its_own_tenant_alone(relay: ServedRelay, node: Si
     relay.hub.connect(node)
     own, theirs = ear(TENANT), ear(THEIRS)
     relay.hub.fleet.rename({NODE_ID: NAME})
-    await asyncio.wait_for(own.wait(), 10)
+    await asyncio.wait_for(own.wait(), 30)
     assert not theirs.is_set()

@@ -18,8 +18,8 @@ from schemas.certificates import IdentityError, make_csr, read_csr
 from schemas.registry import SchemaRegistry
 from schemas.trust import ManifestReason, Outcome
 from tests.fakes.clock import FakeClock
+from tests.fakes.forged import invalid_leaf
 from tests.fakes.hub import Hub
-from tests.fakes.invalid_leaf import invalid_leaf
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -60,7 +60,7 @@ def test_its_identity_and_what_it_signs_are_not_accepted(hub: Hub, node: Simulat
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     verdict = hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
     assert verdict.manifest is None
-    assert hub.fleet.nodes_of(TENANT) == []
+    assert hub.nodes_of(TENANT) == []
     assert audited_refusals(hub) == [refusal("identity_refused", NODE_ID, reason)]
 
 
@@ -71,7 +71,7 @@ async def test_it_opens_no_session(relay: ServedRelay, node: SimulatedNode, reas
         await end.answer_challenge()
         assert await end.until_closed() == (4001, [])
     assert audited_refusals(relay.hub) == [refusal("node_refused", "127.0.0.1", reason)]
-    assert relay.hub.fleet.nodes_of(TENANT) == []
+    assert relay.hub.nodes_of(TENANT) == []
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -90,7 +90,7 @@ async def test_a_revoked_leaf_is_refused_wherever_it_is_shown(
             code, said = await end.until_closed()
             assert code == 4003
             assert [(frame.type, frame.payload) for frame in said] == [("bye", {"reason": "revoked"})]
-    assert hub.fleet.nodes_of(TENANT) == []
+    assert hub.nodes_of(TENANT) == []
     assert audited_refusals(hub) == [
         refusal("identity_refused", NODE_ID, "revoked"),
         refusal("manifest_refused", NODE_ID, "revoked"),

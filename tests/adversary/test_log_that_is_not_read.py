@@ -30,6 +30,7 @@ from schemas.frames import FrameReader
 from schemas.lines import MAX_WAITING_BYTES
 from schemas.projection import META_STEP_ID, META_TASK_ID
 from schemas.registry import SchemaRegistry
+from tests.fakes.metrics_client import metrics_client
 from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.served_relay import mcp_request
@@ -151,24 +152,29 @@ async def test_a_relay_whose_log_is_not_read_goes_on_and_says_what_was_lost(tmp_
             url.removeprefix("http://"),
         ),
         *("--agent-rps", 100_000, "--agent-concurrency", 100, "--state-dir", tmp_path),
+        *("--metrics-listen", tmp_path / "metrics.sock"),
     )
     async with (
         asyncio.timeout(BOUND_S),
         relay as program,
         httpx2.AsyncClient(base_url=url, trust_env=False) as http,
+        metrics_client(tmp_path / "metrics.sock") as metrics,
     ):
         await ready(http, program)
         calls = 0
 
+        async def count() -> float:
+            return lost((await metrics.get("/metrics")).text)
+
         async def work() -> None:
             nonlocal calls
-            while calls < MOST_CALLS and not (calls % 100 == 0 and lost((await http.get("/metrics")).text)):
+            while calls < MOST_CALLS and not (calls % 100 == 0 and await count()):
                 calls += 1
                 answer = await http.post("/mcp", content=body, headers=headers)
                 assert answer.status_code == 200
 
         await asyncio.gather(*(work() for _ in range(WORKERS)))
-        counted = lost((await http.get("/metrics")).text)
+        counted = await count()
         assert counted > 0
         lines = await program.read_on()
         assert await program.process.wait() == 0

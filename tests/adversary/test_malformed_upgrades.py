@@ -25,7 +25,7 @@ from tests.fakes.tls_broker import PlayedAuthority
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 5
+BOUND_S = 30
 KEY, VERSION = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", b"Sec-WebSocket-Version: 13"
 UPGRADE = [b"Upgrade: websocket", b"Connection: Upgrade"]
 GOOD = [*UPGRADE, KEY, VERSION]

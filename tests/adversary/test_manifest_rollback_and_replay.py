@@ -14,7 +14,7 @@ import pytest
 
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
-from schemas.trust import ManifestReason, Mark, Outcome, Verdict
+from schemas.trust import ManifestReason, Outcome, Verdict
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
@@ -28,7 +28,7 @@ def offer(hub: Hub, wire: bytes, way: str = "broker") -> Verdict:
 
 
 def mark(hub: Hub) -> int | None:
-    (known,) = hub.fleet.nodes_of(TENANT)
+    (known,) = hub.nodes_of(TENANT)
     return known.mark.issued_at_ms if known.mark else None
 
 
@@ -76,7 +76,7 @@ def test_the_same_bytes_again_change_nothing_and_are_no_refusal(hub: Hub, node: 
     good = hub.connect(node)
     hub.clock.advance(TTL_MS - 1)
     assert [offer(hub, good).outcome for _ in range(100)] == [Outcome.UNCHANGED] * 100
-    (known,) = hub.fleet.nodes_of(TENANT)
+    (known,) = hub.nodes_of(TENANT)
     assert known.is_listed(hub.clock())
     # A replay prolongs nothing.
     hub.clock.advance(1)
@@ -177,17 +177,6 @@ async def flushed(hub: Hub) -> None:
     with suppress(asyncio.CancelledError):
         await running
     assert {node_id for node_id, _, _ in hub.marks.load()} == {NODE_ID}
-
-
-@pytest.mark.asyncio
-async def test_a_mark_on_the_disk_is_never_moved_back(tmp_path: Path, registry: SchemaRegistry) -> None:
-    hub = Hub(tmp_path, registry)
-    hub.marks.put(NODE_ID, TENANT, Mark(NOW_MS + 10, "ab" * 32))
-    await flushed(hub)
-    hub.marks.put(NODE_ID, TENANT, Mark(NOW_MS, "cd" * 32))
-    await flushed(hub)
-    assert list(hub.marks.load()) == [(NODE_ID, TENANT, Mark(NOW_MS + 10, "ab" * 32))]
-    hub.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from relay.streams.caller_tools.limits import NODE_BYTES
-from relay.streams.caller_tools.outbox import MAX_WAITING
+from relay.streams.caller_tools.endings import MAX_WAITING
+from relay.streams.caller_tools.session import NODE_BYTES
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
@@ -34,10 +34,10 @@ async def test_the_relay_keeps_a_bounded_part_of_it(hub: Hub, monkeypatch: pytes
         stage.request(session_id, number, text="x" * 64 * KIB if number < MAX_PENDING else "")
         stage.send(OneWayType.SESSION_EVENT, session_id, message=f"noise {number}")
         stage.request(session_id, number, tool="not_lent")
-    assert hub.caller_tools.budget.total <= NODE_BYTES
+    assert hub.caller_budget.total <= NODE_BYTES
     (session,) = hub.caller_sessions
     assert len(session.requests) == MAX_PENDING
-    assert len(hub.caller_tools.outbox) == MAX_WAITING
+    assert len(hub.caller_outbox) == MAX_WAITING
     assert hub.counted("one_way_frames_total", type="caller_tool_result", event="dropped") > 0
     assert len(hub.lines.entries()) < 20
     assert len(hub.audited()) - lines == MAX_PENDING

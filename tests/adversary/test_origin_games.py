@@ -6,18 +6,14 @@ What must happen: 403 and a ``request_refused`` line at the relay; 403 at the no
 accepted.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
-from kubelet.loopback.pages import MANIFEST_PATH, Readiness
-from kubelet.loopback.server import LoopbackServer
+from kubelet.loopback import MANIFEST_PATH, LoopbackServer
+from tests.fakes.loopback_state import WIRE as NODES_SECRET
 from tests.fakes.raw_http import exchange
 from tests.fakes.served_relay import HERE, ServedRelay, parsed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-WIRE = b'{"secret":"of the node"}'
 
 FOREIGN = [
     pytest.param(["https://evil.example"], id="another"),
@@ -50,15 +46,6 @@ RELAYS = [
 ]
 
 
-@pytest.fixture
-def loopback() -> Iterator[LoopbackServer]:
-    """The node's own HTTP port."""
-    server = LoopbackServer(lambda: (WIRE, "ab" * 32), lambda: Readiness(ready=True, subsystems={}))
-    server.start()
-    yield server
-    server.close()
-
-
 def at(port: int, origins: list[str]) -> list[tuple[str, str]]:
     return [("Origin", origin.format(port=port)) for origin in origins]
 
@@ -83,7 +70,7 @@ async def test_a_page_from_elsewhere_gets_nothing_of_the_node(
     lines = [f"GET {MANIFEST_PATH} HTTP/1.1", *(f"{name}: {value}" for name, value in fields)]
     answer = await exchange(loopback.port, "\r\n".join([*lines, "", ""]).encode())
     assert parsed(answer).status == 403
-    assert WIRE not in answer
+    assert NODES_SECRET not in answer
     assert b"access-control" not in answer.lower()
 
 

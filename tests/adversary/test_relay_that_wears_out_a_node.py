@@ -14,28 +14,30 @@ from pathlib import Path
 import pytest
 
 from kubelet.announce.announcer import Announcer
-from kubelet.announce.signer import ManifestSigner, SignedManifest
+from kubelet.announce.signer import SignedManifest
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
-from tests.fakes.node import identity_of
-from tests.fakes.signer import DAY_MS, ECHO, NOW_MS, TTL_MS, SimulatedNode
+from tests.fakes.node import signer_of
+from tests.fakes.signer import DAY_MS, NOW_MS, SimulatedNode
 
-BOUND_S = 10
+BOUND_S = 30
 HEARTBEAT_S = 60.0
 MANIFESTS = 40
 
-Mark = Callable[[int, int], int]
+HighWaterMark = Callable[[int, int], int]
 """The mark that the relay names, by the node's clock and the time of the manifest that it rejects."""
 
 
 class Victim:
     """A node's announcer on a clock that moves only while the node waits for its turn."""
 
-    def __init__(self, node: SimulatedNode, registry: SchemaRegistry, file: Path, mark: Mark) -> None:
+    def __init__(
+        self, node: SimulatedNode, registry: SchemaRegistry, file: Path, mark: HighWaterMark
+    ) -> None:
         self.clock = FakeClock(NOW_MS)
         self.file = file
         self.signed_at: list[int] = []
@@ -43,17 +45,7 @@ class Victim:
         self.done = asyncio.Event()
         self._mark = mark
         log = make_logger("kubelet", LogLines())
-        signer = ManifestSigner(
-            identity=identity_of(node),
-            hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
-            capabilities=[ECHO],
-            ttl_ms=TTL_MS,
-            now_ms=self.clock,
-            registry=registry,
-            last_issued=file,
-            log=log,
-            ticks_ms=self.clock,
-        )
+        signer = signer_of(node, self.clock, registry, log, last_issued=file, ticks_ms=self.clock)
         self.announcer = Announcer(signer, HEARTBEAT_S, FixedChance(0.5), log, sleep=self._sleep)
         self.announcer.add_sender(self._reject)
 
@@ -85,7 +77,7 @@ class Victim:
     ],
 )
 async def test_a_relay_that_rejects_everything_costs_a_node_little(
-    node: SimulatedNode, registry: SchemaRegistry, tmp_path: Path, mark: Mark, apart_ms: int
+    node: SimulatedNode, registry: SchemaRegistry, tmp_path: Path, mark: HighWaterMark, apart_ms: int
 ) -> None:
     victim = Victim(node, registry, tmp_path / "last_issued_ms", mark)
     task = asyncio.create_task(victim.announcer.run())

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubelet.loopback.pages import Readiness
-from kubelet.loopback.server import LoopbackServer
+from kubelet.loopback import LoopbackServer
 from tests.fakes.raw_http import exchange
 from tests.fakes.served_relay import ServedRelay
 
@@ -73,15 +72,6 @@ AT_THE_NODE = [
     pytest.param(headers, body, b"400" if name in NO_HEADERS else b"405", id=name)
     for name, headers, body in shapes()
 ]
-
-
-@pytest.fixture
-def loopback() -> Iterator[LoopbackServer]:
-    """The node's own HTTP port."""
-    server = LoopbackServer(lambda: None, lambda: Readiness(ready=True, subsystems={}))
-    server.start()
-    yield server
-    server.close()
 
 
 def whole(port: int, headers: bytes, body: bytes) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from kubelet.session.link import LinkState
 from schemas.frames import Frame, FrameReader
 from schemas.registry import SchemaRegistry
-from tests.fakes.hub import PUBLIC_URL
+from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.linked_node import LinkedNode
 from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.served_relay import HERE, ServedRelay
@@ -65,4 +65,4 @@ async def test_an_answer_to_the_rogues_own_name_opens_nothing_at_the_real_relay(
         await to_the_real_relay.send("auth", answer, challenge.msg_id)
         assert await to_the_real_relay.until_closed() == (4001, [])
     assert relay.refusals() == [("node_refused", HERE, "token_audience", 1)]
-    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]
+    assert [known.connected for known in relay.hub.nodes_of(TENANT)] == [False]

@@ -16,6 +16,7 @@ async def _answer(_: Asked, __: object) -> None:
     raise AssertionError("a request to another origin")
 
 
+@pytest.mark.holds("SPEC-0004/3.4/authentication")
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_the_other_origin_gets_nothing(status: int, idempotent: bool) -> None:  # noqa: FBT001

@@ -1,8 +1,8 @@
-"""A caller names another tenant's nodes in every way that a view has, and tries to learn that they exist.
+"""A caller names nodes that it does not reach in every way that a view has, to learn that they exist.
 
-Each time the answer must be the one for a name that exists nowhere, but for the name itself; nothing of the
-other tenant may be in it, and nothing may reach its nodes. A selection in the URL must not widen what its
-caller may do.
+They are another tenant's, or of its own tenant and none of those that its token is for. Each time the answer
+must be the one for a name that exists nowhere, but for the name itself; nothing of the others may be in it,
+and nothing may reach them. A selection in the URL must not widen what its caller may do.
 """
 
 import json
@@ -11,31 +11,39 @@ from typing import Any
 
 import pytest
 
+from relay.auth.permissions import SESSION_SCOPE
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import Selection
 from relay.fleet.tools import BEFORE_ALL
+from relay.mcp_api.resources import ResourceCatalog
+from relay.mcp_api.sdk import instructions
 from relay.mcp_api.tool_list import ToolList
+from relay.settings.config import View
+from relay.streams.telemetry.resource import TelemetryResource
 from tests.fakes.hub import READ_ONLY, Hub
-from tests.fakes.signer import ECHO, METRICS
+from tests.fakes.signer import ECHO, METRICS, TENANT
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage
 
 SECRET = {"vault", "secret", "bank", OTHER_TENANT}
 
 
 class Views:
-    """A relay with one node of the caller's tenant and two of another's."""
+    """A relay with one node that the caller reaches, and two that it does not: they are of ``tenant``."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, tenant: str) -> None:
         self.stage = ViewStage(hub)
+        self.tenant = tenant
+        if tenant == TENANT:
+            self.stage.nodes = ("*", "!tag:secret")
         self.own = self.stage.node("barn", "gateway", capabilities=[ECHO])
-        self.foreign = self.stage.node("vault", "secret", "site=bank", tenant=OTHER_TENANT)
-        self.stage.node("vault door", "secret", tenant=OTHER_TENANT, capabilities=[METRICS])
+        self.foreign = self.stage.node("vault", "secret", "site=bank", tenant=tenant)
+        self.stage.node("vault door", "secret", tenant=tenant, capabilities=[METRICS])
         self.absent = self.foreign[:-1] + ("1" if self.foreign[-1] == "0" else "0")
 
 
-@pytest.fixture
-def views(hub: Hub) -> Views:
-    return Views(hub)
+@pytest.fixture(params=[OTHER_TENANT, TENANT], ids=["another tenant", "not of the token"])
+def views(hub: Hub, request: pytest.FixtureRequest) -> Views:
+    return Views(hub, request.param)
 
 
 def without(error: Mapping[str, Any], name: str) -> str:
@@ -130,9 +138,39 @@ async def test_a_call_outside_the_selection_is_answered_as_one_of_no_node(views:
         assert error == await views.stage.error(f"sysecho.{views.absent}.echo.invoke", message="ping")
 
 
+async def test_resources_and_instructions_show_only_what_is_reached(views: Views) -> None:
+    hub = views.stage.hub
+    principal = hub.authenticator.identify(hub.token((READ_ONLY,), nodes=views.stage.nodes))
+    catalog = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
+    uris = [resource["uri"] for resource in catalog.listed(principal)[0]]
+    assert {uri.split("/")[2] for uri in uris if uri.startswith("node:")} == {views.own}
+    for uri in ("fleet://nodes", "fleet://changes"):
+        document = await catalog.read(principal, uri)
+        assert document is not None
+        assert views.own in document.text
+        assert not any(word in document.text for word in {*SECRET, views.foreign})
+    for reference in (views.foreign, "vault", views.foreign[:25]):
+        for part in ("manifest", "identity", "telemetry"):
+            with pytest.raises(UnknownNodeError) as caught:
+                await catalog.read(principal, f"node://{reference}/{part}")
+            assert caught.value.close == ()
+    for view in View:
+        assert "vault" not in instructions(hub.fleet, principal.rights, view)
+
+
+async def test_no_session_is_opened_with_a_node_that_is_not_reached(views: Views) -> None:
+    answers = set()
+    for node_id in (views.foreign, views.absent):
+        error = await views.stage.error(
+            "session_message", scopes=(SESSION_SCOPE,), node_id=node_id, context={"caller_id": "agent"}
+        )
+        answers.add(without(error, node_id))
+    assert len(answers) == 1
+
+
 def listed(views: Views, query: str) -> list[str]:
     hub = views.stage.hub
-    rights = hub.authenticator.identify(hub.token((READ_ONLY,))).rights
+    rights = hub.authenticator.identify(hub.token((READ_ONLY,), nodes=views.stage.nodes)).rights
     tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
     selection = hub.options.read(query).selection
     return [tool.listed()["name"] for tool in tools.listed(rights, selection, BEFORE_ALL, 99)]

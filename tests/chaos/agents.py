@@ -83,9 +83,11 @@ async def messages(http: httpx2.AsyncClient, call: ToolCall) -> AsyncIterator[di
     """Yield each message of the answer, as it arrives.
 
     Raises:
-        httpx2.HTTPError, OSError: the connection was not made, or broke.
+        httpx2.HTTPError, OSError: the connection was not made, or broke, or the relay refused to read it.
     """
     async with http.stream("POST", MCP_PATH, content=call.content(), headers=call.all_headers()) as response:
+        if response.status_code == httpx2.codes.TOO_MANY_REQUESTS:
+            response.raise_for_status()  # refused for its rate, before anything read it
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             yield json.loads(await response.aread())
             return

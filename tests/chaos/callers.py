@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx2
 
+from schemas.errors import Failure
 from schemas.projection import META_IDEMPOTENCY_KEY
 from tests.chaos import once_kind
 from tests.chaos.agents import NOT_REACHED, PATIENCE_S, Agent, ToolCall, code_of, messages
@@ -88,6 +89,8 @@ class Callers:
                 answers = tuple([_answer(message) async for message in messages(http, asked)])
         except (TimeoutError, httpx2.ReadTimeout):
             is_given_up = True
+        except httpx2.HTTPStatusError:  # refused for its rate, before it was read
+            answers = (Answer(asked.request_id, Failure.RATE_LIMITED.value.code),)
         except NOT_REACHED:
             pass  # the connection is broken
         call = Call(

@@ -4,21 +4,23 @@ Must not choose faults.
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from relay.broker.nats_server import find_nats_server
-from relay.cli.demo.more_relays import cluster_server_config, new_credentials
 from relay.cli.demo.processes import Processes
+from relay.cluster.client import administering
+from relay.cluster.credentials import Credentials
+from relay.cluster.jetstream import make_streams
+from relay.cluster.server_config import Routes, account_file, account_text, server_text
+from relay.settings.config import ClusterServer
 from schemas.addresses import HostPort
-from schemas.files import PRIVATE, write_atomic
 from tests.chaos.proxies import Proxies
 from tests.chaos.topology import Link, Program, Topology
-from tests.fakes.nats_cluster import clustered
+from tests.fakes.cluster_server import ACCOUNT, FLEET, NOWHERE, new_user
 from tests.fakes.ports import unused_port
 
-_FLEET = "main"
+_STREAMS_WITHIN_S = 30.0
 _HOST, _CLOSED = "127.0.0.1", 1
 
 
@@ -32,8 +34,9 @@ class Servers:
         self._seed = directory / "servers.seed"
         if not programs:
             return
-        seed, public_key = new_credentials(os.urandom)
-        write_atomic(self._seed, seed + "\n", PRIVATE)
+        users = [new_user(file) for file in (directory / "administrator.seed", self._seed)]
+        account = account_text(ACCOUNT, FLEET, users[0], users[1:])
+        (directory / account_file(ACCOUNT)).write_text(account, "utf-8")
         routes = {program: unused_port() for program in programs}
         routes[programs[0]] = proxies.route_port
         for number, program in enumerate(programs):
@@ -41,10 +44,19 @@ class Servers:
             # The first connects to none, and yet must have a route: JetStream does not start otherwise.
             before = [HostPort(_HOST, routes[other]) for other in programs[1:number]]
             before.append(HostPort(_HOST, proxies.address(Link.SERVER_SERVERS).port if number else _CLOSED))
-            listen, store = HostPort(_HOST, proxies.target_port(program)), directory / program
-            alone = cluster_server_config(listen, store, public_key, _FLEET)
-            text = clustered(alone, program, HostPort(_HOST, routes[program]), before)
+            listen, store = HostPort(_HOST, proxies.target_port(program)), str(directory / program)
+            own = Routes("edge", HostPort(_HOST, routes[program]), before, NOWHERE)
+            text = server_text(program, listen, ACCOUNT, store=store, tls=False, routes=own)
             self._config(program).write_text(text, "utf-8")
+
+    async def make_streams(self) -> None:
+        """Make what the relays share, as an administrator; nothing if there are no servers."""
+        if self._programs:
+            listen = HostPort(_HOST, self._proxies.target_port(self._programs[0]))
+            seed = (self._directory / "administrator.seed").read_text("ascii").strip()
+            server = ClusterServer(listen.host, listen.port, tls=False)
+            async with administering([server], Credentials(seed, None)) as client:
+                await make_streams(client, FLEET, len(self._programs), _STREAMS_WITHIN_S)
 
     def options(self, relay: Program, topology: Topology) -> tuple[str, ...]:
         """Return what the command of ``relay`` has for the servers; nothing if there are none."""

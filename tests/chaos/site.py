@@ -178,6 +178,7 @@ class Site:
             await self.start(Program.BROKER)
             for server in self.topology.servers:
                 await self.start(server)
+            await self._servers.make_streams()
             await self.start(first.program)
             token = await self._join_token(len(self.topology.nodes))
             await asyncio.gather(*(self._enrol(node, token) for node in self.topology.nodes))

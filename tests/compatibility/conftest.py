@@ -42,14 +42,9 @@ def _built(work: Path, version: Mapping[str, Any]) -> Programs:
 
     They run with this environment's dependencies: what the two say to each other is the subject here.
     """
-    if reason := _take_sources(work / "source.tar", version["commit"]):
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    shutil.unpack_archive(work / "source.tar", work / "source", filter="data")
     subprocess.run(
         [sys.executable, "-P", "-m", "hatchling", "build", "--target", "wheel", "--directory", work],
-        cwd=work / "source",
+        cwd=sources_of(version, work),
         capture_output=True,
         timeout=_BOUND_S,
         check=True,
@@ -57,6 +52,16 @@ def _built(work: Path, version: Mapping[str, Any]) -> Programs:
     wheel = work / f"edge_kubelet-{version['version']}-py3-none-any.whl"
     shutil.unpack_archive(wheel, work / "programs", format="zip")
     return Programs(work / "programs", version["version"], version["second"])
+
+
+def sources_of(version: Mapping[str, Any], work: Path) -> Path:
+    """Return a directory below ``work`` with the sources of ``version``; a test without them is skipped."""
+    if reason := _take_sources(work / "source.tar", version["commit"]):
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    shutil.unpack_archive(work / "source.tar", work / "source", filter="data")
+    return work / "source"
 
 
 def _take_sources(archive: Path, commit: str) -> str | None:

@@ -18,6 +18,7 @@ from relay.cli.demo.processes import Processes
 from schemas.addresses import BrokerAddress, mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.tls import client_context
+from tests.fakes import steady_caller
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
@@ -75,10 +76,30 @@ class Site:
         printed = await self.processes.output([*command, "--state-dir", str(self._node_state), "--json"])
         return str(json.loads(printed)["node_id"])
 
-    async def start_node(self, programs: Programs) -> None:
+    async def start_node(self, programs: Programs, *options: str) -> None:
         """Start the daemon, with the shortest heartbeat that there is."""
         command = programs.command("kubelet", "run", "--state-dir", self._node_state, "--loopback-port", "0")
-        await self.processes.start("node", [*command, "--heartbeat", programs.second])
+        await self.processes.start("node", [*command, "--heartbeat", programs.second, *options])
+
+    async def start_caller(self, relay: Programs, tool: str) -> None:
+        """Start a process that calls ``tool`` again and again."""
+        token, roots = (self.relay_state.with_name(name) for name in ("agent-token", "roots"))
+        write_atomic(token, await self.token(relay), PRIVATE)
+        write_atomic(roots, self._roots(), PRIVATE)
+        command = (
+            sys.executable,
+            "-P",
+            steady_caller.__file__,
+            mcp_url(self.url),
+            str(roots),
+            str(token),
+            tool,
+        )
+        await self.processes.start("caller", command)
+
+    def printed(self) -> str:
+        """Return what the caller has printed until now."""
+        return self.processes.log("caller").read_text("utf-8")
 
     def sessions(self) -> int:
         """Return how many sessions of the node the relay's log tells of."""
@@ -97,14 +118,16 @@ class Site:
     async def agent(self, relay: Programs) -> AsyncIterator["Agent"]:
         """Hold an agent of the relay."""
         token = await self.token(relay)
-        roots = "".join(file.read_text() for file in sorted((self.relay_state / "ca").glob("*.pem")))
         headers = {"Authorization": f"Bearer {token}"}
-        async with httpx2.AsyncClient(headers=headers, verify=client_context(roots)) as http:
+        async with httpx2.AsyncClient(headers=headers, verify=client_context(self._roots())) as http:
             transport = streamable_http_client(mcp_url(self.url), http_client=http)
             async with asyncio.timeout(_BOUND_S), Client(transport) as client:
                 assert client.server_info is not None
                 assert client.server_info.version == relay.version
                 yield Agent(client, self)
+
+    def _roots(self) -> str:
+        return "".join(file.read_text() for file in sorted((self.relay_state / "ca").glob("*.pem")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """A kubelet and a relay of neighbouring versions work together, and each can be upgraded first.
 
 Enrolment, manifests, heartbeats, calls and telemetry, over TLS with the relay's own CA, in both combinations;
-then both in place, in the order that docs/protocol.md prescribes.
+then both in place, in the order that docs/upgrade.md prescribes, while another process calls.
 """
 
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from relay.cli.demo.processes import Processes
 from relay.state.labels import kept_form
 from schemas.addresses import BrokerAddress
 from tests.compatibility.site import Programs, Site
+from tests.fakes.polling import until
+from tests.fakes.steady_caller import failed_outside, first_answer
 
 LABEL = "Gewächshaus ปั๊มน้ำ"
 # One kind of broker: both versions speak the same MQTT to it.
@@ -39,6 +43,28 @@ async def test_both_combinations_work(
         await agent.uses(node_id)
 
 
+@pytest.mark.parametrize("of_relay", ["previous", "released"])
+async def test_a_relay_that_does_not_know_a_kind_does_not_lose_the_node_that_has_it(
+    site: Site, of_relay: str, current: Programs, request: pytest.FixtureRequest
+) -> None:
+    relay = request.getfixturevalue(of_relay)
+    await site.relay(relay, "ca", "init")
+    await site.start_relay(relay)
+    node_id = await site.enroll(relay, current)
+    await site.start_node(current, "--kinds", "linux.health")
+    await until(lambda: site.sessions() > 0)
+
+    def logged(event: str) -> list[dict[str, Any]]:
+        lines = map(json.loads, site.processes.log("node").read_text().splitlines())
+        return [line for line in lines if line["event"].startswith(event)]
+
+    await until(lambda: logged("kinds not announced"))
+    assert [line["kinds"] for line in logged("kinds not announced")] == [["linux.health"]]
+    assert logged("relay rejects the manifest") == []
+    async with site.agent(relay) as agent:
+        await agent.uses(node_id)
+
+
 async def test_a_relay_of_the_previous_version_shows_and_finds_a_label_in_the_form_that_is_kept(
     site: Site, previous: Programs, current: Programs
 ) -> None:
@@ -59,8 +85,9 @@ async def test_a_relay_of_the_previous_version_shows_and_finds_a_label_in_the_fo
     assert (again["label"], again["tags"]) == (LABEL, ["site=north"])
 
 
-async def test_the_relay_is_upgraded_in_place_and_then_its_node(
-    site: Site, previous: Programs, current: Programs
+@pytest.mark.timeout(300)
+async def test_relay_and_node_are_upgraded_in_place_version_by_version_while_calls_are_made(
+    site: Site, previous: Programs, released: Programs, current: Programs
 ) -> None:
     await site.relay(previous, "ca", "init")
     await site.start_relay(previous)
@@ -68,13 +95,23 @@ async def test_the_relay_is_upgraded_in_place_and_then_its_node(
     await site.start_node(previous)
     async with site.agent(previous) as agent:
         await agent.uses(node_id)
+    await site.start_caller(previous, f"sys.{node_id}.sysmetrics.snapshot")
 
-    await site.processes.stop("relay")
-    await site.start_relay(current)
-    async with site.agent(current) as agent:
-        await agent.uses(node_id)
+    async def called(since: float) -> float:
+        await until(lambda: first_answer(site.printed(), since), 60)
+        return first_answer(site.printed(), since) or since
 
-    await site.processes.stop("node")
-    await site.start_node(current)
-    async with site.agent(current) as agent:
-        await agent.uses(node_id)
+    restarts = []
+    running = previous
+    for version in (released, current):
+        for name, start in (("relay", site.start_relay), ("node", site.start_node)):
+            stopped = await called(time.time())
+            await site.processes.stop(name)
+            await start(version)
+            restarts.append((stopped, await called(time.time())))
+            running = version if name == "relay" else running
+            async with site.agent(running) as agent:
+                await agent.uses(node_id)
+    await called(time.time())
+    await site.processes.stop("caller")
+    assert failed_outside(site.printed(), restarts) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.cli.demo.processes import Processes
-from relay.state.kinds import files_of
+from relay.state.kinds import FLEET_SEAL, GRANTS, REDEEMED, files_of
 from schemas.addresses import BrokerAddress
 from tests.compatibility.site import Programs, Site
 
@@ -47,6 +47,7 @@ async def decided(site: Site, programs: Programs, mocks: Path) -> str:
     join = await site.relay(programs, "join-token", "create", "--tenant", "acme", "--public-url", site.url)
     await site.relay(programs, "join-token", "revoke", join.strip().split(".")[1])
     await site.relay(programs, "token", "rotate-key")
+    await site.relay(programs, "people", "invite", "ada", "--public-url", "https://relay.example")
     return node_id
 
 
@@ -60,7 +61,9 @@ async def test_the_released_version_goes_on_with_the_state_that_this_one_has_wri
     site: Site, current: Programs, released: Programs, tmp_path: Path
 ) -> None:
     node_id = await decided(site, current, tmp_path / "mocks")
-    before = {file: (site.relay_state / file.path).read_bytes() for file in files_of()}
+    # What Ada's client has is not written: she needs a browser. To seal a fleet ends the way back.
+    written = [file for file in files_of() if file not in {FLEET_SEAL, GRANTS, REDEEMED}]
+    before = {file: (site.relay_state / file.path).read_bytes() for file in written}
     assert all(before.values())
     ours = await shown(site, current)
     await site.processes.stop("relay")

@@ -22,5 +22,5 @@ def npm(tmp_path_factory: pytest.TempPathFactory) -> NpmPrograms:
 @pytest.fixture(scope="package")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """A whole system: broker, relay, this machine's kubelet and one mock node."""
-    with running_demo(tmp_path_factory.mktemp("demo"), "--nodes", "1") as running:
+    with running_demo(tmp_path_factory.mktemp("demo"), "--nodes", "1", "--kinds", "none") as running:
         yield running

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from relay.calls.call_record import FOLLOWED_S
+from relay.calls.executor import FOLLOWED_S
 from tests.fakes.demo import Demo
-from tests.fakes.npm import TIMEOUT_S, NpmPrograms
-from tests.fakes.scripted_model import ScriptedModel, scripted_model
+from tests.fakes.npm import NpmPrograms
+from tests.fakes.scripted_model import ask_claude_code, ask_codex, scripted_model
 
 pytestmark = pytest.mark.long
 
@@ -33,58 +34,19 @@ class ClientMachine:
     def __init__(self, home: Path, demo: Demo, npm: NpmPrograms) -> None:
         self.home = home
         self.demo = demo
-        self.npm = npm
+        self.npm = replace(npm, home=home)
         self.token = str(demo.facts["token"])
         self.token_file = home / "token"
         self.token_file.write_text(self.token)
         self.token_file.chmod(0o600)
 
-    def environment(self, **more: str) -> dict[str, str]:
-        kept = self.npm.environment()
-        return {**kept, "HOME": str(self.home), "CODEX_HOME": str(self.home / ".codex"), **more}
-
-    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            env=self.environment(**environment),
-            cwd=self.home,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return self.npm.execute(command)
 
     def connect(self, client: str, *options: str) -> subprocess.CompletedProcess[str]:
         return self.run(
             *(RELAY, "connect", client, "--url", self.demo.base_url),
             *("--token-file", str(self.token_file), *options),
-        )
-
-    def ask_claude_code(self, model: ScriptedModel) -> subprocess.CompletedProcess[str]:
-        """Run Claude Code until ``model`` has said that it is done."""
-        return self.run(
-            *(self.npm.claude_code(), "--print", "Go on.", "--allowedTools", "mcp__edge"),
-            ANTHROPIC_BASE_URL=model.url,
-            ANTHROPIC_API_KEY="none",
-            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-            ENABLE_TOOL_SEARCH="false",
-        )
-
-    def ask_codex(self, model: ScriptedModel) -> subprocess.CompletedProcess[str]:
-        """Run Codex until ``model`` has said that it is done."""
-        settings = {
-            # Of a model that it does not know, it does not take it that it searches for tools.
-            "model": "scripted",
-            "model_provider": "scripted",
-            "model_providers.scripted": f'{{name="scripted", base_url="{model.url}", wire_api="responses"}}',
-            # Codex asks its model before a server is connected that it does not have to wait for.
-            "mcp_servers.edge.required": "true",
-        }
-        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        return self.run(
-            *self.npm.command("codex", "exec", "--skip-git-repo-check", *options),
-            *("--dangerously-bypass-approvals-and-sandbox", "Go on."),
         )
 
     def without_token(self) -> None:
@@ -160,14 +122,12 @@ def test_a_subscription_comes_back_to_the_model(machine: ClientMachine, client: 
     if view == "kinds":
         name, arguments = "sys-subscribe", {**arguments, "node": node, "for_s": 3}
     assert machine.connect(client, "--view", view).returncode == 0
-    ask = {"claude-code": machine.ask_claude_code, "codex": machine.ask_codex}[client]
+    ask = {"claude-code": ask_claude_code, "codex": ask_codex}[client]
     with scripted_model(name, arguments) as model:
-        done = ask(model)
+        done = ask(machine.npm, model)
     assert done.returncode == 0, done.stderr
     assert len(model.answers) == 1, done.stdout + done.stderr
-    [answer] = model.answers
-    # Codex puts a line on the time before it.
-    sample = json.loads(answer[answer.index("{") :])
+    sample = model.answer
     started, ended = [line for line in machine.demo.audit() if "tool" in line][-2:]
     assert (started["decision"], ended["outcome"]) == ("allow", "ok")
     assert sample["node_id"] == started["node_id"] == node

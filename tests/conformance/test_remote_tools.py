@@ -55,6 +55,13 @@ OVER_HTTP = ["streamableHttp", "sse"]
 TRANSPORTS = pytest.mark.parametrize("transport", ["stdio", *OVER_HTTP])
 
 
+@pytest.mark.holds(
+    "SPEC-0004/2.1/discovery",
+    "SPEC-0004/2.1/execution",
+    "SPEC-0004/2.2/compatibility",
+    "SPEC-0004/4/b-interop",
+    "SPEC-0004/5/interop-conformance",
+)
 @TRANSPORTS
 async def test_the_reference_server_is_listed_and_called(npm: NpmPrograms, transport: str) -> None:
     async with reference(npm, transport) as client:
@@ -71,6 +78,7 @@ async def test_the_reference_server_is_listed_and_called(npm: NpmPrograms, trans
         assert events == ["started", "ended"] * 3 + ["refused"]
 
 
+@pytest.mark.holds("SPEC-0004/5/interop-conformance")
 @TRANSPORTS
 async def test_the_reference_servers_progress_is_passed_on(npm: NpmPrograms, transport: str) -> None:
     seen: list[float] = []
@@ -93,6 +101,7 @@ async def test_the_reference_server_sees_no_secret_of_the_environment(
     assert "EDGE_TOKEN" not in shown
 
 
+@pytest.mark.holds("SPEC-0004/4/b-interop")
 @pytest.mark.parametrize("transport", OVER_HTTP)
 async def test_the_reference_server_is_called_again_after_it_was_restarted(
     npm: NpmPrograms, transport: str
@@ -106,6 +115,7 @@ async def test_the_reference_server_is_called_again_after_it_was_restarted(
                 assert (await client.tools.execute("echo", {"message": "ping"})).text == "Echo: ping"
 
 
+@pytest.mark.holds("SPEC-0004/3.3/tool-not-found", "SPEC-0004/3.3/invalid-arguments")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 @pytest.mark.parametrize("sdk", ["python", "typescript-1", "typescript-2"])
 async def test_what_the_official_sdks_reject_is_typed(npm: NpmPrograms, sdk: str, mode: str) -> None:
@@ -132,6 +142,7 @@ def relay_of(demo: Demo) -> HttpServer:
     return HttpServer(demo.mcp_url, BearerToken(demo.facts["token"]))
 
 
+@pytest.mark.holds("SPEC-0004/4/c-high-security", "SPEC-0004/5/interop-conformance")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_this_relay_is_verified_and_called_without_trusting_it(demo: Demo, mode: str) -> None:
     root = Path(demo.facts["ca_root"])

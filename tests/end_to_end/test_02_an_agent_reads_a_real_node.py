@@ -30,11 +30,13 @@ def uptime_s() -> float:
     return float(Path("/proc/uptime").read_text("ascii").split()[0])
 
 
+@pytest.mark.holds("RFC-0001/3/one-tool-each")
 @ERAS
 async def test_each_capability_and_verb_is_one_tool(demo: Demo, era: str) -> None:
     assert [tool.name for tool in await tools_of(demo, era)] == demo.tool_names
 
 
+@pytest.mark.holds("RFC-0005/2/tool-string")
 @ERAS
 async def test_a_client_that_refuses_dots_gets_dashes_and_may_call_by_either(demo: Demo, era: str) -> None:
     dotted = f"sysecho.{demo.real_node}.echo.invoke"
@@ -48,6 +50,7 @@ async def test_a_client_that_refuses_dots_gets_dashes_and_may_call_by_either(dem
             assert (result.structured_content or {})["message"] == "either"
 
 
+@pytest.mark.holds("RFC-0001/3/description-static")
 @ERAS
 async def test_what_is_shown_of_a_tool_is_ours_and_static(demo: Demo, era: str) -> None:
     by_name = {tool.name: tool for tool in await tools_of(demo, era)}
@@ -74,6 +77,7 @@ async def test_echo_comes_back_with_the_node_that_said_it(demo: Demo, era: str) 
     assert content == {"message": 'a "quoted" \\ ping', "node_id": demo.real_node}
 
 
+@pytest.mark.holds("RFC-0001/5.2/snapshot", "RFC-0001/5.4/field-meanings")
 @ERAS
 async def test_metrics_are_this_machine_s_own(demo: Demo, era: str) -> None:
     async with demo.client(era) as client:
@@ -94,6 +98,7 @@ async def test_metrics_can_be_asked_for_in_part(demo: Demo) -> None:
     assert set(result.structured_content or {}) == {"ts_ms", "node_id", "uptime_s", "mem"}
 
 
+@pytest.mark.holds("RFC-0005/12/audit")
 async def test_the_audit_holds_a_decision_and_an_outcome_and_never_the_content(demo: Demo) -> None:
     secret = "not for the audit"
     tool = f"sysecho.{demo.real_node}.echo.invoke"

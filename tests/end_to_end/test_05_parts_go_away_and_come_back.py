@@ -56,6 +56,7 @@ async def until_echo_answers(system: LocalSystem) -> dict[str, Any]:
             await before_asking_again()
 
 
+@pytest.mark.holds("RFC-0005/8/errors")
 async def test_a_node_that_died_is_offline_at_once_and_welcome_when_it_returns(system: LocalSystem) -> None:
     def events() -> list[str]:
         lines = (system.plan.directory / "relay.log").read_text("utf-8").splitlines()
@@ -88,6 +89,7 @@ async def test_a_relay_that_died_comes_back_with_the_same_nodes(system: LocalSys
     assert (await until_echo_answers(system))["node_id"] == system.real_node
 
 
+@pytest.mark.holds("RFC-0001/1/retained-announce")
 @pytest.mark.long
 async def test_a_broker_that_lost_everything_has_it_again_when_it_is_back(system: LocalSystem) -> None:
     await system.processes.kill("broker")

@@ -15,8 +15,8 @@ import pytest
 from relay.cli.demo.local_system import LocalSystem, start_beside_broker
 from relay.cli.demo.processes import Processes
 from schemas.addresses import BrokerAddress
+from tests.fakes.agents import MEMBERS, SECOND, FollowingAgent, checked
 from tests.fakes.demo import error_of, plan_below
-from tests.fakes.following_agent import MEMBERS, SECOND, FollowingAgent, checked
 from tests.fakes.mqtt_listener import MqttListener
 
 BOUND_S = 60
@@ -32,6 +32,7 @@ async def system(broker: BrokerAddress, tmp_path: Path) -> AsyncIterator[LocalSy
         yield started
 
 
+@pytest.mark.holds("RFC-0001/5.3/subscribe")
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:resources/:mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
@@ -69,6 +70,7 @@ async def test_a_node_is_followed_until_its_agent_stops(
         await listener.until_silent()
 
 
+@pytest.mark.holds("RFC-0001/5.3/subscribe")
 @pytest.mark.long
 async def test_a_mock_node_is_followed_as_a_board_is(system: LocalSystem, broker: BrokerAddress) -> None:
     node = system.mock_nodes[0]

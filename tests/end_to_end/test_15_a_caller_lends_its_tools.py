@@ -20,11 +20,10 @@ import pytest_asyncio
 from relay.cli.demo.local_system import LocalSystem, issue_token, kubelet_command, relay_command, start_system
 from relay.cli.demo.processes import Processes
 from schemas.addresses import BrokerAddress, mcp_url
+from tests.fakes.agents import LEGACY, NEW, LendingCaller, NodeAgent, SocketClient, error_of, text_of
 from tests.fakes.caller_stage import SCOPE, TOOLS
 from tests.fakes.demo import plan_below
 from tests.fakes.fault_proxy import FaultProxy
-from tests.fakes.lending_caller import LEGACY, NEW, LendingCaller
-from tests.fakes.node_agent import NodeAgent, SocketClient, error_of, text_of
 from tests.fakes.ports import unused_port
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
@@ -124,6 +123,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
             yield world
 
 
+@pytest.mark.holds("CALLER-TOOLS/sdk/dynamic-tools", "CALLER-TOOLS/architecture/round-trip")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_local_agent_uses_the_tools_of_the_agent_that_called_it(world: World, era: str) -> None:
     async with world.caller(era) as caller:
@@ -147,6 +147,7 @@ async def test_a_local_agent_uses_the_tools_of_the_agent_that_called_it(world: W
         await agent.lent()
 
 
+@pytest.mark.holds("CALLER-TOOLS/sdk/dynamic-tools")
 @pytest.mark.parametrize("era", ERAS)
 async def test_tools_that_are_declared_again_replace_those_before(world: World, era: str) -> None:
     async with world.caller(era) as caller:
@@ -163,6 +164,7 @@ async def test_tools_that_are_declared_again_replace_those_before(world: World, 
         await caller.end(session)
 
 
+@pytest.mark.holds("CALLER-TOOLS/errors/tool-failed")
 @pytest.mark.parametrize("era", ERAS)
 async def test_the_error_of_a_caller_is_an_error_for_the_local_agent(world: World, era: str) -> None:
     async with world.caller(era) as caller:
@@ -180,6 +182,7 @@ async def test_the_error_of_a_caller_is_an_error_for_the_local_agent(world: Worl
         await caller.end(session)
 
 
+@pytest.mark.holds("CALLER-TOOLS/errors/invalid-request-id")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_second_and_an_unknown_answer_are_ignored_and_the_caller_is_told(
     world: World, era: str
@@ -202,6 +205,7 @@ async def test_a_second_and_an_unknown_answer_are_ignored_and_the_caller_is_told
         await caller.end(session)
 
 
+@pytest.mark.holds("CALLER-TOOLS/errors/disconnected")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_caller_that_disconnects_is_disconnected_at_once(world: World, era: str) -> None:
     agent = world.agents[era]
@@ -278,6 +282,7 @@ async def test_a_local_agent_does_not_wait_for_a_daemon_that_is_stopped(world: W
         await caller.end(session)
 
 
+@pytest.mark.holds("CALLER-TOOLS/errors/disconnected")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_session_that_its_caller_ends_has_no_caller_any_more(world: World, era: str) -> None:
     async with world.caller(era) as caller:
@@ -302,6 +307,7 @@ async def test_messages_go_both_ways(world: World, era: str) -> None:
         await caller.end(session)
 
 
+@pytest.mark.holds("CALLER-TOOLS/security/only-the-caller")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_second_caller_has_no_part_in_the_session(world: World, era: str) -> None:
     agent = world.agents[era]
@@ -325,6 +331,7 @@ async def test_a_second_caller_has_no_part_in_the_session(world: World, era: str
         await caller.end(session)
 
 
+@pytest.mark.holds("CALLER-TOOLS/data/socket-protocol")
 async def test_two_callers_that_lend_the_same_name_are_told_apart(world: World) -> None:
     async with world.caller(NEW, "ant") as ant, world.caller(LEGACY, "bee") as bee:
         sessions = [await ant.lend(world.node), await bee.lend(world.node, caller_id="bee")]
@@ -344,6 +351,7 @@ async def test_two_callers_that_lend_the_same_name_are_told_apart(world: World) 
         await bee.end(sessions[1])
 
 
+@pytest.mark.holds("CALLER-TOOLS/architecture/round-trip")
 @pytest.mark.parametrize("era", ERAS)
 async def test_two_hundred_requests_are_in_flight_and_are_answered_in_any_order(
     world: World, era: str
@@ -387,6 +395,7 @@ async def test_a_node_that_drops_and_resumes_gets_its_answer(world: World, era: 
         await caller.end(session)
 
 
+@pytest.mark.holds("CALLER-TOOLS/timeout")
 async def test_a_relay_that_restarts_has_no_sessions_and_the_local_agent_learns_of_it(world: World) -> None:
     agent = world.agents[NEW]
     async with world.caller(NEW) as caller:

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.command_lines import CommandLines
 from tests.fakes.demo import Demo
+from tests.fakes.metrics_client import metrics_client
 
 RULES = Path(__file__).parent.parent.parent / "docs" / "monitoring" / "alerts.yml"
 NAME = re.compile(r"\bedge_(?:relay|kubelet)_[a-z_]+\b")
@@ -29,9 +30,11 @@ async def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def metrics_of(url: str) -> str:
-    async with httpx2.AsyncClient(trust_env=False) as http:
-        answer = await http.get(url + "/metrics")
+async def metrics_of(demo: Demo, program: str) -> str:
+    """Return the page of one of the demo's programs."""
+    node = httpx2.AsyncClient(base_url=demo.facts["loopback_url"], trust_env=False)
+    async with metrics_client(demo.metrics) if program == "relay" else node as http:
+        answer = await http.get("/metrics")
     assert (answer.status_code, answer.headers["content-type"][:10]) == (200, "text/plain")
     return answer.text
 
@@ -64,9 +67,10 @@ async def test_the_doctor_of_each_finds_what_the_demo_does_without(demo: Demo) -
         checked = await run(sys.executable, "-P", "-m", program, "doctor", "--json", "--state-dir", state_dir)
         lines = [json.loads(line) for line in checked.stdout.splitlines()]
         found[program] = {line["check"]: line["found"] for line in lines if line["severity"] != "ok"}
-        assert (checked.returncode, len(lines) > 10) == (1, True), checked
+        assert (checked.returncode, len(lines) > 10) == (0, True), checked
     # What the relay receives by the broker is sure from the second heartbeat on.
-    assert found["kubelet"].keys() - {"announce"} == {"watchdog"}
+    # Not every machine has what each kind shows. The file of the ceiling is an option's, that a start lacks.
+    assert found["kubelet"].keys() - {"announce", "kinds", "process"} == set()
     # They are checked with the options that they run with, which a restart has too.
     assert found["relay"].keys() - {"announces", "process"} == {"broker"}
 
@@ -75,8 +79,8 @@ async def test_the_metrics_of_both_show_certificate_broker_sessions_and_calls(de
     async with demo.client() as client:
         await client.call_tool(f"sysecho.{demo.real_node}.echo.invoke", {"message": "counted"})
         await client.call_tool("no.such.tool.here", {})
-    relay = samples_of(await metrics_of(demo.base_url))
-    node = samples_of(await metrics_of(demo.facts["loopback_url"]))
+    relay = samples_of(await metrics_of(demo, "relay"))
+    node = samples_of(await metrics_of(demo, "kubelet"))
     assert relay["edge_relay_ready{}"] == node["edge_kubelet_ready{}"] == 1
     assert relay['edge_relay_subsystem_ready{"subsystem": "broker"}'] == 1
     assert node['edge_kubelet_subsystem_ready{"subsystem": "broker"}'] == 1
@@ -92,7 +96,7 @@ async def test_the_metrics_of_both_show_certificate_broker_sessions_and_calls(de
 
 
 async def test_every_metric_of_an_alert_rule_is_there(demo: Demo) -> None:
-    pages = await metrics_of(demo.base_url) + await metrics_of(demo.facts["loopback_url"])
+    pages = await metrics_of(demo, "relay") + await metrics_of(demo, "kubelet")
     there = {family.name for family in text_string_to_metric_families(pages)}
     there |= {f"{name}_{suffix}" for name in there for suffix in ("total", "bucket", "count", "sum")}
     named = set(NAME.findall(RULES.read_text("ascii")))

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 PROGRAMS = snippets((Path(__file__).parents[2] / "docs/caller-tools.md").read_text("utf-8"))
 CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
+AUDIT = "/var/lib/edge-relay/audit.jsonl"
 PACKAGE = "acme-relay-board"
 OPENED = "import os; os.open({place!r}, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)"
 DEVICES_HANDLER = handler_doing("""
@@ -124,6 +125,26 @@ class Edge:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, out + err
         return json.loads(out)
+
+    def follow(self, tool: str) -> Any:
+        """Begin to follow what a tool samples, by ``FOLLOWER``."""
+        told = ("http://127.0.0.1:8700/mcp", tool.format(node=self.node))
+        return self.root.begin("env", f"EDGE_TOKEN={self._token}", "python3", "-P", "-c", FOLLOWER, *told)
+
+    def refusal(self, tool: str, **arguments: Any) -> str:
+        """Return what an agent reads whose call is refused."""
+        process = self.begin(tool, **arguments)
+        err: str = process.communicate(timeout=60)[1]
+        assert process.returncode, "the call was made"
+        return err
+
+    @contextmanager
+    def token_for(self, *kinds: str) -> Iterator[None]:
+        """Call with a token that names ``kinds``."""
+        before, options = self._token, [f"--kinds={kind}" for kind in kinds]
+        self._token = self.root.run("relay", "token", "issue", "--sub", "ant", *options).strip()
+        yield
+        self._token = before
 
     def pid(self, unit: str) -> int:
         """Return the id that the process of the unit, which runs, has in the root."""
@@ -231,6 +252,256 @@ def test_a_kind_that_was_installed_opens_a_device_of_the_class_that_was_allowed_
     root.until(KUBELET, "StatusText", "relay: announced")
 
 
+LINUX = ("health", "units", "sensors", "network", "packages")
+PRIVATE = ("journal", "processes", "files")
+KINDS = tuple(f"linux.{each}" for each in (*LINUX, *PRIVATE))
+DROP_INS = "/etc/systemd/system/edge-kubelet.service.d"
+FILES = '["linux.files"]\ndirectories = ["/srv/logs", "!/srv/logs/private*"]\n'
+"""What the board's owner lets be read in the story of all kinds."""
+CEILING = """
+["linux.health"]
+units = ["!crashes*"]
+["linux.sensors"]
+sensors = ["!cpu-*"]
+["linux.units"]
+units = ["!crashes*"]
+["linux.journal"]
+units = ["edge-kubelet*"]
+"""
+BROKEN = {
+    "crashes": (
+        "[Service]\nType=oneshot\n"
+        "ExecStart=/bin/sh -c 'echo cannot open the card, password=hunter2; exit 3'\n"
+    ),
+    "loops": (
+        "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/false\nRestart=always\nRestartSec=1s\n"
+    ),
+    "hungry": (
+        "[Service]\nType=oneshot\nMemoryMax=16M\nMemorySwapMax=0\n"
+        "ExecStart=/bin/sh -c 'echo sorting the archive; exec dd if=/dev/zero of=/dev/null bs=64M count=1'\n"
+    ),
+}
+NO_CLOCK = (
+    "[Service]\nSystemCallFilter=~adjtimex clock_adjtime clock_adjtime64\nSystemCallErrorNumber=EPERM\n"
+)
+"""Refuses what systemd asks the kernel by: then the clock is not synchronised, whatever it really is."""
+OF_THE_KERNEL = "dmesg | grep 'Killed process' | tail --lines=1 | systemd-cat --identifier=kernel"
+"""What journald does with it where it sees /dev/kmsg, which this root has not."""
+ZONES = ("board-thermal", "cpu-thermal")
+"""What the kernel measures in the story of all kinds, on whatever machine."""
+FOLLOWER = """
+import asyncio, json, os, sys
+import httpx2
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+async def follow(url, tool):
+    seen = asyncio.Event()
+
+    async def shown(_number, _total, message):
+        sample = json.loads(message)
+        print(sample["withheld"], *sorted(each["chip"] for each in sample["temperatures"]), flush=True)
+        if sample["withheld"]:
+            seen.set()
+
+    headers = {"Authorization": "Bearer " + os.environ["EDGE_TOKEN"]}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60, trust_env=False) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        call = asyncio.create_task(client.call_tool(tool, {"interval_ms": 1000}, progress_callback=shown))
+        await seen.wait()
+        call.cancel()
+
+asyncio.run(follow(*sys.argv[1:]))
+"""
+"""Follows a tool until a sample leaves something out; prints a line for each."""
+WRONG = {
+    ("unit_failed", "crashes.service"): "cannot open the card, password=[redacted]",
+    ("unit_failed", "hungry.service"): "sorting the archive",
+    ("unit_restarting", "loops.service"): "loops.service: Failed with result 'exit-code'.",
+    ("process_killed_for_memory", None): "(dd)",
+    ("clock_not_synchronised", None): "Network Time Synchronization",
+    ("disk_nearly_full", "/srv/full"): None,
+}
+"""The findings, and what is in the log that is asked for next."""
+
+
+def make_a_board_of_which_much_is_wrong(root: SystemdRoot) -> None:
+    for name, text in BROKEN.items():
+        root.write(f"/etc/systemd/system/{name}.service", text)
+    root.write("/etc/systemd/system/systemd-timedated.service.d/clock.conf", NO_CLOCK)
+    root.run("systemctl", "daemon-reload")
+    root.run("systemctl", "start", "--no-block", *(f"{name}.service" for name in BROKEN))
+    root.run("systemctl", "start", "systemd-timesyncd.service")  # which a container does without, and logs so
+    root.run("sh", "-c", "mkdir /srv/full && mount -t tmpfs -o size=64k full /srv/full")
+    root.run("sh", "-c", "head -c 64K /dev/zero > /srv/full/zeros")
+    root.run("sh", "-c", "mkdir -p /srv/logs/private && echo started > /srv/logs/app.log")
+    root.run("mount", "-t", "tmpfs", "zones", "/sys/class/thermal")
+    for number, name in enumerate(ZONES):
+        root.write(f"/sys/class/thermal/thermal_zone{number}/type", f"{name}\n")
+        root.write(f"/sys/class/thermal/thermal_zone{number}/temp", "47200\n")
+
+
+@pytest.mark.timeout(1200)  # it waits for restarts of both services, and of a unit in a loop
+def test_what_is_wrong_with_a_board_is_one_call_and_the_finding_names_the_next(edge: Edge) -> None:
+    root = edge.root
+    make_a_board_of_which_much_is_wrong(root)
+    shown = root.run("kubelet", "kinds", "enable", "linux.journal", "--dry-run").splitlines()
+    assert shown[1:4] == [
+        f"write {DROP_INS}/kind-linux.journal.conf",
+        "    [Service]",
+        "    SupplementaryGroups=systemd-journal",
+    ]
+    root.run("kubelet", "kinds", "enable", *KINDS)
+    root.write("/etc/edge-kubelet/relay.toml", f"{CONFIG}kinds = {json.dumps(KINDS)}\n")
+    root.write("/etc/edge-kubelet/kubelet.toml", FILES)
+    root.run("systemctl", "restart", RELAY, KUBELET)
+    wait_until(lambda: not {*KINDS} - announced(root), BOUND_S)
+    assert doctor_of_kinds(root) == ("ok", "10 kinds", "")
+    wait_until(lambda: int(root.show("loops.service", "NRestarts")) >= 3, BOUND_S)
+    root.until("hungry.service", "ActiveState", "failed")
+    root.run("sh", "-c", OF_THE_KERNEL)
+    found = all_that_is_wrong(edge)
+    failed = found["unit_failed", "crashes.service"]
+    assert (failed["severity"], failed["evidence"]) == ("error", {"result": "exit-code"})
+    ask = {"kind": "linux.units", "verb": "get", "unit": "crashes.service"}
+    assert failed["ask"] == {**ask, "tool": f"units.{edge.node}.units.get"}
+    unit = edge.call(failed["ask"]["tool"], unit=failed["ask"]["unit"])
+    assert (unit["state"], unit["exit_status"]) == ("failed", 3)
+    assert "log" not in unit  # its token does not name linux.journal
+    killed = found["process_killed_for_memory", None]
+    assert "ask" not in killed or killed["ask"] is None
+    for name in LINUX:
+        assert edge.call(f"{name}.{{node}}.{name}.snapshot")["node_id"] == edge.node
+    journal = ("journal.{node}.journal.get", {"unit": "crashes.service", "search": "the card"})
+    assert "lists no tool" in edge.refusal(journal[0], **journal[1])
+    with edge.token_for("system.*", "linux.*", *(f"linux.{each}" for each in PRIVATE)):
+        [line] = edge.call(journal[0], **journal[1])["lines"]
+        assert line["text"] == "cannot open the card, password=[redacted]"
+        the_log_of_each_finding_is_what_it_asks_for(edge)
+        seen = edge.call("procs.{node}.processes.snapshot", by="memory")["processes"]
+        assert {"relay", "systemd"} <= {each["name"] for each in seen}
+        read = edge.call("files.{node}.files.get", path="/srv/logs/app.log")
+        assert [each["text"] for each in read["lines"]] == ["started"]
+        the_owner_limits_what_may_be_asked_for(edge)
+    doctor_sees_what_the_sandbox_lets_the_daemon_see(edge)
+    root.run("umount", "--lazy", "/srv/full", "/sys/class/thermal")
+    root.run("systemctl", "stop", "loops.service")
+    root.run("systemctl", "reset-failed")
+    root.write("/etc/edge-kubelet/relay.toml", CONFIG)
+    root.write("/etc/edge-kubelet/kubelet.toml", "")
+    root.run("kubelet", "kinds", "disable", *KINDS)
+    assert root.run("ls", DROP_INS).split() == ["sooner.conf"]
+    root.run("systemctl", "restart", RELAY, KUBELET)
+    root.until(KUBELET, "StatusText", "relay: announced")
+
+
+def all_that_is_wrong(edge: Edge) -> dict[tuple[str, str | None], Any]:
+    """Return the findings of one call, once it has all of ``WRONG``."""
+    found: dict[tuple[str, str | None], Any] = {}
+
+    def has_all() -> bool:
+        answer = edge.call("health.{node}.health.snapshot")
+        found.clear()
+        found.update({(each["code"], each["subject"]): each for each in answer["findings"]})
+        return found.keys() >= WRONG.keys()
+
+    wait_until(has_all, BOUND_S)
+    return found
+
+
+def the_log_of_each_finding_is_what_it_asks_for(edge: Edge) -> None:
+    """See the evidence of each finding, and its log with a token that names the journal."""
+    found = all_that_is_wrong(edge)
+    evidence = {key: found[key]["evidence"] for key in WRONG}
+    # Of the kernel's two kinds of groups, systemd knows of one that a process was killed for its limit.
+    assert evidence["unit_failed", "hungry.service"]["result"] in {"oom-kill", "signal"}
+    assert evidence["unit_restarting", "loops.service"]["value"] >= 3
+    assert evidence["process_killed_for_memory", None]["value"] >= 1
+    assert evidence["clock_not_synchronised", None] == {"result": "inactive"}
+    assert evidence["disk_nearly_full", "/srv/full"]["value"] == 100
+    for key, text in WRONG.items():
+        ask = found[key]["ask"]
+        answer = edge.call(ask["tool"], **{name: ask[name] for name in ("unit", "search") if name in ask})
+        if text is not None:
+            lines = answer["log"] if "log" in answer else answer["lines"]
+            assert any(text in each["text"] for each in lines), (key, lines)
+
+
+def announced(root: SystemdRoot) -> set[str]:
+    """Return the kinds that the daemon announces, and that see from within the sandbox what they show."""
+    process = root.begin("kubelet", "status", "--json")
+    status = json.loads(process.communicate(timeout=BOUND_S)[0] or "{}")
+    kinds = status.get("kinds", {}) if status.get("ready") else {}
+    return {name for name, said in kinds.items() if said["announced"] and said["lacks"] is None}
+
+
+def doctor_of_kinds(root: SystemdRoot) -> tuple[str, str, str]:
+    """Return how bad it is what doctor has found of the kinds, what that is, and what to do."""
+    printed = root.begin("kubelet", "doctor", "--json").communicate(timeout=BOUND_S)[0]
+    [row] = (row for row in map(json.loads, printed.splitlines()) if row["check"] == "kinds")
+    return row["severity"], row["found"], row["fix"]
+
+
+def doctor_sees_what_the_sandbox_lets_the_daemon_see(edge: Edge) -> None:
+    """Take from the unit what a kind needs, and see that doctor, which root runs, says so."""
+    root, drop_in = edge.root, f"{DROP_INS}/zz-fewer.conf"
+    root.write(drop_in, "[Service]\nSupplementaryGroups=\n")
+    root.run("systemctl", "daemon-reload")
+    root.run("systemctl", "restart", KUBELET)
+    lacks = "10 kinds; linux.journal: no journal can be read: that takes the group systemd-journal"
+    expected = ("warning", lacks, "sudo kubelet kinds enable linux.journal")
+    wait_until(lambda: doctor_of_kinds(root) == expected, 2 * BOUND_S)
+    root.run("rm", drop_in)
+    root.run("systemctl", "daemon-reload")
+
+
+def the_owner_limits_what_may_be_asked_for(edge: Edge) -> None:
+    """See that a table of the board's owner holds at once, for a token that names every kind."""
+    root, cursor = edge.root, edge.call("journal.{node}.journal.get", lines=1)["next"]
+    following = edge.follow("sensors.{node}.sensors.subscribe")
+    assert following.stdout.readline().split() == ["0", *ZONES]
+    root.write("/etc/edge-kubelet/kubelet.toml", FILES + CEILING)
+    root.run("systemctl", "reload", KUBELET)
+    wait_until(lambda: '"setting": "linux.journal"' in root.log(KUBELET), BOUND_S)
+    # The stream goes on, and leaves out what is denied; FOLLOWER ends with the first such sample.
+    out, err = following.communicate(timeout=BOUND_S)
+    *before, last = out.splitlines()
+    assert {each.removeprefix("0 ") for each in before} <= {" ".join(ZONES)}, err
+    assert last.split() == ["1", "board-thermal"]
+    denied = "The board's owner does not allow this; no token changes that."
+    for tool, arguments in (
+        ("units.{node}.units.get", {"unit": "crashes.service"}),
+        ("units.{node}.units.get", {"unit": "crashes-none.service"}),
+        ("journal.{node}.journal.get", {"unit": "crashes.service"}),
+        ("journal.{node}.journal.get", {"unit": "none.service"}),
+        ("files.{node}.files.get", {"path": "/srv/logs/private/none"}),
+        ("files.{node}.files.get", {"path": "/etc/passwd"}),
+    ):
+        assert denied in edge.refusal(tool, **arguments), (tool, arguments)
+    listed = edge.call("units.{node}.units.snapshot", pattern="crashes*")
+    assert (listed["total"], listed["withheld"]) == (0, 1)
+    for search in ({"search": "the card"}, {"search": "nothing at all"}, {"cursor": cursor, "lines": 500}):
+        found = edge.call("journal.{node}.journal.get", **search)
+        assert {each["unit"] for each in found["lines"]} <= {"edge-kubelet.service"}
+        assert found["withheld"] > 1
+    health = edge.call("health.{node}.health.snapshot")
+    assert health["withheld"] == 1
+    assert "crashes.service" not in {each["subject"] for each in health["findings"]}
+    outcomes = root.run("grep", "-c", '"outcome":"denied_by_owner","code":"E_SAFETY_DENIED"', AUDIT)
+    assert int(outcomes) == 6
+    log = root.log(KUBELET)
+    assert log.count("outside the ceiling") == 6
+    assert "crashes-none" not in log
+    assert "not crashes*" in root.run("kubelet", "kinds", "show", "linux.units")
+    root.write("/etc/edge-kubelet/kubelet.toml", FILES + '["linux.journal"]\nunits = 1\n')
+    root.run("systemctl", "reload", KUBELET)
+    wait_until(lambda: "settings not reloaded" in root.log(KUBELET), BOUND_S)
+    assert denied in edge.refusal("units.{node}.units.get", unit="crashes.service")
+    root.write("/etc/edge-kubelet/kubelet.toml", FILES)
+
+
 def test_what_root_makes_is_the_services_own_and_what_root_names_is_roots(edge: Edge) -> None:
     root, state = edge.root, "/var/lib/edge-relay"
     files = [f"{state}/{name}" for name in ("ca", "ca/root.key", "token.key", "issued_tokens.jsonl")]
@@ -268,7 +539,7 @@ def test_a_member_of_the_services_group_sees_what_is_no_secret(edge: Edge) -> No
     skipped = {"relay": "", "kubelet": "skipped  broker       not checked: /var/lib/edge-kubelet/node.key"}
     for program, line in skipped.items():
         # A daemon that was just started again has announced what the relay may not have received yet.
-        wait_until(partial(succeeds, root, *as_mel, program, "doctor"), BOUND_S)
+        wait_until(partial(succeeds, root, *as_mel, program, "doctor", "--strict"), BOUND_S)
         checks = root.run(*as_mel, program, "doctor").splitlines()
         assert {each.split()[0] for each in checks} == {"ok", *line.split()[:1]}, checks
         assert any(each.startswith(line) for each in checks)
@@ -441,3 +712,30 @@ def test_what_was_installed_is_removed_and_a_purge_leaves_nothing(tmp_path: Path
         assert root.run("find", *places, "-name", "edge-*", "-not", "-name", "edge-test*") == ""
         users = root.run("getent", "passwd").splitlines()
         assert not [user for user in users if user.startswith("edge-")]
+
+
+def test_what_a_local_user_had_put_there_before_the_installation_is_not_used(tmp_path: Path) -> None:
+    with started(tmp_path) as root:
+        root.run("useradd", "--create-home", "eve")
+        for place in ("/etc/edge-kubelet", "/var/lib/edge-relay", "/var/lib/edge-relay/marks"):
+            root.run("install", "--directory", "--mode=0777", "--owner=eve", place)
+        root.write("/etc/edge-theirs", "theirs\n")
+        root.run("ln", "-s", "/etc/edge-theirs", "/etc/edge-kubelet/relay.toml.new")
+        said = refused(root, "relay", "service", "install")
+        assert "/etc/edge-kubelet belongs to user" in said
+        assert "give it to user 0" in said
+        root.run("chown", "root:", "/etc/edge-kubelet")
+        assert "chmod go-w /etc/edge-kubelet" in refused(root, "relay", "service", "install")
+        root.run("chmod", "0755", "/etc/edge-kubelet")
+        root.run("relay", "service", "install")
+        root.run("ln", "-sfn", "/srv", "/home/eve/hub")
+        root.run("chown", "--no-dereference", "eve:", "/home/eve/hub")
+        assert "Permission denied" in refused(root, "relay", "ca", "init", "--state-dir", "/home/eve/hub/new")
+        root.run("relay", "ca", "init")
+        assert not succeeds(root, "systemctl", "start", RELAY)
+        assert "/var/lib/edge-relay/marks belongs to user" in root.log(RELAY)
+        root.run("rm", "-r", "/var/lib/edge-relay/marks")
+        root.run("systemctl", "restart", RELAY)
+        root.until(RELAY, "StatusText", "ready")
+        assert root.run("cat", "/etc/edge-theirs") == "theirs\n"
+        assert "new" not in root.run("ls", "/srv").split()

@@ -48,6 +48,7 @@ async def until_another_broker(fleet: SmallFleet, pid: int) -> int:
     return fleet.broker_pid
 
 
+@pytest.mark.holds("RFC-0001/1/no-broker")
 async def test_a_relay_brings_its_broker_and_keeps_its_address_through_every_death(fleet: SmallFleet) -> None:
     await fleet.start_relay(*fleet.listening)
     told = await fleet.enrol("kitchen")
@@ -212,6 +213,7 @@ async def test_a_broker_whose_store_is_full_leaves_the_sessions_and_that_is_said
         await asyncio.to_thread(vendor.stop)
 
 
+@pytest.mark.holds("RFC-0001/1/mqtt-only", "RFC-0001/1/no-broker")
 async def test_without_a_broker_the_sessions_carry_everything_and_that_is_said(fleet: SmallFleet) -> None:
     await fleet.start_relay("--no-broker")
     await until(lambda: fleet.log("relay started"))

@@ -8,6 +8,7 @@ environment is not to be changed: install it for the daemon alone, and call it.
 import asyncio
 import base64
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from relay.cli.demo.local_system import kubelet_command, list_tools, relay_comma
 from schemas.projection import META_IDEMPOTENCY_KEY
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo, error_of, local_system, running_demo
+from tests.fakes.guide import png
 from tests.fakes.kind_package import (
     INPUT_REF,
     KIND,
@@ -30,7 +32,6 @@ from tests.fakes.kind_package import (
     imported,
     wheel,
 )
-from tests.fakes.pictures import png
 from tests.fakes.polling import until
 
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
@@ -100,6 +101,13 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         yield running
 
 
+def between_marks(text: str) -> str:
+    """Return what stands between the marks of a result with sentences of third parties."""
+    found = re.fullmatch(r"[^\n]+\n<<<([0-9a-f]{16})\n(.+)\n>>>\1", text, re.DOTALL)
+    assert found is not None, text
+    return found[2]
+
+
 @ERAS
 @pytest.mark.parametrize("view", ["", "?view=kinds"])
 async def test_an_agent_reads_all_that_a_result_can_have(seeing: Demo, era: str, view: str) -> None:
@@ -117,7 +125,7 @@ async def test_an_agent_reads_all_that_a_result_can_have(seeing: Demo, era: str,
         "log": [{"text": r"T\xfcr \x20offen"}, {"text": "x" * 32_768}],
     }
     text, picture = (block.model_dump(by_alias=True, exclude_none=True) for block in result.content)
-    assert json.loads(text["text"]) == result.structured_content
+    assert json.loads(between_marks(text["text"])) == result.structured_content
     assert picture == {"type": "image", "mimeType": "image/png", "data": PICTURE}
     error = error_of(failed)
     assert error["message"] == f"covered: {FAULT['message']}"
@@ -133,8 +141,10 @@ async def test_what_is_told_again_under_a_key_has_the_image_and_the_fix_too(seei
     async with seeing.client() as client:
         seen = [await client.call_tool(tool, {"on": True}, meta=key("a")) for _ in "12"]
         failed = [await client.call_tool(tool, {"on": False}, meta=key("b")) for _ in "12"]
-    assert seen[0].content == seen[1].content
-    assert len(seen[1].content) == 2
+    [first, again] = [[block.model_dump() for block in each.content] for each in seen]
+    assert between_marks(first.pop(0)["text"]) == between_marks(again.pop(0)["text"])
+    assert first == again
+    assert len(again) == 1
     assert [error_of(each)["suggested_fix"] for each in failed] == [FAULT["suggested_fix"]] * 2
 
 

@@ -20,10 +20,18 @@ import pytest
 from mcp.client.client import Client
 
 from relay.broker.nats_server import find_nats_server
-from relay.cli.demo.local_system import LocalSystem, fleet_command, start_system, until_listed
-from relay.cli.demo.more_relays import SERVER, FurtherRelay, start_cluster_server, start_more_relays
+from relay.cli.demo.local_system import (
+    SERVER,
+    LocalSystem,
+    fleet_command,
+    start_cluster_server,
+    start_more_relays,
+    start_system,
+    until_listed,
+)
 from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
+from relay.settings.environment import now_ms
 from schemas.process.status_socket import read_status
 from tests.fakes.demo import error_of, plan_below
 from tests.fakes.polling import until
@@ -40,11 +48,11 @@ class Story:
 
     processes: Processes
     first: LocalSystem
-    more: Sequence[FurtherRelay]
+    more: Sequence[LocalSystem]
 
     @property
     def systems(self) -> list[LocalSystem]:
-        return [self.first, *(relay.system(self.processes) for relay in self.more)]
+        return [self.first, *self.more]
 
     @property
     def nodes(self) -> list[str]:
@@ -133,7 +141,7 @@ async def test_three_relays_are_one_fleet_also_when_one_of_them_is_killed(story:
                 for node_id, ended in ((second, to_second), (third, to_third))
             ]
             await until(lambda: len(to_third) >= 3)
-            await story.processes.kill(story.more[1].name)
+            await story.processes.kill(story.more[1].relay)
             await until(lambda: "E_NODE_OFFLINE" in {code for code, _ in to_third})
             for task in loads:
                 task.cancel()
@@ -144,7 +152,7 @@ async def test_three_relays_are_one_fleet_also_when_one_of_them_is_killed(story:
         assert status["subsystems"]["cluster"]["ready"]
 
         # Its node connects to the second relay, and is called through the first again.
-        await story.processes.stop(story.more[1].nodes)
+        await story.processes.stop(story.more[1].fleet)
         moved = replace(story.more[1].plan, relay_port=story.more[0].plan.relay_port)
         await story.processes.start("moved", fleet_command(moved))
         await until_called(agent, third)
@@ -159,7 +167,7 @@ async def test_three_relays_are_one_fleet_also_when_one_of_them_is_killed(story:
             await asyncio.to_thread(find_nats_server),
             story.first.plan.directory / "cluster.conf",
         )
-        ca = CertificateAuthority(story.first.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+        ca = CertificateAuthority(story.first.plan.state.ca, now_ms, os.urandom)
         (kid,) = await asyncio.to_thread(ca.revoke, second)
         assert await called(clients[1], second) == "ok"
         await story.processes.start(SERVER, [str(program), "-c", str(config)])

@@ -19,8 +19,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.cli.demo.local_system import Plan, start_broker, until_listed
-from relay.cli.demo.more_relays import start_cluster_server
+from relay.cli.demo.local_system import Plan, start_broker, start_cluster_server, until_listed
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.addresses import mcp_url

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ SHOWN = {
     "kubelet doctor": "",
     "kubelet init": "",
     "kubelet kind list": "",
+    "kubelet kinds show": "linux.journal",
     "kubelet service status": "",
     "kubelet status": "",
     "kubelet verify": "{manifest}",
@@ -40,6 +42,8 @@ SHOWN = {
     "relay join-token list": "",
     "relay node list": "",
     "relay node show": "{node}",
+    "relay people list": "",
+    "relay people show": "ada",
     "relay service status": "",
     "relay state show": "leaf",
     "relay kind list": "",
@@ -56,16 +60,25 @@ CHANGING = {
     "kubelet kind install",
     "kubelet kind new",
     "kubelet kind uninstall",
+    "kubelet kinds disable",
+    "kubelet kinds enable",
     "kubelet retire",
     "kubelet service install",
     "kubelet service uninstall",
     "relay ca backup",
     "relay ca init",
     "relay ca issue",
+    "relay ca issue-reader",
     "relay ca issue-server",
     "relay ca restore",
     "relay ca revoke",
     "relay ca rotate-root",
+    "relay cluster add",
+    "relay cluster init",
+    "relay cluster remove",
+    "relay cluster renew",
+    "relay cluster seal",
+    "relay cluster streams",
     "relay connect",
     "relay join-token create",
     "relay join-token revoke",
@@ -75,6 +88,9 @@ CHANGING = {
     "relay node forget",
     "relay node label",
     "relay node tag",
+    "relay people invite",
+    "relay people reset",
+    "relay people revoke",
     "relay service install",
     "relay service uninstall",
     "relay token issue",
@@ -107,6 +123,13 @@ def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         timeout=60,
     )
     manifest.write_bytes(signed.stdout)
+    invite = ("people", "invite", "ada", "--public-url", "https://hub.example")
+    subprocess.run(
+        [sys.executable, "-P", "-m", "relay", *invite, "--state-dir", demo.state("relay")],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     return {
         "state": str(demo.directory),
         "node": demo.real_node,
@@ -118,8 +141,14 @@ def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
 
 @pytest.mark.parametrize("command", sorted(SHOWN))
 def test_what_a_command_shows_is_in_words(
-    command: str, given: dict[str, str], commands: CommandLines
+    command: str,
+    given: dict[str, str],
+    commands: CommandLines,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # The pins of tools are its user's, and another demo may have had the same port.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     program, name = command.split(" ", 1)
     words = shlex.split(SHOWN[command].format(**given))
     place = [] if name in ANYWHERE else ["--state-dir", f"{given['state']}/{program}"]

@@ -43,7 +43,11 @@ def in_a_terminal(command: list[str], state: Path) -> Iterator[tuple[subprocess.
     """Hold the program, which serves, and its terminal."""
     terminal, inner = os.openpty()
     process = subprocess.Popen(
-        ["/usr/bin/setsid", "--ctty", *command], stdin=inner, stdout=inner, stderr=inner
+        ["/usr/bin/setsid", "--ctty", *command],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        cwd=state,  # nohup writes a file there
     )
     os.close(inner)
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from relay.audit.log import AuditLog
 from tests.fakes.clock import FakeClock
@@ -26,12 +27,14 @@ class WrittenAudit:
             self._log.write(number=self._written)
         return self._log.head
 
+    def write_facts(self, **facts: Any) -> None:
+        self._log.write(**facts)
+
     def rotate(self) -> None:
         """Let the next line begin a new file."""
         self.clock.advance(_LOOK_MS)
 
     def close(self) -> None:
-        """Give back what it holds."""
         self._log.close()
 
     @property

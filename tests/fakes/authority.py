@@ -14,7 +14,8 @@ from relay.state.names import NameLedger
 from schemas.certificates import make_csr, verify_leaf
 from schemas.identity import Identity
 from tests.fakes.enrolling import KEY, enrolments_of, environment_of
-from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
 from tests.fakes.signer import DAY_MS, NODE_ID, TENANT
 
 CSR = make_csr(KEY, NODE_ID)

@@ -15,7 +15,7 @@ from schemas.process.logs import make_logger
 from schemas.tls import client_context
 from tests.fakes.lines import LogLines
 
-BOUND_S = 20
+BOUND_S = 30
 OLD, NEW = "2025-11-25", "2026-07-28"
 ME = {"name": "test", "version": "1"}
 META = {
@@ -76,24 +76,19 @@ class LineClient:
             await http.close()
 
     async def until_ended(self) -> None:
-        """Wait until the bridge has ended."""
         assert self.ended is not None
         await asyncio.wait_for(asyncio.shield(self.ended), BOUND_S)
 
     def end(self) -> None:
-        """End the input."""
         self._input.put_nowait(None)
 
     def write(self, raw: bytes) -> None:
-        """Write bytes unchanged."""
         self._input.put_nowait(raw)
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Write a message."""
         self.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
 
     def request(self, method: str, era: str = NEW, **params: Any) -> int:
-        """Write a request, and return its id."""
         self._number += 1
         self.say(
             {"id": self._number, "method": method, "params": params | ({"_meta": META} if era == NEW else {})}
@@ -101,7 +96,6 @@ class LineClient:
         return self._number
 
     async def next(self) -> dict[str, Any]:
-        """Return the next message that came."""
         line = await asyncio.wait_for(self._came.get(), BOUND_S)
         value: dict[str, Any] = json.loads(line)
         return value
@@ -113,7 +107,6 @@ class LineClient:
         return message
 
     async def ask(self, method: str, era: str = NEW, **params: Any) -> dict[str, Any]:
-        """Send a request, and return the message that answers it."""
         return await self.answer(self.request(method, era, **params))
 
     async def open(self, era: str) -> None:

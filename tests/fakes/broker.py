@@ -21,7 +21,7 @@ from tests.fakes.ports import unused_port
 
 KINDS = ("nats-server", "mosquitto")
 INSTALL = "apt-get install --no-install-recommends mosquitto"
-BOUND_S = 20
+BOUND_S = 30
 
 _POLL_S = 0.01
 SHIPPED = Path(__file__).parent.parent.parent / "docs" / "brokers"

@@ -7,8 +7,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from relay.auth.agent_tokens import Caller
-from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
+from relay.calls.executor import CallRequest
 from relay.calls.relay_tools import Emit
 from relay.http.websocket_protocol import FrameMeter
 from schemas.frames import Frame, OneWayType
@@ -18,7 +18,7 @@ from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import SimulatedNode
 
 SCOPE: Final = "sessions:message"
-BOUND_S: Final = 10
+BOUND_S: Final = 30
 TOOLS: Final[Sequence[Mapping[str, Any]]] = (
     {
         "name": "send_response",

@@ -18,7 +18,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID
 
-BOUND_S = 10
+BOUND_S = 30
 ANT, BEE = "gogol_20261122_020000_0000000a", "gogol_20261122_020000_0000000b"
 OWNER, OTHER_OWNER = "a" * 64, "b" * 64
 MEMORY: Mapping[str, Any] = {"name": "get_memory", "description": "Retrieve stored memories"}

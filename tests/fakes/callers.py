@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from relay.auth.agent_tokens import Caller, Principal
-from relay.calls.call_record import CallRequest
 from relay.calls.envelope import Call
+from relay.calls.executor import CallRequest
 from relay.state.tokens import key_id
 from schemas.keys import from_base64url
 from tests.fakes.signer import key_named
@@ -29,6 +29,8 @@ def principal_of(token: str) -> Principal:
         expires_s=claims["exp"],
         kid=header["kid"],
         key=_PUBLIC if header["kid"] == key_id(_PUBLIC) else b"",
+        kinds=tuple(claims["kinds"]) if "kinds" in claims else None,
+        nodes=tuple(claims["nodes"]) if "nodes" in claims else None,
     )
 
 

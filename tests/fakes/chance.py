@@ -2,7 +2,7 @@
 
 import random
 
-from kubelet.backoff import NodeBackoff
+from schemas.pacing import Backoff
 
 
 class FixedChance(random.Random):
@@ -16,6 +16,6 @@ class FixedChance(random.Random):
         return self._share
 
 
-def short_waits() -> NodeBackoff:
+def short_waits() -> Backoff:
     """Return a backoff whose every wait is as short as it can be."""
-    return NodeBackoff(FixedChance(0.0))
+    return Backoff(1.0, 30.0, lambda _: 0.0)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 
 class FakeClock:
@@ -11,7 +12,7 @@ class FakeClock:
         self.now_ms = now_ms
         self._set_by_ms = 0
 
-    def __call__(self) -> int:
+    def __call__(self) -> Any:  # it stands for clocks of every type
         return self.now_ms
 
     def advance(self, ms: int) -> int:

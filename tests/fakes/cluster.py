@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -9,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from relay.cluster.assembly import ClusterPart, assemble
+from relay.cluster.cluster import Cluster
 from relay.cluster.messages import command_subject
 from relay.cluster.presence import Effects
+from relay.fleet.node_record import Where
 from relay.observability.metrics import Metrics
+from relay.pki.authority import CertificateAuthority
 from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.port import (
     AnnounceHandler,
@@ -23,18 +26,30 @@ from relay.routing.port import (
     NodeRef,
     NoResponderError,
 )
-from relay.settings.config import ClusterConfig
+from relay.settings.config import ClusterConfig, StateFiles
 from relay.settings.environment import ticks_ms
-from relay.state.merging import SharedLedger
+from relay.state.join_tokens import JoinTokens
+from relay.state.kinds import CERTIFICATES, KINDS, files_of, shared_ledgers
+from relay.state.merging import Merging, SharedLedger, StateKind
+from relay.state.names import NameLedger
+from relay.state.seal import FleetSeal
+from relay.state.tokens import RevokedTokens, TokenKeys
+from schemas.certificates import make_csr
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
+from schemas.identity import first_certificate_in, kid_of
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
+from tests.fakes.clock import FakeClock
 from tests.fakes.cluster_server import FLEET
 from tests.fakes.environment import PUBLIC_URL, FakeEnvironment, config, fake_environment
-from tests.fakes.hub import counted
+from tests.fakes.hub import Hub, counted
+from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
+from tests.fakes.relay_keys import RelayCa
 from tests.fakes.routers import ScriptedRouter
+from tests.fakes.signer import NOW_MS, SimulatedCa, key_named
 
 TENANT = "acme"
 ROOTS = ["ab" * 32]
@@ -57,18 +72,15 @@ class HeldNodes:
     refusals: list[ToolError] = field(default_factory=list)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
-        """Tell ``handler`` of every node that connects or is lost."""
         self.handlers.append(handler)
 
     def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
-        """Give ``handler`` the frames of that type."""
         self.readers[frame_type] = handler
 
     def on_announce(self, _handler: AnnounceHandler) -> None:
         """Have no announces."""
 
     def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
-        """Send a frame to a node that is connected."""
         if self.refusals:
             raise self.refusals.pop(0)
         if node_id not in self.sessions:
@@ -76,7 +88,6 @@ class HeldNodes:
         self.sent.append((node_id, frame_type, payload))
 
     def receive(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
-        """Let ``node_id`` send a frame."""
         self.readers[frame_type](self.sessions[node_id], payload)
 
     def connect(self, node_id: str, session_id: str | None = None) -> None:
@@ -121,20 +132,20 @@ class Seen:
         (self.history_unknown.add if whether else self.history_unknown.discard)(node_id)
 
     def end_superseded(self, node_id: str, _relay: str) -> None:
-        """End the session of a node."""
         self.superseded.append(node_id)
         self.nodes.lose(node_id)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One relay of the fleet: ``local`` stands for its nodes."""
+    """One relay of the fleet: ``local`` stands for its nodes; ``recorded`` has the commands of others."""
 
-    part: ClusterPart
+    part: Cluster
     nodes: HeldNodes
     local: LocalRouter
     fake: FakeEnvironment
     seen: Seen
+    recorded: list[tuple[str, Command]]
 
     @classmethod
     @asynccontextmanager
@@ -148,8 +159,14 @@ class Member:
         authority: AnsweringAuthority | None = None,
         public_url: str = PUBLIC_URL,
         random_bytes: Callable[[int], bytes] = os.urandom,
+        ca: RelayCa | None = None,
+        *,
+        sealed: bool = False,
     ) -> AsyncIterator["Member"]:
-        """Hold a relay that is connected, or knows why it is not."""
+        """Hold a relay that is connected, or knows why it is not; with a certificate of ``ca``, if any."""
+        if ca is not None:
+            await asyncio.to_thread(ca.write, state.name, StateFiles(state).cluster_tls)
+        recorded = list[tuple[str, Command]]()
         wanted = replace(config(state), cluster=cluster, public_url=public_url)
         fake = fake_environment(wanted, registry)
         ulids = UlidSource(lambda: time.time_ns() // 1_000_000, os.urandom)
@@ -164,19 +181,23 @@ class Member:
         nodes, router = HeldNodes(ulids), local or ScriptedRouter()
         seen = Seen(nodes)
         effects = Effects(seen.end_superseded, seen.show, seen.moved.append, seen.note_history)
-        part = assemble(
+        part = Cluster(
             environment,
             cluster,
             local=router,
-            frames=nodes,
+            local_frames=nodes,
             effects=effects,
             tenant_of=lambda _node_id: TENANT,
             ledgers=ledgers,
             on_thread=asyncio.to_thread,
             authority=authority,
             roots=lambda: ROOTS,
+            trust=(ca or RelayCa()).trust,
+            record=lambda relay, command: recorded.append((relay, command)),
         )
-        member = cls(part, nodes, router, replace(fake, environment=environment), seen)
+        if sealed:
+            part.seal()
+        member = cls(part, nodes, router, replace(fake, environment=environment), seen, recorded)
         running = asyncio.create_task(part.run())
         try:
             await until(
@@ -221,7 +242,6 @@ class Member:
 
 
 def echo(node_id: str, deadline_ms: int = 5000, **members: Any) -> Command:
-    """Return a command to echo."""
     good = {
         "node_id": node_id,
         "tool": f"sysecho.{node_id}.echo.invoke",
@@ -230,3 +250,177 @@ def echo(node_id: str, deadline_ms: int = 5000, **members: Any) -> Command:
         "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XC",
     }
     return Command(**(good | members))  # type: ignore[arg-type]
+
+
+# --- The parts of a relay around one fleet, joined to other relays in this process by a real nats-server.
+
+
+class JoinedHub(Hub):
+    """A hub in a fleet of several, to which ``part`` joins it. ``superseded`` has the nodes that it ended."""
+
+    part: Cluster
+
+    def __init__(
+        self, cluster: ClusterConfig, directory: Path, registry: SchemaRegistry, ca: SimulatedCa
+    ) -> None:
+        self._joins = cluster
+        self.superseded: list[str] = []
+        super().__init__(directory, registry, ca=ca)
+
+    def reach_nodes(self) -> None:
+        wanted = replace(self.environment.config, cluster=self._joins)
+        environment = replace(
+            self.environment,
+            config=wanted,
+            ulids=UlidSource(lambda: time.time_ns() // 1_000_000, os.urandom),
+            monotonic=time.monotonic,
+            ticks_ms=ticks_ms,
+        )
+
+        def show(node_id: str, elsewhere: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+            return self.fleet.connection_changed(node_id, Where.ELSEWHERE if elsewhere else Where.NOWHERE)
+
+        self.part = Cluster(
+            environment,
+            self._joins,
+            local=ScriptedRouter(),
+            local_frames=self.one_way,
+            effects=Effects(
+                lambda node, _relay: self.superseded.append(node),
+                show,
+                lambda _node: None,
+                lambda _node, _whether: None,
+                self.fleet.found,
+            ),
+            tenant_of=self.fleet.tenant_of,
+            ledgers=(),
+            on_thread=asyncio.to_thread,
+            authority=None,
+            roots=lambda: ROOTS,
+            trust=RelayCa().trust,
+            record=lambda _relay, _command: None,
+        )
+        self.frames, self.peers, self.cluster = self.part.frames, self.part.peers, self.part
+        self.one_way.on_frame(OneWayType.FINDINGS, self._found)
+
+    @classmethod
+    @asynccontextmanager
+    async def joined(
+        cls, cluster: ClusterConfig, directory: Path, registry: SchemaRegistry, ca: SimulatedCa
+    ) -> AsyncIterator["JoinedHub"]:
+        await asyncio.to_thread(directory.mkdir)
+        hub = cls(cluster, directory, registry, ca)
+        running = asyncio.create_task(hub.part.run())
+        try:
+            await until(lambda: hub.part.connection.is_connected or running.done())
+            yield hub
+            assert not running.done(), running.exception()
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await hub.part.close()
+            hub.close()
+
+
+# --- The state directory of one relay of a fleet, as far as its ledgers are shared: real files, and a CA.
+
+
+@dataclass
+class Machine:
+    """One relay's state directory with a CA of its own, which knows no node of the others.
+
+    Attributes:
+        keys, join_tokens: as the relay reads them.
+        lines: what it has logged of them.
+    """
+
+    directory: Path
+    ca: CertificateAuthority
+    tokens: RevokedTokens
+    names: NameLedger
+    keys: TokenKeys
+    join_tokens: JoinTokens
+    seal: FleetSeal
+    clock: FakeClock
+    issues: bool
+    lines: LogLines = field(default_factory=LogLines)
+    refused: int = 0
+    kinds: Sequence[StateKind] = KINDS
+
+    @classmethod
+    def made(cls, directory: Path, *, issues: bool) -> "Machine":
+        """Return one that has decided nothing; ``issues``: the CA's key is there."""
+        CertificateAuthority(directory / "ca", FakeClock(NOW_MS), os.urandom).create()
+        return cls.at(directory, issues=issues)
+
+    @classmethod
+    def like(cls, other: "Machine", directory: Path) -> "Machine":
+        """Return one of the same CA without its key, which has decided nothing."""
+        shutil.copytree(other.directory / "ca", directory / "ca", ignore=shutil.ignore_patterns("*.key"))
+        return cls.at(directory, issues=False)
+
+    @classmethod
+    def restored(cls, other: "Machine", directory: Path) -> "Machine":
+        """Return one that a backup of ``other`` is restored to, as it is now."""
+        shutil.copytree(other.directory, directory)
+        return cls.at(directory, issues=other.issues)
+
+    @classmethod
+    def at(cls, directory: Path, *, issues: bool) -> "Machine":
+        """Return the one whose files are in ``directory``."""
+        clock = FakeClock(NOW_MS)
+        ca = CertificateAuthority(directory / "ca", clock, os.urandom)
+        tokens = RevokedTokens(directory / "revoked_tokens.jsonl")
+        names = NameLedger(directory / "node_names.jsonl", clock)
+        keys = TokenKeys(directory / "token_keys.jsonl", ca, clock)
+        join_tokens = JoinTokens(directory / "join_tokens.jsonl", clock, os.urandom)
+        seal = FleetSeal(directory / "cluster_seal.jsonl", ca)
+        return cls(directory, ca, tokens, names, keys, join_tokens, seal, clock, issues)
+
+    def issued(self, node_id: str) -> str:
+        """Return the kid of a node's certificate."""
+        return kid_of(first_certificate_in(self.ca.issue(make_csr(key_named(node_id), node_id), TENANT)))
+
+    @property
+    def ledgers(self) -> Sequence[SharedLedger]:
+        merging = Merging(
+            self.clock,
+            make_logger("relay", self.lines),
+            issues=self.issues,
+            is_endorsed={"token_key": self.keys.is_endorsed, "seal": self.seal.is_endorsed},
+            refused=self._count_refused,
+        )
+        ledgers = {file: file.ledger(self.directory) for file in files_of(self.kinds)}
+        return shared_ledgers(ledgers | {CERTIFICATES: self.ca.ledger}, merging, self.kinds)
+
+    def _count_refused(self, _kind: str) -> None:
+        self.refused += 1
+
+    @asynccontextmanager
+    async def joined(
+        self,
+        cluster: ClusterConfig,
+        registry: SchemaRegistry,
+        ca: RelayCa | None = None,
+        *,
+        sealed: bool = False,
+    ) -> AsyncIterator[Member]:
+        """Hold a relay of it that is connected."""
+        joining = Member.joined(cluster, self.directory, registry, ledgers=self.ledgers, ca=ca, sealed=sealed)
+        async with joining as member:
+            yield member
+
+    def revoke(self, node_id: str, member: Member) -> None:
+        """Revoke as a command does, and let the relay notice it."""
+        self.ca.revoke(node_id)
+        member.part.ledgers.changed("revocation")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The nodes that have a label."""
+        return {node_id: name.label for node_id, name in self.names.read().by_node.items() if name.label}
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        return self.ca.revoked_kids()

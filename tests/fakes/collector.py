@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-BOUND_S = 20
+BOUND_S = 30
 
 
 class Collector:
@@ -21,7 +21,6 @@ class Collector:
         self._spans: Queue[tuple[str, Any]] = Queue()
 
     def take(self, body: bytes) -> None:
-        """Decode one request."""
         self.raw.append(body)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             (service,) = [
@@ -38,8 +37,6 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Hold a collector."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

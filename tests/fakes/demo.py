@@ -17,14 +17,15 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
-from kubelet.daemon.composition import make_handlers
+from kubelet.handlers.factory import make_handlers
 from relay.cli.demo.local_system import LocalSystem, Plan, start_system
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.addresses import KINDS_PATH, mcp_url
 from schemas.process.logs import make_logger
+from schemas.registry import read_contract
 from tests.fakes.ports import unused_port
-from tests.fakes.shipped_kinds import ECHO, KINDS, METRICS
+from tests.fakes.shipped_kinds import ECHO, LINUX, METRICS
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
@@ -38,12 +39,14 @@ class Demo:
 
     Attributes:
         printed: the lines that it has printed: until it served, and to its end once it has ended.
+        kinds: those of this machine besides RFC-0001's.
     """
 
     ready_file: Path
     facts: dict[str, Any]
     pid: int
     printed: list[str]
+    kinds: tuple[str, ...] = LINUX
 
     @property
     def base_url(self) -> str:
@@ -69,6 +72,11 @@ class Demo:
         return self.directory / program
 
     @property
+    def metrics(self) -> Path:
+        """Where the relay serves its metrics."""
+        return self.state("relay") / "metrics.sock"
+
+    @property
     def real_node(self) -> str:
         """This machine's node id."""
         return next(str(node["node_id"]) for node in self.facts["nodes"] if node["real"])
@@ -81,13 +89,14 @@ class Demo:
     @property
     def tool_names(self) -> list[str]:
         """The canonical name of each tool, sorted: this machine's, and echo and metrics of each mock node."""
+        contract = read_contract(self.kinds)
         of_this_machine = [
             handler.capability
-            for handler in make_handlers(self.real_node, make_logger("kubelet", sys.stderr))
+            for handler in make_handlers(self.real_node, make_logger("kubelet", sys.stderr), contract)
         ]
         pairs = [(self.real_node, capability) for capability in of_this_machine]
         pairs += [(node, capability) for node in self.mock_nodes for capability in (ECHO, METRICS)]
-        kinds = {kind.name: kind.short for kind in KINDS}
+        kinds = {kind.name: kind.short for kind in contract.kinds}
         return sorted(
             f"{kinds[capability['kind']]}.{node}.{capability['cap_id']}.{verb}"
             for node, capability in pairs
@@ -95,7 +104,6 @@ class Demo:
         )
 
     def audit(self) -> list[dict[str, Any]]:
-        """Return the audit as it is now."""
         lines = Path(self.facts["audit"]).read_text("utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
@@ -162,7 +170,8 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
     printed = list[str]()
     try:
         _until_it_serves(process.stdout, printed)
-        yield Demo(ready, json.loads(ready.read_text("utf-8")), process.pid, printed)
+        kinds = () if "none" in arguments else LINUX
+        yield Demo(ready, json.loads(ready.read_text("utf-8")), process.pid, printed, kinds)
     finally:
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=STOP_TIMEOUT_S)

@@ -11,15 +11,16 @@ from nacl.signing import SigningKey
 from relay.http.routes import make_routes
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
-from relay.pki.enrolments import CountUse, EnrolmentInfo, Enrolments, NameNode, PkiEnvironment
+from relay.pki.enrolments import CountedUses, EnrolmentInfo, Enrolments, NameNode, PkiEnvironment
 from relay.state.join_tokens import JoinTokens
 from relay.state.names import NameLedger
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr
 from schemas.enrolment import NODE, JoinToken, proven
 from schemas.keys import base64url
-from schemas.node_ids import new_node_id
-from tests.fakes.hub import PUBLIC_URL, Hub
+from schemas.ulids import new_node_id
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, key_named
 
 HOUR_S = 3600
@@ -40,7 +41,7 @@ def enrolments_of(  # noqa: PLR0913, PLR0917 - what it is made of
     join_tokens: JoinTokens,
     name_node: NameNode,
     info: EnrolmentInfo,
-    fleet: CountUse | None = None,
+    fleet: CountedUses | None = None,
 ) -> Enrolments:
     """Return what decides who is enrolled with ``join_tokens``, whose uses ``fleet`` counts."""
     return Enrolments(
@@ -86,7 +87,6 @@ class Stage:
         )
 
     def make(self, **options: Any) -> Any:
-        """Return the application."""
         info = EnrolmentInfo(PUBLIC_URL, BROKER, own_root=True)
         enrolment = endpoint_of(self.hub, self.ca, self.join_tokens, self.names.name_new, info, **options)
         return make_routes(
@@ -124,10 +124,8 @@ class Stage:
 
 
 def new_node_ids(count: int) -> list[str]:
-    """Return ids that no node has."""
     return [new_node_id(NOW_MS, os.urandom) for _ in range(count)]
 
 
 def unproven(message: Message) -> Message:
-    """Return ``message`` without its proof."""
     return {name: value for name, value in message.items() if name != "proof"}

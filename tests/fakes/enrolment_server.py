@@ -4,7 +4,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from typing import Any
@@ -13,6 +13,7 @@ from relay.pki.issuing import issue_leaf
 from schemas.certificates import read_csr
 from schemas.enrolment import NODE, RELAY, JoinToken, is_proven, proven
 from schemas.identity import first_certificate_in
+from schemas.kinds import shipped_names
 from tests.fakes.raw_http_server import BOUND_S, Asked, RawServer, http_answer
 from tests.fakes.signer import TENANT, SimulatedCa
 
@@ -28,6 +29,7 @@ class EnrolmentServer:
         shown_roots: what ``GET`` answers.
         status: what is answered instead, if anything.
         headers: what goes with that.
+        kinds: those that it knows.
         lost: how many answers get lost on the way.
         genuine: the requests whose proof holds.
     """
@@ -39,6 +41,7 @@ class EnrolmentServer:
         self.tamper: Callable[[dict[str, Any]], Any] = dict
         self.shown_roots = ca.root_pem
         self.status: int | None = None
+        self.kinds: Sequence[str] = shipped_names()
         self.headers: dict[str, str] = {}
         self.lost = 0
         self.genuine: list[dict[str, Any]] = []
@@ -47,7 +50,6 @@ class EnrolmentServer:
 
     @asynccontextmanager
     async def open(self, tls: ssl.SSLContext | None = None) -> AsyncIterator["EnrolmentServer"]:
-        """Serve."""
         async with RawServer.running(self._respond, tls) as self.server:
             yield self
 
@@ -74,7 +76,6 @@ class EnrolmentServer:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return self.server.url
 
     @property
@@ -83,6 +84,10 @@ class EnrolmentServer:
         return [asked.method for asked in self.server.asked]
 
     async def _respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.head.startswith("GET /schemas/ "):
+            refs = [f"{kind}.snapshot.output@1.0.0" for kind in self.kinds]
+            writer.write(http_answer(200, json.dumps({"schemas": refs}).encode("ascii")))
+            return
         if asked.method == "GET":
             writer.write(http_answer(200, self.shown_roots.encode("ascii")))
             return

@@ -3,13 +3,13 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from relay.observability.metrics import Metrics
 from relay.settings.config import RelayConfig, StateFiles
 from relay.settings.environment import RelayClock, RelayEnvironment
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.kinds import KindRegistry
-from schemas.lines import LineWriter
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
@@ -17,6 +17,9 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NOW_MS
+
+if TYPE_CHECKING:
+    from schemas.lines import LineWriter
 
 PUBLIC_URL = "https://relay.example"
 LISTEN = HostPort("127.0.0.1", 8700)
@@ -38,18 +41,20 @@ def config(state: Path) -> RelayConfig:
     return RelayConfig(BROKER, PUBLIC_URL, LISTEN, StateFiles(state))
 
 
-def fake_environment(wanted: RelayConfig, registry: SchemaRegistry) -> FakeEnvironment:
+def fake_environment(
+    wanted: RelayConfig, registry: SchemaRegistry, kinds: KindRegistry | None = None
+) -> FakeEnvironment:
     """Return the environment of a relay with the configuration ``wanted``."""
     clock, seconds, lines = FakeClock(NOW_MS), Seconds(), LogLines()
     log = make_logger("relay", lines)
     environment = RelayEnvironment(
         config=wanted,
         registry=registry,
-        kinds=KindRegistry(),
+        kinds=kinds or KindRegistry(),
         ulids=UlidSource(clock, os.urandom),
         metrics=Metrics(),
         log=log,
-        lines=LineWriter(lines, lambda count: f"{count} lines lost\n"),
+        lines=cast("LineWriter", lines),  # without its thread, of which each environment would keep one
         now_ms=clock,
         clock=RelayClock(clock, clock.ticks_ms, log),
         ticks_ms=clock.ticks_ms,

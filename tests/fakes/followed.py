@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from relay.auth.agent_tokens import Caller, Principal
-from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
+from relay.calls.executor import CallRequest
 from relay.calls.relay_tools import Emit
+from relay.calls.results import CallAnswer
 from relay.routing.port import (
     AnnounceHandler,
     Command,
@@ -20,7 +21,7 @@ from relay.routing.port import (
     NodeRef,
 )
 from relay.streams.telemetry.hub import TelemetryHub
-from relay.streams.telemetry.reading import TelemetryResource
+from relay.streams.telemetry.resource import TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.projection import META_FOLLOW_S
@@ -184,4 +185,4 @@ class Reader:
         await self.reads.wait()
 
     async def next(self) -> Mapping[str, Any]:
-        return await asyncio.wait_for(self.received.get(), 10)
+        return await asyncio.wait_for(self.received.get(), 30)

@@ -6,15 +6,23 @@ attacker holds is here too: only with it does a token differ from a good one in 
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 from nacl.signing import SigningKey
 
 from schemas.addresses import mcp_url
+from schemas.identity import san_uri
+from schemas.trust import HighWaterMark, Known, ManifestReason, Outcome, TrustRules, Verdict
 from tests.fakes.hub import READ_ONLY, Hub
-from tests.fakes.signer import ABSENT, NOW_MS, TENANT, key_named
+from tests.fakes.signer import ABSENT, ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa, key_named
 
 RELAY_KEY: Final = key_named("the relay's token key")
 NOW_S: Final = NOW_MS // 1000
@@ -60,3 +68,89 @@ def agent_token(
 
 def _segment(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+# --- Leaves that an authority signed, or seems to have signed, although they are not as they ought to be.
+
+
+_SERIAL = 99
+
+
+def san(node_id: str = NODE_ID, tenant: str = TENANT) -> x509.GeneralName:
+    """Return the one name that a leaf of ``node_id`` has."""
+    return x509.UniformResourceIdentifier(san_uri(tenant, node_id))
+
+
+def invalid_leaf(  # noqa: PLR0913 - each is one fact to get wrong
+    ca: SimulatedCa,
+    *,
+    common_names: Sequence[str] = (NODE_ID,),
+    names: Sequence[x509.GeneralName] = (san(),),
+    public_key: bytes | None = None,
+    issuer: str | None = None,
+    signer: SigningKey | None = None,
+    more: Sequence[x509.ExtensionType] = (),
+) -> str:
+    """Return the leaf of ``NODE_ID`` in PEM with anything overridden, signed by ``ca`` or ``signer``."""
+    key = public_key or bytes(key_named(f"node {NODE_ID}").verify_key)
+    start = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(*common_names))
+        .issuer_name(_name(issuer or ca.name))
+        .public_key(Ed25519PublicKey.from_public_bytes(key))
+        .serial_number(_SERIAL)
+        .not_valid_before(start)
+        .not_valid_after(start + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    for extension in more:
+        builder = builder.add_extension(extension, critical=False)
+    private = Ed25519PrivateKey.from_private_bytes(bytes(signer or ca.key))
+    return builder.sign(private, None).public_bytes(Encoding.PEM).decode("ascii")
+
+
+def _name(*common_names: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in common_names])
+
+
+# --- A node's manifests, what is known of the node, and parts of verdicts on them.
+
+
+CA = SimulatedCa()
+NODE = CA.issue()
+OTHER = CA.issue(OTHER_NODE_ID)
+FIVE_MINUTES_MS = 300_000
+KNOWN = Known(identities={NODE.kid: NODE.identity()})
+
+
+def rejected(reason: ManifestReason, mark: HighWaterMark | None = None) -> Verdict:
+    return Verdict(Outcome.REJECTED, reason=reason, mark=mark)
+
+
+def marked(issued_at_ms: int, etag: str = "00" * 32, *, session_alive: bool = False) -> Known:
+    return replace(KNOWN, mark=HighWaterMark(issued_at_ms, etag), session_alive=session_alive)
+
+
+def in_force(rules: TrustRules, wire: bytes = NODE.manifest()) -> Known:
+    """Return what is known once ``wire`` was accepted."""
+    manifest = rules.accept(wire, NODE_ID, NOW_MS, KNOWN).manifest
+    assert manifest is not None
+    return replace(KNOWN, mark=manifest.mark, current_etag=manifest.etag)
+
+
+def echo(**changes: object) -> dict[str, Any]:
+    return {**ECHO, **changes}
+
+
+def constrained(**constraints: object) -> dict[str, Any]:
+    return echo(constraints={"rate_limit_rps": 10, **constraints})
+
+
+def echoes(count: int) -> list[dict[str, Any]]:
+    return [echo(cap_id=f"echo{number}") for number in range(count)]
+
+
+WIRE = NODE.manifest()

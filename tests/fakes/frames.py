@@ -54,6 +54,9 @@ PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "bye": {"reason": "shutting_down"},
     "telemetry_lease": {"cap_id": "sysmetrics", "interval_ms": 1000, "include": ["cpu"], "ttl_ms": 30_000},
     "telemetry": {"cap_id": "sysmetrics", "sample": {"ts_ms": NOW_MS, "node_id": NODE_ID, "uptime_s": 1}},
+    "findings": {
+        "findings": [{"code": "unit_failed", "severity": "error", "count": 2, "since_ms": NOW_MS}],
+    },
     "session_open": {
         "session_id": SESSION_ID,
         "caller_id": "ant",

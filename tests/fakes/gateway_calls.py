@@ -2,14 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from relay.calls.call_record import CallAnswer, CallRequest
+from relay.calls.executor import CallRequest
 from relay.calls.gateway import CallGateway
+from relay.calls.relay_tools import RelayTool, RelayToolCall
+from relay.calls.results import CallAnswer
+from relay.fleet.tools import ToolSchemas
 from relay.routing.port import Command
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
+from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
 from tests.fakes.routers import HeldRouter, echoed
@@ -56,3 +60,34 @@ async def begun(
     task = asyncio.create_task(gateway.call(call))
     command, answer = await router.next()
     return task, lambda: answer.set_result(echoed(command))
+
+
+# --- Tools that the relay answers itself, made for tests.
+
+
+Answer = Callable[[RelayToolCall], Awaitable[Mapping[str, Any]]]
+
+INPUT_REF = "system.echo.invoke.input@1.0.0"
+NODE_FREE = {"message": "ping", "received_at_ms": 1_760_000_000_000, "node_id": "0" * 26}
+"""A result that fits the output of ``parrot``, without a node."""
+
+
+async def repeated(call: RelayToolCall) -> Mapping[str, Any]:
+    """Answer with the message of the call."""
+    return {**NODE_FREE, "message": call.arguments["message"]}
+
+
+def parrot(registry: SchemaRegistry, answer: Answer = repeated, **members: Any) -> RelayTool:
+    """Return a tool with the documents of ``system.echo``."""
+    usual: dict[str, Any] = {
+        "canonical": "relay.parrot",
+        "title": "Parrot",
+        "description": "Repeats a message.",
+        "schemas": ToolSchemas.of(registry, INPUT_REF, "system.echo.invoke.output@1.0.0"),
+        "schema_ref": INPUT_REF,
+        "safety_class": "read_only",
+        "idempotent": True,
+        "visible": lambda rights: rights.may_read,
+        "answer": answer,
+    }
+    return RelayTool(**(usual | members))

@@ -26,7 +26,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
 from tests.fakes.signer import ABSENT, NOW_MS, key_named
 
-BOUND_S = 10
+BOUND_S = 30
 PUBLIC_URL = "https://relay.example"
 AUDIENCE = f"{PUBLIC_URL}/mcp"
 ISSUER = "https://issuer.example/realms/edge"

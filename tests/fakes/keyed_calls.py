@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from relay.calls.call_record import CallAnswer, CallRequest
+from relay.calls.executor import CallRequest
 from relay.calls.idempotency import QUOTA_OF_ALL
+from relay.calls.results import CallAnswer
 from relay.routing.port import Command, LocalRouter
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
@@ -23,7 +24,7 @@ from tests.fakes.signer import ECHO, METRICS, NODE_ID
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
 PING, PONG = {"message": "ping"}, {"message": "pong"}
-BOUND_S = 10
+BOUND_S = 30
 CONSTRAINTS = {"rate_limit_rps": 50, "max_concurrency": 50}
 WIDE_ECHO = {**ECHO, "constraints": CONSTRAINTS}
 MAY_HAVE_RUN = "The first call under this key may have run; its outcome is not known."

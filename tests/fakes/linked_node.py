@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from kubelet.announce.announcer import Announcer
-from kubelet.announce.signer import ManifestSigner
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import LinkParts, LinkState, RelayLink
+from kubelet.session.link import LinkState, RelayLink
 from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from schemas.frames import FrameReader
@@ -21,13 +20,13 @@ from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.chance import FixedChance
-from tests.fakes.clock import FakeClock, hurried_ticks
+from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
-from tests.fakes.node import identity_of
+from tests.fakes.node import identity_of, signer_of
 from tests.fakes.pauses import Pauses
-from tests.fakes.signer import METRICS, NOW_MS, TTL_MS, SimulatedNode
+from tests.fakes.signer import METRICS, NOW_MS, SimulatedNode
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +57,26 @@ class LinkedNode:
         lines, waits, heartbeats, chance = LogLines(), Pauses(), Pauses(), FixedChance(0.5)
         log, clock, kinds = make_logger("kubelet", lines), FakeClock(NOW_MS), KindRegistry()
         identity = identity_of(node)
-        signer = ManifestSigner(
-            identity=identity,
-            hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
+        signer = signer_of(
+            node,
+            clock,
+            registry,
+            log,
             capabilities=[handler.capability for handler in handlers] or [METRICS],
-            ttl_ms=TTL_MS,
-            now_ms=clock,
-            registry=registry,
-            last_issued=None,
-            log=log,
-            ticks_ms=hurried_ticks(),
         )
         announcer = Announcer(signer, 60.0, chance, log, sleep=heartbeats.sleep)
         dispatcher = Dispatcher(node.node_id, list(handlers), kinds, registry, log)
         link = RelayLink(
-            LinkParts(
-                identity=identity,
-                public_url=relay_url,
-                relays=RelayAddresses([relay_url], node.node_id, chance, FakeClock(0)),
-                reader=reader or FrameReader(registry),
-                announcer=announcer,
-                dispatcher=dispatcher,
-                frames=RelayFrames(log),
-                ulids=UlidSource(clock, os.urandom),
-                log=log,
-                sleep=waits.sleep,
-            )
+            identity=identity,
+            public_url=relay_url,
+            relays=RelayAddresses([relay_url], node.node_id, chance, FakeClock(0)),
+            reader=reader or FrameReader(registry),
+            announcer=announcer,
+            dispatcher=dispatcher,
+            frames=RelayFrames(log),
+            ulids=UlidSource(clock, os.urandom),
+            log=log,
+            sleep=waits.sleep,
         )
         announcer.add_sender(link.send_manifest)
         tasks = [asyncio.create_task(announcer.run())]

@@ -1,6 +1,6 @@
 """What the loopback pages show of a daemon, as the test sets it."""
 
-from kubelet.loopback.pages import Readiness
+from kubelet.loopback import Readiness
 from schemas.health import Health
 
 WIRE = b'{"manifest_version":"1.1.0"}'

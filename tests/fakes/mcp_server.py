@@ -57,22 +57,18 @@ Answer = dict[str, Any] | list[dict[str, Any]] | bytes | HttpAnswer
 
 
 def structured(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a call."""
     return {"content": [{"type": "text", "text": json.dumps(value)}], "structuredContent": value}
 
 
 def tool_error(text: str, **meta: Any) -> dict[str, Any]:
-    """Return the result of a call that failed."""
     return {"isError": True, "content": [{"type": "text", "text": text}], "_meta": meta}
 
 
 def jsonrpc_error(code: int, message: str) -> dict[str, Any]:
-    """Return a JSON-RPC error."""
     return {"error": {"code": code, "message": message}}
 
 
 def notice(name: str, **params: Any) -> dict[str, Any]:
-    """Return a notification."""
     return {"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params}
 
 
@@ -105,7 +101,6 @@ FAULTS = ("delay", *DROPS, *ANSWERS)
 
 
 def tools() -> list[dict[str, Any]]:
-    """Return the tools of the fake."""
     fault_output = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
     return [
         {

@@ -23,11 +23,12 @@ from relay.mcp_api.change_streams import OpenStreams
 from relay.routing.port import LocalRouter
 from relay.settings.config import PER_AGENT
 from schemas.tls import client_context
-from tests.fakes.hub import PUBLIC_URL, Hub
-from tests.fakes.serving import Server
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
+from tests.fakes.serving import Server, refuse
 from tests.fakes.signer import NODE_ID
 
-BOUND_S = 20
+BOUND_S = 30
 OLD, NEW = "2025-11-25", "2026-07-28"
 Era = Literal["legacy", "2026-07-28"]
 ERAS = [pytest.param("legacy", id="2025"), pytest.param(NEW, id="2026")]
@@ -71,7 +72,7 @@ class Stage:
             metrics=self.hub.metrics,
             refusals=self.hub.refusals,
             mcp=self.mcp,
-            node_sessions=Starlette(),
+            node_sessions=refuse,
             other=Starlette(),
         )
         ready = asyncio.Event()

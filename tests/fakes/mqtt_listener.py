@@ -10,7 +10,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from schemas.addresses import BrokerAddress
 
-BOUND_S = 10
+BOUND_S = 60
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubelet.announce.announcer import Announcer
-from kubelet.announce.signer import ManifestSigner
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import LinkParts, LinkState, RelayLink
+from kubelet.session.link import LinkState, RelayLink
 from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from schemas.frames import FrameReader
@@ -21,14 +20,14 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import DEVICE_REF, TokenVerifier
 from schemas.ulids import UlidSource
 from tests.fakes.chance import FixedChance
-from tests.fakes.clock import FakeClock, hurried_ticks
+from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
-from tests.fakes.node import identity_of
+from tests.fakes.node import identity_of, signer_of
 from tests.fakes.pauses import Pauses
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
-from tests.fakes.signer import ECHO, NOW_MS, TTL_MS, SimulatedNode
+from tests.fakes.signer import ECHO, NOW_MS, SimulatedNode
 
-BOUND_S = 10
+BOUND_S = 30
 HOUR_MS = 3_600_000
 FIRST_WAIT_S = 0.5  # with every draw in the middle of its range
 SUPERSEDED_WAIT_S = 300
@@ -44,6 +43,7 @@ class EchoWorker(Handler):
         self.may_end = asyncio.Event()
         self.may_end.set()
         self.stopped = asyncio.Event()
+        self.failure: Exception | None = None
 
     @property
     def capability(self) -> Mapping[str, Any]:
@@ -52,6 +52,8 @@ class EchoWorker(Handler):
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         assert verb == "invoke"
         await self.begun.put(arguments)
+        if self.failure is not None:
+            raise self.failure
         try:
             await self.may_end.wait()
         except asyncio.CancelledError:
@@ -64,7 +66,6 @@ class EchoWorker(Handler):
 class Rig:
     """A link to a played relay, with all that it works with."""
 
-    parts: LinkParts
     link: RelayLink
     relay: PlayedRelay
     worker: EchoWorker
@@ -77,8 +78,8 @@ class Rig:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         """Run the link and its announcer; the task is the link's."""
-        self.parts.announcer.add_sender(self.link.send_manifest)
-        announcer = asyncio.create_task(self.parts.announcer.run())
+        self.link.announcer.add_sender(self.link.send_manifest)
+        announcer = asyncio.create_task(self.link.announcer.run())
         await self.heartbeats.next()  # the first manifest is there before the first connection
         link = asyncio.create_task(self.link.run())
         try:
@@ -88,7 +89,7 @@ class Rig:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-            await self.parts.dispatcher.close()
+            await self.link.dispatcher.close()
 
     async def opened(self, **welcome: Any) -> RelayEnd:
         """Return the next connection, announced and accepted."""
@@ -121,20 +122,10 @@ class World:
         relays = (relay.url, *others)
         logger = make_logger("kubelet", self.log)
         identity = identity_of(self.node)
-        signer = ManifestSigner(
-            identity=identity,
-            hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
-            capabilities=[ECHO],
-            ttl_ms=TTL_MS,
-            now_ms=self.clock,
-            registry=self.registry,
-            last_issued=None,
-            log=logger,
-            ticks_ms=hurried_ticks(),
-        )
+        signer = signer_of(self.node, self.clock, self.registry, logger)
         worker, waits, heartbeats, ticks = EchoWorker(), Pauses(), Pauses(), FakeClock(1_000_000)
         chance = FixedChance(0.5)
-        parts = LinkParts(
+        link = RelayLink(
             identity=identity,
             public_url=relays[0],
             relays=RelayAddresses(relays, identity.node_id, chance, ticks),
@@ -148,7 +139,7 @@ class World:
             sleep=waits.sleep,
             handshake_timeout_s=timeout_s,
         )
-        return Rig(parts, RelayLink(parts), relay, worker, waits, heartbeats, ticks, self.node, self.log)
+        return Rig(link, relay, worker, waits, heartbeats, ticks, self.node, self.log)
 
 
 def claims_of(rig: Rig, token: str, *, now_s: int = NOW_MS // 1000) -> dict[str, Any]:

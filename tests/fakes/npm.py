@@ -6,7 +6,7 @@ Node.js itself is one of them, so that what a machine happens to have makes no d
 import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,13 @@ TIMEOUT_S = 90
 _BIN = DIRECTORY / "node_modules" / ".bin"
 # npm leaves a package out without a message when it is optional, as Node.js for the other processors is.
 _NEEDED = ("node", "conformance", "mcp-inspector", "mcp-server-everything", "claude", "codex")
+_LIBRARIES = ("oidc-provider",)
 
 
 def missing() -> str | None:
     """Return why the programs cannot be run, or None if they can."""
     absent = [name for name in _NEEDED if not (_BIN / name).exists()]
+    absent += [name for name in _LIBRARIES if not (_BIN.parent / name).exists()]
     return f"not installed: {', '.join(absent)}. Run: {INSTALL}" if absent else None
 
 
@@ -78,8 +80,14 @@ class NpmPrograms:
         self, program: str, *arguments: str, stdin: str = "", environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run ``program`` to its end."""
+        return self.execute(self.command(program, *arguments), stdin, environment)
+
+    def execute(
+        self, command: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a whole command line to its end."""
         return subprocess.run(
-            self.command(program, *arguments),
+            command,
             input=stdin,
             env={**self.environment(), **(environment or {})},
             cwd=self.home,

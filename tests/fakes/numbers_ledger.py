@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from relay.state.ledger import Entry, Ledger
+from relay.state.ledger import Entry, Ledger, LedgerState
 
 
-class Numbers:
+class Numbers(LedgerState):
     """A state that keeps its entries, and counts those applied to it and to the states it is a copy of."""
 
     def __init__(self, entries: Sequence[Entry] = (), taken: list[object] | None = None) -> None:

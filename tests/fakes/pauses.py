@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,6 @@ class Pause:
     over: asyncio.Event
 
     def end(self) -> None:
-        """Let the sleeper go on."""
         self.over.set()
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from schemas.addresses import BrokerAddress
 
-BOUND_S = 10
+BOUND_S = 30
 CONNECT, PUBACK, SUBSCRIBE, PINGREQ, DISCONNECT = 1, 4, 8, 12, 14
 """Types of packets that a client sends (MQTT 3.1.1 section 2.2.1)."""
 _CONNACK, _REFUSED = b"\x20\x02\x00\x00", b"\x20\x02\x00\x05"
@@ -70,7 +70,6 @@ class BrokerEnd:
         self.writer.write(_REFUSED)
 
     def pong(self) -> None:
-        """Answer a ping."""
         self.writer.write(_PINGRESP)
 
     async def acknowledged(self, count: int) -> Sequence[int]:
@@ -94,13 +93,11 @@ class PlayedBroker:
         self._connections = connections
 
     async def next(self) -> BrokerEnd:
-        """Return the next connection."""
         return await asyncio.wait_for(self._connections.get(), BOUND_S)
 
     @classmethod
     @asynccontextmanager
     async def running(cls, tls: ssl.SSLContext | None = None) -> AsyncIterator["PlayedBroker"]:
-        """Listen until the end of the block."""
         connections: asyncio.Queue[BrokerEnd] = asyncio.Queue()
         ends: list[BrokerEnd] = []
 

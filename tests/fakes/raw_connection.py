@@ -4,7 +4,7 @@ import asyncio
 
 from tests.fakes.serving import Server
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 async def connected(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

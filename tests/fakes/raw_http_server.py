@@ -13,7 +13,7 @@ from schemas.tls import load_chain
 from tests.fakes.server_ca import issue_old_server
 from tests.fakes.signer import SimulatedCa, key_named
 
-BOUND_S = 20
+BOUND_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class RawServer:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, respond: Responder, tls: ssl.SSLContext | None = None
+        cls, respond: Responder | bytes, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator["RawServer"]:
-        """Hold a server that answers with ``respond`` and then closes the connection."""
+        """Hold a server that answers with ``respond``, or with the same bytes, and closes the connection."""
         this = cls("")
         serving: set[asyncio.Task[None]] = set()
 
@@ -58,7 +58,11 @@ class RawServer:
                 async with asyncio.timeout(BOUND_S):
                     asked = await _read(reader)
                     this.asked.append(asked)
-                    await respond(asked, writer)
+                    if isinstance(respond, bytes):
+                        writer.write(respond)
+                        await writer.drain()
+                    else:
+                        await respond(asked, writer)
             finally:
                 writer.close()
                 await writer.wait_closed()
@@ -77,7 +81,6 @@ class RawServer:
 
 
 def http_answer(status: int, body: bytes, **headers: str) -> bytes:
-    """Return the bytes of a whole answer."""
     lines = [f"HTTP/1.1 {status} Whatever", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body

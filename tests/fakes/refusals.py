@@ -26,7 +26,7 @@ def refusal(event: str, source: str, reason: str, count: int = 1) -> dict[str, A
 
 def manifest_in_force(hub: Hub, node: SimulatedNode) -> bytes | None:
     """Return the wire bytes of the manifest that the relay goes by, or None."""
-    for known in hub.fleet.nodes_of(node.tenant):
+    for known in hub.nodes_of(node.tenant):
         if known.node_id == node.node_id:
             return known.manifest.wire if known.manifest else None
     return None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.entry import main
+from relay.cli.server_process import ServerPlan, serve
 from tests.fakes.built_commands import build_commands_once
 from tests.fakes.ports import unused_port
 
@@ -40,16 +41,22 @@ def relay_command(
 ) -> RelayCommand:
     """Return what runs a command on the state directory ``state``."""
     build_commands_once(monkeypatch)
+    # `relay run` would replace the process of the tests.
+    monkeypatch.setattr("os.execv", lambda _program, command: serve(ServerPlan.from_json(command[-1])))
 
     def run(*arguments: object) -> Outcome:
         texts = [_with_a_port(str(argument)) for argument in arguments]
-        monkeypatch.setattr(sys, "argv", ["relay", *texts, "--state-dir", str(state)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+        return run_here(monkeypatch, capsys, *texts, "--state-dir", str(state))
 
     return run
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
+    monkeypatch.setattr(sys, "argv", ["relay", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
 
 def _with_a_port(argument: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from relay.routing.port import Command, CommandAnswer, LocalRouter
 from schemas.payloads import CmdAck, CmdDone
 
-_BOUND_S = 10
+_BOUND_S = 30
 
 Script = Callable[[Command], Any]
 """Makes the payload of a ``cmd_ack``: what a node that a test plays sends need not fit its document."""

@@ -1,16 +1,15 @@
-"""A model that calls one tool and then stops, behind the APIs by which Claude Code and Codex reach theirs.
-
-The Messages API of Anthropic and the Responses API of OpenAI, as streams, on the loopback address; what the
-model asks for is fixed beforehand, and what the tool answered is kept. Nothing of what it is asked is judged.
-"""
+"""A model that calls one tool, once, for clients that others wrote: it speaks to Claude Code and to Codex."""
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.fakes.npm import NpmPrograms
 
 _Event = dict[str, Any]
 _SAID = "Done."
@@ -30,6 +29,12 @@ class ScriptedModel:
     arguments: Mapping[str, Any]
     url: str = ""
     answers: list[str] = field(default_factory=list)
+
+    @property
+    def answer(self) -> Any:
+        """The JSON of the only answer; Codex puts a line on the time before it."""
+        [answer] = self.answers
+        return json.loads(answer[answer.index("{") :])
 
     def respond(self, path: str, request: _Event) -> list[_Event]:
         """Return the events of the answer to one request."""
@@ -136,3 +141,36 @@ def scripted_model(tool: str, arguments: Mapping[str, Any]) -> Iterator[Scripted
         server.shutdown()
         serving.join()
         server.server_close()
+
+
+def ask_claude_code(npm: NpmPrograms, model: ScriptedModel) -> subprocess.CompletedProcess[str]:
+    """Run Claude Code, which has the server "edge", until ``model`` has said that it is done."""
+    return npm.execute(
+        (npm.claude_code(), "--print", "Go on.", "--allowedTools", "mcp__edge"),
+        environment={
+            "ANTHROPIC_BASE_URL": model.url,
+            "ANTHROPIC_API_KEY": "none",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "ENABLE_TOOL_SEARCH": "false",
+            # It asks its model without a server that takes more than some seconds to be connected.
+            "MCP_CONNECTION_NONBLOCKING": "false",
+            "MCP_CONNECT_TIMEOUT_MS": "60000",
+        },
+    )
+
+
+def ask_codex(npm: NpmPrograms, model: ScriptedModel) -> subprocess.CompletedProcess[str]:
+    """Run Codex, which has the server "edge", until ``model`` has said that it is done."""
+    settings = {
+        # Of a model that it does not know, it does not take it that it searches for tools.
+        "model": "scripted",
+        "model_provider": "scripted",
+        "model_providers.scripted": f'{{name="scripted", base_url="{model.url}", wire_api="responses"}}',
+        # Codex asks its model before a server is connected that it does not have to wait for.
+        "mcp_servers.edge.required": "true",
+    }
+    options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    return npm.run(
+        *("codex", "exec", "--skip-git-repo-check", *options),
+        *("--dangerously-bypass-approvals-and-sandbox", "Go on."),
+    )

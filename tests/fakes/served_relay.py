@@ -6,8 +6,8 @@ sent as raw bytes, since a client library would correct what an attacker has mal
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,20 +15,17 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 from starlette.types import Receive, Scope, Send
 
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.http.routes import make_routes
+from relay.http.websocket_protocol import BoundedWebSocket
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S
 from schemas.addresses import CONNECT_PATH
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
-from schemas.health import Health
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, NodeEnd, device_token
-from tests.fakes.raw_http import exchange
-from tests.fakes.raw_websocket import read_ws_frame, ws_frame
+from tests.fakes.raw_http import exchange, read_ws_frame, ws_frame
 from tests.fakes.serving import Server
 from tests.fakes.signer import SimulatedNode
 
-BOUND_S: Final = 20
+BOUND_S: Final = 30
 ERA: Final = "2026-07-28"
 HERE: Final = "127.0.0.1"
 """The address that every attacker of a test comes from."""
@@ -45,7 +42,6 @@ class Reply:
     body: bytes
 
     def json(self) -> Any:
-        """Return the body, which is JSON."""
         return json.loads(self.body)
 
     def error(self) -> dict[str, Any]:
@@ -72,26 +68,7 @@ class ServedRelay:
         self.sessions = hub.sessions(auth_timeout_s)
         self._reader = FrameReader(hub.registry)
         self._mcp = hub.mcp(hub.gateway(self.sessions), self.notifier)
-        self._guard = RequestGuard(
-            allowed=AllowedHosts.of(hub.public_url, self.address),
-            authenticator=hub.authenticator,
-            metadata_of=None,
-            metrics=hub.metrics,
-            refusals=hub.refusals,
-            mcp=self._mcp,
-            mcp_direct=self._mcp.begin,
-            node_sessions=self.sessions,
-            other=make_routes(
-                public_url=hub.public_url,
-                registry=hub.registry,
-                metrics=hub.metrics,
-                health=lambda: {
-                    "audit": Health.passive(ready=hub.audit.available),
-                    "clock": Health.passive(ready=hub.judged_by.is_trusted()),
-                },
-                running=self._mcp.running,
-            ),
-        )
+        hub.serve(self.address)
 
     @classmethod
     @asynccontextmanager
@@ -107,7 +84,8 @@ class ServedRelay:
         ready = asyncio.Event()
         tasks = [asyncio.create_task(relay._run(ready)), asyncio.create_task(relay.notifier.run())]
         await ready.wait()
-        server.app, server.begin = relay._serve, relay._guard.begin
+        server.app, server.begin = relay._serve, hub.application.begin
+        server.serve_socket = relay._serve_socket
         yield relay
         assert not any(task.done() for task in tasks)
         for task in tasks:
@@ -120,11 +98,20 @@ class ServedRelay:
             await asyncio.Event().wait()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.requests.append(scope["path"])
+        with self._counted(scope["path"]):
+            await self.hub.application(scope, receive, send)
+
+    async def _serve_socket(self, socket: BoundedWebSocket) -> None:
+        with self._counted(socket.path):
+            await self.hub.application.serve_socket(socket)
+
+    @contextmanager
+    def _counted(self, path: str) -> Iterator[None]:
+        self.requests.append(path)
         self._served += 1
         self._idle.clear()
         try:
-            await self._guard(scope, receive, send)
+            yield
         finally:
             self._served -= 1
             if not self._served:
@@ -136,7 +123,6 @@ class ServedRelay:
         return self._idle.is_set()
 
     async def until_idle(self) -> None:
-        """Wait until the relay is done with every request and connection."""
         await asyncio.wait_for(self._idle.wait(), BOUND_S)
 
     # --- nodes
@@ -220,7 +206,6 @@ class ServedRelay:
         return await self.ask(f"POST {path}", [*own, *headers], body)
 
     async def call(self, tool: str, token: str | None = None, **arguments: Any) -> Reply:
-        """Call ``tool``."""
         params = {"name": tool, "arguments": arguments or {"message": "ping"}}
         return await self.mcp("tools/call", params, token=token or self.hub.token())
 

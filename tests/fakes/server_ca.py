@@ -52,7 +52,6 @@ class SimulatedServerCa:
         valid_days: int = 90,
         now_ms: int | None = None,
     ) -> str:
-        """Return a certificate for ``hosts``."""
         self._serial += 1
         return issue_server(
             self.root_pem,

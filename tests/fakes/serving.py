@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from starlette.applications import Starlette
@@ -11,7 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.http.connections import REQUEST_TIMEOUT_S, Bounds, Connections
 from relay.http.http_protocol import PendingAnswer, WholeRequest
-from relay.http.listener import SOCKET_TIMEOUTS, Hooks, SocketTimeouts, bind, serve
+from relay.http.listener import SOCKET_TIMEOUTS, SocketTimeouts, bind, serve
+from relay.http.proxies import TrustedProxies
+from relay.http.websocket_protocol import BoundedWebSocket
 from relay.observability.metrics import Metrics
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted
@@ -25,25 +27,42 @@ def _nothing(_request: WholeRequest) -> PendingAnswer | None:
     return None
 
 
+async def _drained() -> None:
+    return
+
+
+async def refuse(socket: BoundedWebSocket) -> None:
+    socket.reject()
+
+
 class Server:
     """A server whose application each test puts there: starting one takes longer than most tests.
 
     Attributes:
         app: what answers requests; its lifespan is the test's affair.
         begin: what answers some of them without ASGI; nothing by default.
+        serve_socket: what serves WebSockets.
         address: where.
         connections: those that it holds.
     """
 
     def __init__(
-        self, app: ASGIApp, address: HostPort, bounds: Bounds | None, request_timeout_s: float
+        self,
+        app: ASGIApp,
+        address: HostPort,
+        bounds: Bounds | None,
+        request_timeout_s: float,
+        proxies: TrustedProxies,
     ) -> None:
         self.app = app
         self.begin: Callable[[WholeRequest], PendingAnswer | None] = _nothing
+        self.serve_socket: Callable[[BoundedWebSocket], Awaitable[None]] = refuse
         self.address = address
         self._metrics = Metrics()
         bounds = bounds or Bounds.below(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self.connections = Connections(bounds, self._metrics.connections_refused, request_timeout_s)
+        self.connections = Connections(
+            bounds, self._metrics.connections_refused, request_timeout_s, proxies=proxies
+        )
 
     def refused(self, reason: str) -> float:
         """Return how many connections were refused for ``reason``."""
@@ -55,10 +74,6 @@ class Server:
         app = _WITHOUT_REQUESTS if scope["type"] == "lifespan" else self.app
         await app(scope, receive, send)
 
-    def begin_now(self, request: WholeRequest) -> PendingAnswer | None:
-        """Return what ``begin`` of the moment returns."""
-        return self.begin(request)
-
     @classmethod
     @asynccontextmanager
     async def running(  # noqa: PLR0913, PLR0917 - as `serve` has it
@@ -67,22 +82,31 @@ class Server:
         timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
         bounds: Bounds | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
-        hooks: Hooks | None = None,
+        started: Callable[[], None] = lambda: None,
+        drain: Callable[[], Awaitable[None]] = _drained,
         deferred_s: float = _DEFERRED_S,
+        proxies: TrustedProxies | None = None,
     ) -> AsyncIterator["Server"]:
-        """Hold a server."""
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
-            server = cls(Starlette(), HostPort(*listener.getsockname()), bounds, request_timeout_s)
+            address = HostPort(*listener.getsockname())
+            server = cls(Starlette(), address, bounds, request_timeout_s, proxies or TrustedProxies())
             task = asyncio.create_task(
                 serve(
-                    server, listener, server.connections, tls, timeouts, server.begin_now, hooks, deferred_s
+                    server,
+                    listener,
+                    server.connections,
+                    tls,
+                    timeouts=timeouts,
+                    started=started,
+                    drain=drain,
+                    deferred_s=deferred_s,
                 )
             )
             try:
                 yield server
             finally:
-                server.app, server.begin = Starlette(), _nothing
+                server.app, server.begin, server.serve_socket = Starlette(), _nothing, refuse
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task

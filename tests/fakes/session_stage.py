@@ -7,24 +7,21 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import WebSocketRoute
-from starlette.websockets import WebSocket
 
 from relay.fleet.node_record import NodeRecord
+from relay.http.websocket_protocol import BoundedWebSocket
 from relay.routing.port import Command
 from relay.sessions.node_sessions import NodeSessions
-from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
 from schemas.frames import SUBPROTOCOL, FrameReader
-from tests.fakes.asgi_socket import AsgiSocket
 from tests.fakes.frames import PAYLOADS, message
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, NodeEnd, device_token
+from tests.fakes.scripted_socket import ScriptedSocket
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, SimulatedNode
 
-BOUND_S = 10
+BOUND_S = 30
 RESULT = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
 STRANGE_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XZ"
 
@@ -49,9 +46,9 @@ class Stage:
         self.address = server.address
         self._reader = reader
         self._ended: asyncio.Queue[None] = asyncio.Queue()
-        server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self._serve)])
+        server.serve_socket = self._serve
 
-    async def _serve(self, socket: WebSocket) -> None:
+    async def _serve(self, socket: BoundedWebSocket) -> None:
         try:
             await self.sessions.serve(socket)
         finally:
@@ -82,7 +79,7 @@ class Stage:
         return asyncio.create_task(self.sessions.run(wanted or command()))
 
     def known(self) -> NodeRecord:
-        (node,) = self.hub.fleet.nodes_of(TENANT)
+        (node,) = self.hub.nodes_of(TENANT)
         return node
 
     def sessions_counted(self, event: str) -> float:
@@ -120,11 +117,11 @@ async def dropped(stage: Stage, reason: str, count: int = 1) -> None:
     }
 
 
-async def admit(socket: AsgiSocket, node: SimulatedNode) -> None:
+async def admit(socket: ScriptedSocket, node: SimulatedNode) -> None:
     """Go through the handshake as ``node``, up to its answer, on a connection without a server."""
-    while len(socket.sent) < 2:  # noqa: ASYNC110 - the event is in the application under test
+    while not socket.sent:  # noqa: ASYNC110 - the event is in the application under test
         await asyncio.sleep(0)
-    challenge = json.loads(socket.sent[-1]["text"])
+    challenge = json.loads(socket.sent[-1])
     auth = message("auth", 2, node_id=NODE_ID, certificate=node.leaf_pem)
     auth["payload"]["token"] = device_token(node, challenge["payload"])
-    socket.put_text(json.dumps(auth | {"in_reply_to": challenge["msg_id"]}))
+    socket.put(json.dumps(auth | {"in_reply_to": challenge["msg_id"]}))

@@ -7,6 +7,7 @@ from relay.state.kinds import KINDS
 from relay.state.ledger import Entry, Ledger
 from relay.state.merging import Merging, SharedLedger
 from schemas.process.logs import make_logger
+from schemas.times import SystemClock
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS
@@ -15,7 +16,7 @@ from tests.fakes.signer import NOW_MS
 def shared(  # noqa: PLR0913 - what a relay gives its ledgers
     kind: str,
     ledger: Ledger[Any],
-    now_ms: Callable[[], int] | None = None,
+    now_ms: SystemClock | None = None,
     *,
     issues: bool = False,
     is_endorsed: Callable[[Entry], bool] = lambda _entry: False,
@@ -24,9 +25,8 @@ def shared(  # noqa: PLR0913 - what a relay gives its ledgers
 ) -> SharedLedger:
     """Return the entries of ``kind`` in ``ledger``."""
     (row,) = [row for row in KINDS if row.name == kind]
-    assert row.form is not None
     log = make_logger("relay", lines or LogLines())
     merging = Merging(
         now_ms or FakeClock(NOW_MS), log, issues=issues, is_endorsed={kind: is_endorsed}, refused=refused
     )
-    return SharedLedger(row.name, row.rule, row.form, row.since, ledger, merging)
+    return SharedLedger(row, ledger, merging)

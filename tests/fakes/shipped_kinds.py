@@ -7,10 +7,11 @@ from typing import Any, Final
 import structlog
 
 from kubelet.handlers.system_echo import EchoHandler
-from schemas.kinds import ROW, SHIPPED, Kind, rfc_kinds, shipped_names
+from schemas.kinds import RFC_0001, ROW, SHIPPED, Kind, rfc_kinds, shipped_names
 
 KINDS: Final = rfc_kinds()
 SYSTEM_METRICS, SYSTEM_ECHO = KINDS
+LINUX: Final = tuple(name for name in shipped_names() if name not in RFC_0001)
 
 
 def announced(kind: Kind) -> Mapping[str, Any]:

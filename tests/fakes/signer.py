@@ -19,7 +19,7 @@ from relay.pki.issuing import issue_leaf, make_root
 from schemas.certificates import verify_leaf
 from schemas.identity import Identity
 
-NOW_MS: Final = 1_760_000_000_000
+NOW_MS: Final[Any] = 1_760_000_000_000
 NODE_ID: Final = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 OTHER_NODE_ID: Final = "01hzx9k3m4p7q8r9s0t1v2w3xz"
 TENANT: Final = "acme"

@@ -21,6 +21,7 @@ from schemas.addresses import BrokerAddress, mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.tls import client_context
+from tests.fakes.metrics_client import metrics_client
 from tests.fakes.ports import unused_port
 from tests.fakes.tls_broker import Peer, until
 
@@ -34,14 +35,18 @@ class SmallFleet:
     Attributes:
         options: what `relay run` is given besides where it serves.
         secure: whether it serves over TLS, and its broker listens so.
+        host: of its public URL, which is of this machine.
+        public_url: that of another relay of its fleet, where people and agents come to that one.
     """
 
     directory: Path
     processes: Processes
     options: tuple[str, ...] = ()
     secure: bool = False
+    host: str = "127.0.0.1"
     port: int = field(default_factory=unused_port)
     broker_port: int = field(default_factory=unused_port)
+    public_url: str = ""
 
     @property
     def state(self) -> StateFiles:
@@ -49,9 +54,13 @@ class SmallFleet:
         return StateFiles(self.directory / "relay")
 
     @property
+    def metrics(self) -> Path:
+        """Where the relay serves its metrics."""
+        return self.state.root / "metrics.sock"
+
+    @property
     def url(self) -> str:
-        """The relay's public URL."""
-        return f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}"
+        return self.public_url or f"{'https' if self.secure else 'http'}://{self.host}:{self.port}"
 
     @property
     def broker(self) -> BrokerAddress:
@@ -72,6 +81,7 @@ class SmallFleet:
     def run_command(self, *options: str) -> list[str]:
         """Return the command that runs the relay with ``options``."""
         serving = ["--listen", f"127.0.0.1:{self.port}", "--public-url", self.url]
+        serving += ["--metrics-listen", str(self.metrics)]
         tls = ["--tls-own"] if self.secure else []
         return [*_python("relay"), "run", *serving, *tls, "--state-dir", str(self.state.root), *options]
 
@@ -133,8 +143,8 @@ class SmallFleet:
 
     async def metric(self, name: str) -> float:
         """Return a figure of ``/metrics``."""
-        async with self._http() as http:
-            lines = (await http.get(f"{self.url}/metrics")).text.splitlines()
+        async with metrics_client(self.metrics) as http:
+            lines = (await http.get("/metrics")).text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     async def echo(self, node_id: str, message: str) -> object:
@@ -171,10 +181,12 @@ class SmallFleet:
 
 
 @asynccontextmanager
-async def small_fleet(directory: Path, *, secure: bool = False) -> AsyncIterator[SmallFleet]:
+async def small_fleet(
+    directory: Path, *, secure: bool = False, host: str = "127.0.0.1"
+) -> AsyncIterator[SmallFleet]:
     """Hold a fleet whose relay has a CA, and does not run yet."""
     async with Processes.running(directory) as processes:
-        fleet = SmallFleet(directory, processes, secure=secure)
+        fleet = SmallFleet(directory, processes, secure=secure, host=host)
         await fleet.relay("ca", "init")
         yield fleet
 

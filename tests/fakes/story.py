@@ -3,7 +3,7 @@
 ``<!-- on: MACHINE -->`` over a block is a new terminal on that machine. With ``, until: TEXT`` its last line
 goes on running, and the reader goes on to the next block when TEXT is printed. The machines are home
 directories, in network and mount namespaces of their own: every port is free, ``hub.example`` is an address,
-and pip finds the built wheel instead of an index. Must not change a line of the document.
+and ``EDGE`` is the path of the built wheel. Must not change a line of the document.
 """
 
 import os
@@ -18,9 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from relay.broker.nats_server import find_nats_server
 from tests.fakes.polling import wait_until
 
 BOUND_S = 120
+_SHOWN_LINES = 25
 _BLOCK = re.compile(
     r"(?ms)^<!-- on: (?P<machine>\w+)(?:, until: (?P<until>[^\n]+))? -->\n```sh\n(?P<lines>.*?)^```$"
 )
@@ -34,10 +36,11 @@ if [ "$1 $2 $3" = "-P -m venv" ]; then
   echo "{packages}" >"$4/{below}/installed.pth"
 fi
 """
-# scp MACHINE.example:FILE... . whose files are below the machine's home directory.
+# scp [-r] MACHINE.example:FILE... . whose files are below the machine's home directory.
 _SCP = """#!/bin/sh -e
+[ "$1" != -r ] || shift
 while [ $# -gt 1 ]; do
-  cp -- "{directory}/${{1%%.example:*}}/${{1#*:}}" .
+  cp -r -- "{directory}/${{1%%.example:*}}/${{1#*:}}" .
   shift
 done
 """
@@ -71,9 +74,9 @@ def blocks_of(section: str) -> list[Block]:
 class Machines:
     """The machines of a story, below ``directory``, in the namespaces of the process ``pid``."""
 
-    def __init__(self, directory: Path, wheels: Path, pid: int) -> None:
+    def __init__(self, directory: Path, wheel: Path, pid: int) -> None:
         self._directory = directory
-        self._wheels = wheels
+        self._wheel = wheel
         self._enter = ("nsenter", "--user", "--net", "--mount", "--preserve-credentials", f"--target={pid}")
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -107,10 +110,16 @@ class Machines:
         try:
             wait_until(done, BOUND_S)
         except TimeoutError:
-            raise AssertionError(f"not done after {BOUND_S} s:\n{printed.read_text('utf-8')}") from None
+            raise AssertionError(f"not done after {BOUND_S} s:\n{self._ends()}") from None
         expected = 0 if text is None else None
-        assert terminal.poll() == expected, printed.read_text("utf-8")
+        assert terminal.poll() == expected, self._ends()
         return printed.read_text("utf-8")
+
+    def _ends(self) -> str:
+        """Return the last lines of every terminal: the cause of a failure may be on another machine."""
+        terminals = sorted(self._directory.glob("*.printed"), key=lambda path: int(path.name.split("-")[0]))
+        ends = ((path.name, *path.read_text("utf-8").splitlines()[-_SHOWN_LINES:]) for path in terminals)
+        return "\n".join(line for end in ends for line in end)
 
     def stop(self) -> None:
         """Type Ctrl-C into each terminal in which a line still runs, the last first."""
@@ -133,21 +142,23 @@ class Machines:
             "KUBELET_STATE_DIR": str(home / "kubelet-state"),
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(self._wheels),
+            "EDGE": str(self._wheel),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
 
 
 @contextmanager
-def machines(directory: Path, wheels: Path) -> Iterator[Machines]:
-    """Hold machines below ``directory`` on which pip finds what is in ``wheels``.
+def machines(directory: Path, wheels: Path, names: str = "127.0.0.1 hub.example") -> Iterator[Machines]:
+    """Hold machines below ``directory`` on which ``EDGE`` is the path of the wheel in ``wheels``.
+
+    ``names`` are the lines of their hosts file, all of which are addresses of this machine's loopback.
 
     Raises:
         NamespacesError: this machine gives no namespaces.
     """
     _make_programs(directory, _make_installed(directory / "installed"))
     hosts = directory / "hosts"
-    hosts.write_text("127.0.0.1 localhost hub.example\n", "ascii")
+    hosts.write_text(f"127.0.0.1 localhost\n{names}\n", "ascii")
     script = 'ip link set lo up && mount --bind "$1" /etc/hosts && echo made && exec cat'
     unshare = ("unshare", "--user", "--map-root-user", "--net", "--mount")
     holder = subprocess.Popen(
@@ -162,7 +173,8 @@ def machines(directory: Path, wheels: Path) -> Iterator[Machines]:
     try:
         if holder.stdout.readline() != "made\n":
             raise NamespacesError(holder.stderr.read().strip())
-        made = Machines(directory, wheels, holder.pid)
+        [wheel] = wheels.glob("edge_kubelet-*.whl")
+        made = Machines(directory, wheel, holder.pid)
         try:
             yield made
         finally:
@@ -183,6 +195,7 @@ def _make_programs(directory: Path, packages: Path) -> None:
     for name, text in texts.items():
         (programs / name).write_text(text, "utf-8")
         (programs / name).chmod(0o755)
+    (programs / "nats-server").symlink_to(find_nats_server())
 
 
 def _make_installed(prefix: Path) -> Path:

@@ -18,9 +18,9 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from relay.pki.issuing import issue_client, make_crl
-from relay.pki.relay_tls import RELAY_NAME, RELAY_URI
 from relay.pki.roots import server_key_to_pem
 from schemas.addresses import BrokerAddress
+from schemas.certificates import RELAY_NAME, RELAY_URI
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
 from schemas.tls import client_context
@@ -62,6 +62,7 @@ class PlayedAuthority:
 
     Attributes:
         nodes: those in force.
+        readers_in_force: names of readers.
         revoked: the serial numbers of the leaves that are not any longer.
         cas: those whose roots are trusted, the oldest first.
         servers: the part that issues for servers.
@@ -72,6 +73,7 @@ class PlayedAuthority:
         self.cas = [self.ca]
         self.servers = SimulatedServerCa("root of today's servers", now_ms)
         self.nodes: set[str] = set()
+        self.readers_in_force: list[str] = []
         self.revoked: list[int] = []
         self._directory = directory
         self._now_ms = now_ms
@@ -87,6 +89,9 @@ class PlayedAuthority:
 
     def in_force(self) -> dict[str, Any]:
         return dict.fromkeys(self.nodes)
+
+    def readers(self) -> list[str]:
+        return self.readers_in_force
 
     def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str:
         self._serial += 1
@@ -124,8 +129,12 @@ class PlayedAuthority:
 
     def relay(self) -> Shown:
         """Return what the relay shows to the broker."""
-        key, shown = key_named(RELAY_NAME), self._shown(RELAY_NAME)
-        pem = self.issue_client(RELAY_NAME, RELAY_URI, bytes(key.verify_key), 90)
+        return self.client(RELAY_NAME, RELAY_URI)
+
+    def client(self, name: str, uri: str) -> Shown:
+        """Return what a client of that name shows, which is no node."""
+        key, shown = key_named(name), self._shown(name)
+        pem = self.issue_client(name, uri, bytes(key.verify_key), 90)
         write_atomic(shown.certificate, pem)
         write_atomic(shown.key, private_key_to_pem(key), PRIVATE)
         return shown

@@ -8,30 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.routing import WebSocketRoute
-
 from relay.auth.agent_tokens import AcceptedKeys
 from relay.auth.permissions import Rights
-from relay.calls.call_record import CallAnswer
+from relay.calls.results import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.server.decisions import (
-    NOTHING_APPLIED,
-    DecisionRecords,
-    Follow,
-    FollowUps,
-    LeafDecisions,
-    NameDecisions,
-    token_decisions,
-    token_key_decisions,
-    watched,
-)
+from relay.server.decisions import Follow, FollowUps
 from relay.state.join_tokens import JoinTokens
-from relay.state.kinds import CERTIFICATES, JOIN_TOKENS, NODE_NAMES, REVOKED_TOKENS, VERIFYING_KEYS, files_of
 from relay.state.names import NameLedger
+from relay.state.seal import FleetSeal
 from relay.state.tokens import RevokedTokens, TokenKeys
 from relay.state.watcher import DescriptorReserve, Watcher
-from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
 from schemas.frames import FrameReader
 from tests.fakes.callers import call_of
@@ -42,7 +28,7 @@ from tests.fakes.real_ca import RealCa
 from tests.fakes.serving import Server
 from tests.fakes.signer import TENANT, SimulatedNode, key_named
 
-BOUND_S = 10
+BOUND_S = 30
 READERS = Rights(TENANT, frozenset({"read_only"}))
 TOKEN_KEY, NEXT_TOKEN_KEY = (bytes(key_named(f"token key {number}").verify_key) for number in (1, 2))
 
@@ -72,71 +58,32 @@ class Stage:
         self.hub = hub
         self.directory = directory
         self.real = RealCa(hub, directory / "ca")
-        self.keys = TokenKeys(directory / "token_keys.jsonl", self.real.ca, hub.clock)
-        self.accepted = AcceptedKeys(hub.clock)
-        self.join_tokens = JoinTokens(directory / "join_tokens.jsonl", hub.clock, os.urandom)
-        self.reserve = DescriptorReserve(1)
-        self.sharing = Shared()
+        hub.authority = self.real.ca
+        self.keys = hub.token_keys = TokenKeys(directory / "token_keys.jsonl", self.real.ca, hub.clock)
+        self.accepted = hub.accepted_keys = AcceptedKeys(hub.clock)
+        self.join_tokens = hub.join_tokens = JoinTokens(
+            directory / "join_tokens.jsonl", hub.clock, os.urandom
+        )
+        hub.name_ledger = NameLedger(directory / "node_names.jsonl", hub.clock)
+        hub.revoked_tokens = RevokedTokens(directory / "revoked_tokens.jsonl")
+        hub.fleet_seal = FleetSeal(directory / "cluster_seal.jsonl", self.real.ca)
+        self.reserve = hub.reserve = DescriptorReserve(1)
+        self.sharing = hub.sharing = Shared()
         self.sessions = hub.sessions(authority=self.real.ca)
         self.notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
         self.gateway = hub.gateway(self.sessions)
+        hub.mcp(self.gateway, self.notifier)
+        hub.ledgers = hub.open_ledgers()
         self.leaves_looked_at = 0
         self.watch = self.watching()
         self._reader = reader
         self._server = server
         if server is not None:
-            server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self.sessions.serve)])
+            server.serve_socket = self.sessions.serve
 
     def watching(self, *follows: Follow, look_s: float = 1000, poll_s: float = 1000) -> Watcher:
-        self.follow_ups = FollowUps([self._follow, *follows], retry_s=1000)
-        hub = self.hub
-        records = DecisionRecords(hub.audit, hub.log)
-        name_ledger = NameLedger(self.directory / "node_names.jsonl", hub.clock)
-        revoked = RevokedTokens(self.directory / "revoked_tokens.jsonl")
-        names = NameDecisions(name_ledger, hub.fleet, hub.log)
-        leaves = LeafDecisions(
-            ca=self.real.ca,
-            fleet=hub.fleet,
-            sessions=self.sessions,
-            notifier=self.notifier,
-            retire=names.retire,
-            due=self.follow_ups.due,
-            record=records.add,
-            log=hub.log,
-        )
-        tokens = token_decisions(
-            revoked,
-            [hub.authenticator.revoke, self.gateway.revoke],
-            records.add,
-            hub.log,
-        )
-        keys = token_key_decisions(self.keys, self.accepted, lambda: hub.fleet.trust.roots, records.add)
-        return Watcher(
-            watched(
-                {file: file.ledger(self.directory) for file in files_of()}
-                | {
-                    CERTIFICATES: self.real.ca.ledger,
-                    REVOKED_TOKENS: revoked.ledger,
-                    JOIN_TOKENS: self.join_tokens.ledger,
-                    VERIFYING_KEYS: self.keys.ledger,
-                    NODE_NAMES: name_ledger.ledger,
-                },
-                {file: NOTHING_APPLIED for file in files_of() if file.watched and file.applied}
-                | {
-                    CERTIFICATES: leaves.applied(),
-                    REVOKED_TOKENS: tokens,
-                    VERIFYING_KEYS: keys,
-                    NODE_NAMES: names.applied(),
-                },
-            ),
-            freshness=hub.freshness,
-            sharing=self.sharing,
-            reserve=self.reserve,
-            after_poll=[self.sessions.end_expired, records.write],
-            log=hub.log,
-            look_s=look_s,
-            poll_s=poll_s,
-        )
+        self.follow_ups = self.hub.follow_ups = FollowUps([self._follow, *follows], retry_s=1000)
+        return self.hub.make_watcher(look_s, poll_s)
 
     async def _follow(self) -> bool:
         self.leaves_looked_at += 1

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import httpx2
 
-from kubelet.daemon.composition import last_issued_file
+from kubelet.config import last_issued_file
 from schemas.addresses import MCP_PATH
 from schemas.manifest import MAX_FUTURE_MS
 from tests.chaos.call_workload import CallWorkload

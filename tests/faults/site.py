@@ -27,6 +27,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.state.key_files import load_or_create_key
 from schemas.addresses import MCP_PATH, mcp_url
 from schemas.registry import SchemaRegistry
+from schemas.times import SystemMs
 from schemas.ulids import UlidSource
 from tests.fakes.demo import plan_below
 from tests.fakes.mcp_wire import ERA_META, NEW
@@ -317,6 +318,6 @@ def _token(plan: Plan) -> str:
     )
 
 
-def _days_ago_ms() -> int:
+def _days_ago_ms() -> SystemMs:
     """Return a time from which on certificates and tokens are valid also by a clock that is a day behind."""
-    return time.time_ns() // 1_000_000 - 3 * _DAY_S * 1000
+    return SystemMs(time.time_ns() // 1_000_000 - 3 * _DAY_S * 1000)

@@ -16,7 +16,7 @@ from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.composition import run_daemon
 from kubelet.handlers.disks import Disks
 from kubelet.handlers.system_metrics import CpuSampler
-from kubelet.loopback.server import LoopbackServer
+from kubelet.loopback import LoopbackServer
 from relay.audit.refusal_counts import RefusalCounter
 from relay.calls.canaries import Canaries
 from relay.fleet.change_notifier import ChangeNotifier
@@ -38,7 +38,7 @@ from schemas.process.service_manager import ServiceManager
 from tests.fakes.daemon import NO_BROKER, NO_RELAY
 from tests.fakes.lines import LogLines
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 async def returns(*_: object) -> None:
@@ -48,14 +48,14 @@ async def returns(*_: object) -> None:
 @pytest.mark.parametrize(
     ("loop", "named"),
     [
-        (RefusalCounter, "AuditPart"),
-        (RelayTls, "PkiPart"),
+        (RefusalCounter, "refusals"),
+        (RelayTls, "certificates"),
         (MqttFeed, "broker"),
         (MarkStore, "marks"),
         (ChangeNotifier, "inventory"),
-        (TelemetryHub, "TelemetryPart"),
-        (Canaries, "CallsPart"),
-        (Expiry, "CallerToolsPart"),
+        (TelemetryHub, "telemetry"),
+        (Canaries, "calls"),
+        (Expiry, "caller sessions"),
         (Watcher, "decisions"),
         (FollowUps, "follow-ups"),
         (Acceptor, "listener"),

@@ -120,6 +120,8 @@ async def test_what_hangs_at_a_node_when_its_relay_is_killed_is_unknown_and_does
         assert begun["decision"] == "allow"
         async with story.without(victim):
             assert [answer.code for answer in (await calling).answers] == ["E_DEADLINE_EXCEEDED"]
+            # Its line is written a moment after the answer.
+            await until(lambda: agent.outcomes(asked, node_id, begun["correlation_id"]))
             (outcome,) = agent.outcomes(asked, node_id, begun["correlation_id"])
             assert (outcome["outcome"], outcome["code"]) == ("error", "E_DEADLINE_EXCEEDED")
             await story.until_called(another, node_id, "ok")

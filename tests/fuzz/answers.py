@@ -12,8 +12,8 @@ from relay.broker.supervisor import BrokerLines
 from relay.client.remote_tools.contracts import ContractTerms, Risk, RiskSource, digest_of
 from relay.client.remote_tools.errors import RemoteToolError
 from relay.client.remote_tools.failures import FailureTable
-from relay.client.remote_tools.http_client import WireAttempt
 from relay.client.remote_tools.redaction import Redaction
+from relay.client.remote_tools.servers import WireAttempt
 from relay.client.remote_tools.tool_schemas import UnusableSchemaError, compiled
 from schemas.errors import MAX_TEXT, ToolError
 from schemas.process.logs import make_logger

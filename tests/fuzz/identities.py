@@ -11,8 +11,14 @@ from relay.auth.issuer_keys import MAX_KEYS, JwksError, JwksReader
 from relay.pki.roots import read_server_key
 from relay.state.key_files import KeyFileError
 from relay.state.tokens import key_id
-from schemas.certificates import IdentityError, read_csr, verify_leaf
-from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
+from schemas.certificates import (
+    IdentityError,
+    are_endorsed,
+    is_endorsed,
+    is_server_root,
+    read_csr,
+    verify_leaf,
+)
 from schemas.enrolment import MAX_REQUEST_BYTES, NODE, REQUEST_REF, JoinToken, JoinTokenError, is_proven
 from schemas.identity import (
     CertificateFormatError,

@@ -17,13 +17,15 @@ from relay.state.names import NameLedger
 from relay.state.sharer import NotUnderstoodError
 from relay.state.tokens import RevokedTokens, TokenKey, TokenKeys, key_of
 from schemas.canonical import jcs
-from schemas.endorsement import endorse_token_key
+from schemas.certificates import endorse_token_key
 from schemas.files import PRIVATE
 from schemas.identity import first_certificate_in, kid_of
 from schemas.registry import SchemaRegistry
+from schemas.times import SystemMs
 from schemas.ulids import UlidSource
 from tests.fakes.hostile_texts import is_clean
 from tests.fakes.lines import LogLines
+from tests.fakes.relay_keys import unsigned
 from tests.fakes.shared import shared
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, SimulatedCa, key_named
 from tests.fuzz.live import check_log
@@ -62,7 +64,7 @@ def ledger_entry(data: bytes) -> None:
     (path / "ledger.jsonl").touch(PRIVATE)
     join = _join_tokens().create(TENANT, 3600, _USES, _CA.root_pem)
     assert join.id == _JOIN_ID
-    stream = LedgerStream("f", _ledgers(lines), _registry(), _now_ms)
+    stream = LedgerStream("f", _ledgers(lines), _registry(), _now_ms, unsigned())
     message = Msg(cast("Client", None), f"{_FIRST}{text_of(subject)}", _METADATA, value)
     try:
         read = stream.read(message)
@@ -106,8 +108,8 @@ def _join_tokens() -> JoinTokens:
     return JoinTokens(directory() / "shared" / "joins", _now_ms, bytes)
 
 
-def _now_ms() -> int:
-    return NOW_MS
+def _now_ms() -> SystemMs:
+    return SystemMs(NOW_MS)
 
 
 def _files() -> Mapping[str, bytes]:

@@ -13,7 +13,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from kubelet.backoff import NodeBackoff
 from kubelet.caller_tools.requests import CallerRequests
 from kubelet.caller_tools.server import Client, ClientParts, LocalMethods
 from kubelet.caller_tools.sessions import CallerNames, Sessions
@@ -21,16 +20,16 @@ from kubelet.cli import status as kubelet_status
 from kubelet.local_agent.agent_tools import AgentTools, OwnTools
 from kubelet.local_agent.daemon_client import DaemonClient
 from kubelet.local_agent.toolbox import Toolbox
-from relay.cli import status as relay_status
+from relay.cli import show_status as relay_status
 from schemas.frames import OneWayType
 from schemas.kinds import KindRegistry
+from schemas.pacing import Backoff
 from schemas.process.logs import make_logger
 from schemas.process.status_socket import NAME, StalledError, read_status
 from schemas.process.status_view import AnotherVersionError, show
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.caller_tools import ANT, MEMORY, OWNER
-from tests.fakes.chance import FixedChance
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS
 from tests.fuzz import socket_samples as samples
@@ -123,7 +122,7 @@ async def _daemon_lines(data: bytes) -> None:
         OwnTools, handlers=[], registry=registry, kinds=kinds, ulids=ulids, now_ms=lambda: NOW_MS, log=log
     )
     tools = AgentTools(toolbox, make_own, ulids.new)
-    backoff = NodeBackoff(FixedChance(0.5), 1.0, 2.0)
+    backoff = Backoff(0.5, 1.0)
     client = DaemonClient(directory() / "none", ANT, tools, backoff, log, sleep=_never)
     (reader, writer), (_, far_writer) = await _connected()
     serving = asyncio.create_task(client._serve(reader, writer))  # noqa: SLF001 - without a socket's file

@@ -7,6 +7,7 @@ thread is done at once. It runs any program of asyncio that uses TCP without TLS
 
 import asyncio
 import selectors
+import socket
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -39,6 +40,8 @@ class _NextTimer(selectors.SelectSelector):
 
 class _Accepted:
     """In the place of the socket of a connection that was accepted."""
+
+    family = socket.AF_INET
 
     def __init__(self, end: MemoryTransport) -> None:
         self.end = end

@@ -3,7 +3,9 @@
 from functools import cache, partial
 from typing import Final
 
+from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
+from relay.calls.stream_port import TelemetryQueryError
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.tools import Position
@@ -24,7 +26,7 @@ from relay.state.labels import (
     typed_form,
 )
 from relay.state.names import NodeName
-from relay.streams.telemetry.reading import TelemetryQueryError, TelemetryResource
+from relay.streams.telemetry.resource import TelemetryResource
 from schemas import projection, topics
 from schemas.addresses import (
     AddressError,
@@ -50,6 +52,7 @@ from tests.fuzz.scratch import directory
 from tests.fuzz.target import REFUSED, Target, text_of, tried
 
 _TURNS: Final = 10_000
+_RIGHTS = Rights.of(TENANT, ())
 _OPTIONS = UrlOptionReader(KindRegistry())
 
 
@@ -146,7 +149,7 @@ def url_query(data: bytes) -> None:
     for name, narrowed in (("nodes", selection.nodes), ("kinds", selection.kinds), ("tags", selection.tags)):
         assert narrowed or not f"&{text}".count(f"&{name}=")
     check_tags(selection.tags[:1])
-    tried(lambda: selection.node_ids(_fleet().names, TENANT), UnknownNodeError)
+    tried(lambda: selection.node_ids(_fleet().reach, _RIGHTS), UnknownNodeError)
 
 
 def cursor(data: bytes) -> None:
@@ -170,12 +173,12 @@ def resource(data: bytes) -> None:
     path, _, query = text.partition("?")
     errors = (ResourceQueryError, TelemetryQueryError, UnknownNodeError)
     fleet, principal = FleetResources(_fleet()), hub().authenticator.identify(_token())
-    found = tried(lambda: fleet.read(TENANT, path, query), *errors)
+    found = tried(lambda: fleet.read(_RIGHTS, path, query), *errors)
     assert found in {None, REFUSED} or path in {"nodes", "changes"}
-    assert NODE_ID not in str(tried(lambda: fleet.read("another", path, query), *errors))
+    assert NODE_ID not in str(tried(lambda: fleet.read(Rights.of("another", ()), path, query), *errors))
     telemetry = TelemetryResource(hub().telemetry, _fleet())
     uri = f"node://{path}/telemetry" + (f"?{query}" if query else "")
-    assert tried(lambda: telemetry.read(principal, uri), *errors) in {None, REFUSED}
+    assert tried(lambda: telemetry.content(principal, uri), *errors) in {None, REFUSED}
 
 
 @cache

@@ -30,6 +30,7 @@ from schemas.strict_json import loads
 from tests.fakes.hostile_texts import is_clean
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
+from tests.fakes.relay_keys import unsigned
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, NOW_MS
 from tests.fuzz import samples
@@ -119,6 +120,7 @@ def presence_entry(data: bytes) -> None:
         url="https://relay.example",
         registry=_registry(),
         count=lambda _kind, _outcome: None,
+        signed=unsigned(),
         log=make_logger("relay", lines),
     )
     for number, entry in enumerate(data.split(b"\n")[:8], 1):
@@ -183,12 +185,16 @@ def bridge_answer(data: bytes) -> None:
     head, _, body = data.partition(b"\n")
     for content_type in ("application/json", "text/event-stream"):
         headers = {"content-type": content_type, "mcp-session-id": head.decode("latin-1", "replace")}
+        status, asked = 400 if head[:1] == b"4" else 200, httpx2.Request("POST", "http://127.0.0.1/mcp")
         try:
-            answer = httpx2.Response(400 if head[:1] == b"4" else 200, headers=headers)
+            read, refused = (
+                RelayResponse(httpx2.Response(status, headers=headers, content=_chunks(body), request=asked))
+                for _ in range(2)
+            )
         except (ValueError, UnicodeError):
             return
-        assert tried(partial(finished, _read(RelayResponse(answer, _chunks(body)))), LostError) is None
-        is_message, reason = finished(RelayResponse(answer, _chunks(body)).read_refusal())
+        assert tried(partial(finished, _read(read)), LostError) is None
+        is_message, reason = finished(refused.read_refusal())
         assert is_message in {True, False}
         assert is_clean(reason)
 

@@ -16,11 +16,12 @@ from relay.broker.supervisor import end_leftover
 from relay.cli.backup.archive import EncryptionError, decrypt_for, encrypt_for, is_encrypted
 from relay.fleet.leaves import KeptLeaves
 from relay.fleet.replay_marks import KeptLeaf, MarkStore, snapshot
-from relay.pki.relay_tls import RELAY_NAME, WantedCertificate, reason_to_renew
+from relay.pki.relay_tls import WantedCertificate, reason_to_renew
+from schemas.certificates import RELAY_NAME
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import private_key_to_pem
 from schemas.process.logs import make_logger
-from schemas.trust import Mark
+from schemas.trust import HighWaterMark
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, TENANT
 from tests.fuzz import samples
@@ -107,7 +108,7 @@ def _database() -> bytes:
     """Return a database with a mark and a leaf, of small pages."""
     path = directory() / "good-marks"
     store = MarkStore(path, make_logger("relay", LogLines()))
-    store.put(NODE_ID, TENANT, Mark(NOW_MS, "ab" * 32))
+    store.put(NODE_ID, TENANT, HighWaterMark(NOW_MS, "ab" * 32))
     store.put_leaf(KeptLeaf.of(samples.NODE.identity()))
     store._write(*store._take())  # noqa: SLF001 - as its loop does once a second
     with closing(sqlite3.connect(path / _MARKS)) as database:

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from relay.pki.roots import make_server_key, server_key_to_pem
 from relay.state.tokens import key_id
-from schemas.certificates import make_csr
-from schemas.endorsement import endorse
+from schemas.certificates import endorse, make_csr
 from schemas.enrolment import NODE as SPEAKER
 from schemas.enrolment import JoinToken, proven
 from schemas.frames import FRAME_TYPES, SUBPROTOCOL, Role
@@ -20,7 +19,7 @@ from tests.fakes.documents import HOSTILE
 from tests.fakes.frames import ERROR, SESSION_ID, frame_text
 from tests.fakes.hostile_texts import HOSTILE_TEXTS
 from tests.fakes.node_end import device_token
-from tests.fakes.raw_websocket import ws_frame
+from tests.fakes.raw_http import ws_frame
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa, key_named
 
 CA: Final = SimulatedCa()

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from relay.routing.port import CommandAnswer
 from relay.sessions.session import NodeSession
@@ -101,7 +102,7 @@ class World:
     def _processes(self) -> tuple[Process, Process]:
         return self._node, self._clone
 
-    def _time(self) -> int:
+    def _time(self) -> Any:
         return self._now_ms
 
     def _new_id(self) -> str:

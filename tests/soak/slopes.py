@@ -2,7 +2,9 @@
 
 The slope is that of the least that was used in each of ten parts of the time: what is in flight is given
 back, and there is more of it while the machine is busy, but what leaks is never given back. It is Theil and
-Sen's, the median of the slopes between all pairs. The beginning is left out, in which caches are filled.
+Sen's, the median of the slopes between all pairs. The beginning is left out, in which caches are filled. In
+a run of ``LONG_S`` this is the first half, in which the heap takes its shape too: what grows after
+it is a leak, however slow.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +17,11 @@ MIB = 1 << 20
 CALLS_PER_S = 50
 SMALLEST_BYTES = 32
 """The smallest object of Python and a reference to it: a call that leaks anything leaks as much."""
+
+LONG_S = 5300.0
+"""Between the first sample and the last of 90 minutes, which are a little less apart than it lasts."""
+LONG_LIMIT = 0.4 * MIB
+"""In bytes per hour, of the second half of a long run."""
 
 _WARM_UP = 1 / 3
 _LONGEST_WARM_UP_S = 300.0
@@ -87,20 +94,25 @@ def slopes(samples: Sequence[Sample]) -> list[Slope]:
 def _slopes(samples: Sequence[Sample]) -> Iterator[Slope]:
     by_process = attrgetter("process")
     for process, own in groupby(sorted(samples, key=by_process), by_process):
-        steady = _steady(sorted(own, key=attrgetter("at_s")))
+        ordered = sorted(own, key=attrgetter("at_s"))
+        is_long = ordered[-1].at_s - ordered[0].at_s >= LONG_S
+        steady = _steady(ordered, is_long=is_long)
         if len(steady) < 2:
             raise ValueError(f"too few samples of {process}")
         hours = (steady[-1].at_s - steady[0].at_s) / _HOUR_S
         for what, limit in LIMITS.items():
             used = [(sample.at_s, float(getattr(sample, what))) for sample in steady]
             allowed = limit.always / hours + limit.per_hour
+            if is_long and what == "memory":
+                allowed = LONG_LIMIT
             middle = median(value for _, value in used)
             yield Slope(process, what, middle, theil_sen(_lowest(used)) * _HOUR_S, allowed)
 
 
-def _steady(ordered: Sequence[Sample]) -> Sequence[Sample]:
+def _steady(ordered: Sequence[Sample], *, is_long: bool) -> Sequence[Sample]:
     began_s, ended_s = ordered[0].at_s, ordered[-1].at_s
-    warm_s = began_s + min((ended_s - began_s) * _WARM_UP, _LONGEST_WARM_UP_S)
+    warm_s = min((ended_s - began_s) * _WARM_UP, _LONGEST_WARM_UP_S)
+    warm_s = began_s + ((ended_s - began_s) / 2 if is_long else warm_s)
     return [sample for sample in ordered if sample.at_s >= warm_s]
 
 

@@ -46,6 +46,24 @@ def test_a_call_that_leaks_eight_kibibytes_is_found_in_a_minute() -> None:
     assert growing(leak) == ["memory"]
 
 
+@pytest.mark.parametrize(("mib_per_hour", "found"), [(0.7, ["memory"]), (0.5, ["memory"]), (0.3, [])])
+def test_a_slow_leak_is_found_in_an_hour_and_a_half_and_in_no_shorter_run(
+    mib_per_hour: float, found: list[str]
+) -> None:
+    long = [replace(sample, at_s=sample.at_s * 1.5) for sample in RIGHT]
+
+    def leak(at_s: float) -> float:
+        return mib_per_hour * MIB * at_s / HOUR_S
+
+    assert growing(leaking(long, "memory", leak)) == found
+    assert growing(leaking(RIGHT, "memory", leak)) == []
+
+
+def test_a_heap_that_takes_its_shape_in_the_first_half_of_a_long_run_is_flat() -> None:
+    long = [replace(sample, at_s=sample.at_s * 1.5) for sample in RIGHT]
+    assert growing(leaking(long, "memory", lambda at_s: 2 * MIB * min(1.0, at_s / 2600))) == []
+
+
 def test_what_is_used_once_at_the_beginning_or_given_back_is_flat() -> None:
     assert growing(leaking(RIGHT, "memory", lambda at_s: 50 * MIB * min(1.0, at_s / 240))) == []
     assert growing(leaking(RIGHT, "tasks", lambda at_s: 500 - at_s / 10)) == []
