@@ -44,7 +44,7 @@ single-parts-of-others:
 	@$(SINGLE_PARTS) tests/schemas tests/kubelet tests/test_*.py
 
 # In parallel, for most of these wait longer than they compute; a worker that is done takes over tests of another.
-INTEGRATION := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal
+INTEGRATION := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal $(RERUNS)
 
 CHECKS ?= lint types
 

@@ -38,7 +38,8 @@ class MqttListener:
         subscribed = asyncio.Event()
         client = paho.Client(CallbackAPIVersion.VERSION2)
 
-        def on_connect(*_: object) -> None:
+        # What names the client would be a cycle, whose sockets a collection of garbage closes one day.
+        def on_connect(client: paho.Client, *_: object) -> None:
             client.subscribe(self._topic, qos=1)
 
         def on_subscribe(*_: object) -> None:
