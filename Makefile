@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
 WORKERS ?= auto
 
 # Keep compiled modules: without them each worker and each process that a test starts compiles the tree again.
@@ -15,18 +16,32 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Hashes pin every package; --no-deps keeps the project itself from pulling anything that is not locked.
-$(READY): SHELL := bash
-$(READY): .SHELLFLAGS := -o pipefail -c
-$(READY): requirements.lock pyproject.toml
+define set_up
 	@echo "setting up $(VENV), once: it takes half a minute"
 	@$(PYTHON) -P -m venv $(VENV)
-	@$(BIN)/pip install --disable-pip-version-check --require-hashes -r requirements.lock | awk ' \
+	@$(BIN)/pip install --disable-pip-version-check --no-deps --require-hashes -r $(1) | awk ' \
 	  /^Collecting/ && ++fetched % 20 == 0 { print "  " fetched " packages fetched"; fflush() } \
 	  /^Installing/ { print "  installing " fetched " packages"; fflush() }'
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+endef
 
-demo: $(READY) ## watch an MCP client call real tools on this machine, end to end
+$(READY) $(DEMO_READY): SHELL := bash
+$(READY) $(DEMO_READY): .SHELLFLAGS := -o pipefail -c
+$(READY): requirements.lock pyproject.toml
+	$(call set_up,requirements.lock)
+
+# Of the same lock what a relay has, what the demo and the installation of a clone need besides, and no tools: half of it.
+$(DEMO_READY): requirements.lock requirements-relay.lock pyproject.toml
+	@mkdir -p $(VENV)
+	@awk 'BEGIN { split("editables hatchling nats-py nkeys packaging pathspec pluggy trove-classifiers", more); \
+	    for (each in more) wanted[more[each]] } \
+	  /^[a-z]/ { name = $$1; sub(/==.*/, "", name) } \
+	  NR == FNR { wanted[name]; next } \
+	  name in wanted' requirements-relay.lock requirements.lock >$(VENV)/demo.lock
+	$(call set_up,$(VENV)/demo.lock)
+
+demo: $(or $(wildcard $(READY)),$(DEMO_READY)) ## watch an MCP client call real tools on this machine, end to end
 	@$(BIN)/relay demo $(DEMO_ARGS)
 
 PROFILE ?= daily
