@@ -25,7 +25,7 @@ def proxy_header(source: str | None) -> bytes:
 
 
 def installed(program: str) -> str:
-    """Return the path of a proxy, which has a Debian package of its name; without it, skip the test."""
+    """Return the path of a program, which has a Debian package of its name; without it, skip the test."""
     found = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
     if found is not None:
         return found
