@@ -146,7 +146,8 @@ class RootFiles(Generic[KeyT]):
             AuthorityStateError: its key is there without it.
         """
         if self.certificate.exists():
-            raise AuthorityOptionError(f"{self.directory} holds a CA already")
+            text = f"{self.directory} holds a CA already, which is kept: use it, or name another directory"
+            raise AuthorityOptionError(text)
         der = first_certificate_in(root_pem)
         held = self.unused_key()
         if self._key.exists() and (held is None or not self._form.fits(held, der)):

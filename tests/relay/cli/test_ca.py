@@ -45,7 +45,7 @@ def test_ca_init_a_second_time_changes_nothing(relay: Relay, state: Path) -> Non
     before = (state / "ca" / "root.pem").read_bytes()
     outcome = relay("ca", "init")
     assert outcome.code == 3
-    assert "holds a CA already" in outcome.error
+    assert "holds a CA already, which is kept: use it" in outcome.error
     assert (state / "ca" / "root.pem").read_bytes() == before
 
 
