@@ -42,8 +42,8 @@ SHOWN = {
     "relay join-token list": "",
     "relay node list": "",
     "relay node show": "{node}",
-    "relay people list": "",
-    "relay people show": "ada",
+    "relay people list": "--state-dir {people}",
+    "relay people show": "ada --state-dir {people}",
     "relay service status": "",
     "relay state show": "leaf",
     "relay kind list": "",
@@ -108,6 +108,11 @@ def test_each_command_shows_something_or_changes_something() -> None:
     assert not SHOWN.keys() & CHANGING
 
 
+def run(program: str, *words: str) -> bytes:
+    command = [sys.executable, "-P", "-m", program, *words]
+    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+
+
 @pytest.fixture(scope="module")
 def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What stands in the commands: names of the demo, and files that are made of it."""
@@ -115,27 +120,19 @@ def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     token, manifest = directory / "token", directory / "manifest.json"
     token.write_text(demo.facts["token"])
     token.chmod(0o600)
-    own = ("--state-dir", demo.state("kubelet"))
-    signed = subprocess.run(
-        [sys.executable, "-P", "-m", "kubelet", "announce", "--dry-run", *own],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    manifest.write_bytes(signed.stdout)
-    invite = ("people", "invite", "ada", "--public-url", "https://hub.example")
-    subprocess.run(
-        [sys.executable, "-P", "-m", "relay", *invite, "--state-dir", demo.state("relay")],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    own = ("--state-dir", str(demo.state("kubelet")))
+    manifest.write_bytes(run("kubelet", "announce", "--dry-run", *own))
+    # Elsewhere: with a person the demo would be an authorization server.
+    people = ("--state-dir", str(directory / "people"))
+    run("relay", "ca", "init", *people)
+    run("relay", "people", "invite", "ada", "--public-url", "https://hub.example", *people)
     return {
         "state": str(demo.directory),
         "node": demo.real_node,
         "url": demo.base_url,
         "token": str(token),
         "manifest": str(manifest),
+        "people": people[1],
     }
 
 
@@ -151,7 +148,8 @@ def test_what_a_command_shows_is_in_words(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     program, name = command.split(" ", 1)
     words = shlex.split(SHOWN[command].format(**given))
-    place = [] if name in ANYWHERE else ["--state-dir", f"{given['state']}/{program}"]
+    has_place = name in ANYWHERE or "--state-dir" in words
+    place = [] if has_place else ["--state-dir", f"{given['state']}/{program}"]
     # Whatever it has found.
     ended = commands.run(program, *name.split(), *words, *place)
     assert ended.code in {0, 1}, ended
