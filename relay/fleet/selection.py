@@ -20,8 +20,8 @@ from relay.fleet.tool_index import SEVERITY, Only, Version
 from relay.fleet.tools import BEFORE_ALL, KindVerb, Position, Tool
 from relay.settings.config import View
 from relay.settings.environment import ValidityClock
-from relay.state.labels import tag_key
 from schemas.errors import Failure, ToolError
+from schemas.labels import tag_key
 from schemas.projection import ToolName
 
 TAG_SELECTOR = "tag:"

@@ -24,10 +24,10 @@ from urllib.parse import unquote_plus
 
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.settings.config import View
-from relay.state.labels import NameRuleError, check_tags
 from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry
+from schemas.labels import NameRuleError, check_tags
 
 MAX_VALUES = 64
 _MAX_VALUE = 64

@@ -18,7 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relay.state.labels import (
+from relay.state.ledger import Entry, Ledger, LedgerState
+from relay.state.merging import SIGNED, LazyEntries, SharedForm
+from schemas.error_roots import OperatorError
+from schemas.labels import (
     NameRuleError,
     check_kept,
     check_tags,
@@ -29,9 +32,6 @@ from relay.state.labels import (
     shown_form,
     tag_key,
 )
-from relay.state.ledger import Entry, Ledger, LedgerState
-from relay.state.merging import SIGNED, LazyEntries, SharedForm
-from schemas.error_roots import OperatorError
 from schemas.projection import is_node_id
 from schemas.times import SystemClock
 
