@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
 from schemas.process.spans import SpanSink, no_spans
-from schemas.times import SystemClock, SystemMs, is_credible
+from schemas.times import RelayMs, SystemClock, SystemMs, is_credible
 
 if TYPE_CHECKING:
     # For the clock alone the commands would load the libraries of log and metrics.
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from schemas.registry import SchemaRegistry
     from schemas.ulids import UlidSource
 
-RelayMs = NewType("RelayMs", int)
-"""A moment by a ``RelayClock``: what expires is compared with it."""
-ValidityClock = Callable[[], RelayMs]
 SessionMs = NewType("SessionMs", int)
 """A moment by a ``SessionClock``."""
 TOLERANCE_MS = 255_000

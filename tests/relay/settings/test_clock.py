@@ -1,16 +1,9 @@
 import pytest
 
-from relay.settings.environment import (
-    TOLERANCE_MS,
-    RelayClock,
-    SessionClock,
-    ValidityClock,
-    now_ms,
-    ticks_ms,
-)
+from relay.settings.environment import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
-from schemas.times import FIRST_CREDIBLE_MS, SystemClock, is_credible
+from schemas.times import FIRST_CREDIBLE_MS, SystemClock, ValidityClock, is_credible
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS
