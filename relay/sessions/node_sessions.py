@@ -26,8 +26,7 @@ from relay.sessions.connects import ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers, heartbeat_interval_ms
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
 from relay.sessions.one_way_frames import OneWayFrames
-from relay.sessions.session import NodeConnection, NodeSession
-from relay.settings.environment import SessionClock
+from relay.sessions.session import NodeConnection, NodeSession, SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, Role, agreed
 from schemas.identity import Identity
