@@ -7,6 +7,7 @@ The relay's public URL, in its normal form, is also its audience: what a node pi
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
@@ -15,7 +16,16 @@ from schemas.error_roots import CommandLineError
 
 CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
-TOOLS_PATH, KINDS_PATH = f"{MCP_PATH}/tools", f"{MCP_PATH}/kinds"
+
+
+class View(StrEnum):
+    """How the fleet is listed: each tool of each node, or one tool for each kind and verb."""
+
+    TOOLS = "tools"
+    KINDS = "kinds"
+
+
+TOOLS_PATH, KINDS_PATH = f"{MCP_PATH}/{View.TOOLS}", f"{MCP_PATH}/{View.KINDS}"
 MCP_PATHS = (MCP_PATH, TOOLS_PATH, KINDS_PATH)
 """Where agents speak MCP: views of one fleet, with one set of rights."""
 PLAIN_OPTION = "--insecure-plain-transports"

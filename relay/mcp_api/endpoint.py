@@ -72,7 +72,7 @@ from relay.mcp_api.sdk import (
 from relay.mcp_api.tool_list import CursorError, ToolEntries, ToolList, page_of, text_of, with_documents
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.observability.ascii_json import encoded
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.error_roots import EdgeError
 from schemas.errors import Failure, ToolError
 from schemas.projection import (

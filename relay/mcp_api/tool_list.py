@@ -19,7 +19,7 @@ from relay.fleet.selection import Selection
 from relay.fleet.tools import BEFORE_ALL, Position, Tool, hints
 from relay.mcp_api.url_options import UrlOptionReader, UrlOptions
 from relay.observability.ascii_json import encoded
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url
 from schemas.projection import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, alias_of

@@ -16,6 +16,7 @@ from schemas.addresses import (
     AddressError,
     BrokerAddress,
     HostPort,
+    View,
     check_private_broker,
     check_private_url,
     is_loopback,
@@ -63,13 +64,6 @@ class EnvelopeMode(Enum):
     OFF = "off"
     SHADOW = "shadow"
     ENFORCE = "enforce"
-
-
-class View(StrEnum):
-    """How the fleet is listed: each tool of each node, or one tool for each kind and verb."""
-
-    TOOLS = "tools"
-    KINDS = "kinds"
 
 
 @dataclass(frozen=True, slots=True)

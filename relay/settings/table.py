@@ -44,7 +44,6 @@ from relay.settings.config import (
     RelayConfig,
     StateFiles,
     TlsFiles,
-    View,
     account_of,
     kinds_directory,
 )
@@ -52,6 +51,7 @@ from relay.settings.kept import KeptSettings, read_kept
 from schemas.addresses import (
     AddressError,
     HostPort,
+    View,
     is_loopback,
     normal_url,
     parse_host_port,
