@@ -1,7 +1,7 @@
 """How often, and how many at once: limiters by token buckets and counts, with a rate that holders may share.
 
 A full limiter refuses at once with a retry time; nothing queues. The clock is an argument. Must not know what
-is limited.
+is limited: of an agent it has only the usual allowance.
 """
 
 import math
@@ -27,6 +27,12 @@ class Allowance:
     burst: float
     concurrency: int
 
+
+AGENT_BURST_S = 3
+"""How many seconds' worth an agent may take at once: listing the tools of thousands of nodes is one burst."""
+
+PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
+"""What one agent may use of a relay that serves about a thousand calls a second."""
 
 BUSY_RETRY_MS = 100
 """The retry time while ``concurrency`` is used up: when a call will end is not known."""

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relay.limits.rate_limits import Allowance
+from relay.limits.rate_limits import AGENT_BURST_S, PER_AGENT, Allowance
 from relay.settings.broker import (
     BROKER,
     BROKER_ALTERNATIVES,
@@ -29,12 +29,10 @@ from relay.settings.broker import (
     kept_broker,
 )
 from relay.settings.config import (
-    AGENT_BURST_S,
     CALLER_TIMEOUT_S,
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
     KEEP_ALL,
-    PER_AGENT,
     AuditKeep,
     AuditSync,
     ClusterConfig,
