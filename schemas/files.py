@@ -31,6 +31,9 @@ PRIVATE_DIRECTORY = 0o700
 MAX_STATE_BYTES = 1 << 20
 """More than any file holds that is read as a whole."""
 
+MAX_SOCKET_PATH_BYTES = 107
+"""What the kernel's address of a Unix socket holds, without its last byte."""
+
 PIPE_S = 60.0
 """How long a pipe that the operator named may take: its writer may have to ask for a passphrase."""
 
@@ -103,6 +106,11 @@ def _give_to_owner_of(directory: Path, descriptor: int) -> None:
     if os.geteuid() == _ROOT:
         owner = directory.stat()
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def fits_socket(path: Path) -> bool:
+    """Return whether ``path`` is short enough for a Unix socket."""
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
 
 
 def is_shown_to_group(directory: Path) -> bool:

@@ -55,9 +55,9 @@ from schemas.addresses import (
     parse_host_port,
 )
 from schemas.error_roots import ConfigError, OperatorError
+from schemas.files import fits_socket
 from schemas.kinds import kind_name
 from schemas.process.state_owner import NoStateDirError
-from schemas.process.status_socket import fits_socket
 from schemas.settings import (
     OTLP,
     PLAIN,
