@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schemas.error_roots import ConfigError, OperatorError
-from schemas.files import is_shown_to_group
 
 _ROOT = 0
 _UNKNOWN = 65_534
@@ -65,15 +64,6 @@ def as_operator() -> Iterator[None]:
     finally:
         os.setegid(group)
         os.seteuid(user)
-
-
-def sees_as_member(path: Path) -> bool:
-    """Return whether ``path`` is in a state directory where this user has the rights of its group alone."""
-    for directory in path.parents:
-        with suppress(OSError):
-            if is_shown_to_group(directory):
-                return directory.stat().st_uid != os.geteuid()
-    return False
 
 
 def _of_another_user(directory: Path) -> os.stat_result | None:
