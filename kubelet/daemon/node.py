@@ -38,8 +38,8 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.lines import LogThreshold
 from schemas.process.service_manager import ReadAgain
-from schemas.process.spans import SpanSink, no_spans
 from schemas.registry import SchemaRegistry
+from schemas.spans import SpanSink, no_spans
 from schemas.ulids import UlidSource
 
 if TYPE_CHECKING:

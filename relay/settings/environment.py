@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schemas.process.spans import SpanSink, no_spans
+from schemas.spans import SpanSink, no_spans
 from schemas.times import RelayMs, SystemClock, SystemMs, is_credible
 
 if TYPE_CHECKING:
