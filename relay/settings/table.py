@@ -54,10 +54,9 @@ from schemas.addresses import (
     normal_url,
     parse_host_port,
 )
-from schemas.error_roots import ConfigError, OperatorError
+from schemas.error_roots import ConfigError, NoStateDirError, OperatorError
 from schemas.files import fits_socket
 from schemas.kinds import kind_name
-from schemas.process.state_owner import NoStateDirError
 from schemas.settings import (
     OTLP,
     PLAIN,

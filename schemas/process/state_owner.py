@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from schemas.error_roots import ConfigError, OperatorError
+from schemas.error_roots import OperatorError
 
 _ROOT = 0
 _UNKNOWN = 65_534
@@ -114,10 +114,3 @@ def needed_home_directory() -> Path:
     if home is None:
         raise OperatorError("set HOME: this user has no home directory")
     return home
-
-
-class NoStateDirError(ConfigError):
-    """No state directory is named, and there is no home directory for the usual one."""
-
-    def __init__(self) -> None:
-        super().__init__(["name the state directory with --state-dir: this user has no home directory"])
