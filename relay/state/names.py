@@ -15,7 +15,7 @@ know which nodes exist.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from relay.state.ledger import Entry, Ledger, LedgerState
@@ -23,6 +23,7 @@ from relay.state.merging import SIGNED, LazyEntries, SharedForm
 from schemas.error_roots import OperatorError
 from schemas.labels import (
     NameRuleError,
+    NodeName,
     check_kept,
     check_tags,
     folded,
@@ -45,20 +46,6 @@ class LabelTakenError(OperatorError):
         )
         self.label = label
         self.node_id = node_id
-
-
-@dataclass(frozen=True, slots=True)
-class NodeName:
-    """What the operator calls a node of ``tenant``: by a label (empty: none) and tags, sorted.
-
-    ``proven`` is the name by which tokens reach it, where that is another: the last that was decided here or
-    that a relay has signed.
-    """
-
-    tenant: str
-    label: str = ""
-    tags: tuple[str, ...] = ()
-    proven: "NodeName | None" = None
 
 
 class Names(LedgerState):

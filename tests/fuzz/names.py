@@ -12,7 +12,6 @@ from relay.fleet.tools import Position
 from relay.mcp_api.resources import FleetResources, ResourceQueryError
 from relay.mcp_api.tool_list import CursorError, ToolEntry, page_of
 from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader
-from relay.state.names import NodeName
 from relay.streams.telemetry.resource import TelemetryResource
 from schemas import projection, topics
 from schemas.addresses import (
@@ -32,6 +31,7 @@ from schemas.labels import (
     MAX_LABEL,
     MAX_TAGS,
     NameRuleError,
+    NodeName,
     check_tags,
     folded,
     id_prefix_of,

@@ -11,8 +11,8 @@ from relay.auth.permissions import Rights
 from relay.state.kinds import NAME
 from relay.state.ledger import LedgerError
 from relay.state.merging import SIGNED, Merging, SharedLedger
-from relay.state.names import NAMES, LabelTakenError, NameLedger, Names, NodeName
-from schemas.labels import NameRuleError
+from relay.state.names import NAMES, LabelTakenError, NameLedger, Names
+from schemas.labels import NameRuleError, NodeName
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
