@@ -23,8 +23,8 @@ from bench.load import Target, call_once, latencies_ms, latencies_until_ms, requ
 from bench.results import Figure
 from relay.cli.demo.local_system import LocalSystem, Plan, start_system
 from relay.cli.demo.processes import Processes
+from relay.limits.rate_limits import AGENT_BURST_S
 from relay.sessions.connects import RATE_PER_S
-from relay.settings.config import AGENT_BURST_S
 
 _NODES = int(os.environ.get("BENCH_NODES", "10000"))
 _TIMEOUT_S = 600

@@ -32,12 +32,11 @@ from relay.fleet.tools import Projector
 from relay.mcp_api.tool_list import ToolEntries, page_of
 from relay.observability.metrics import Metrics
 from relay.pki.issuing import issue_leaf, make_root
-from relay.settings.environment import RelayMs
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from schemas.times import SystemMs
+from schemas.times import RelayMs, SystemMs
 from schemas.trust import Outcome, TrustRules
 
 _NOW_MS = 1_790_000_000_000

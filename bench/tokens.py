@@ -8,11 +8,11 @@ from nacl.signing import SigningKey
 
 from bench.results import Figure
 from relay.auth.agent_tokens import Authenticator, TokenIssuer
-from relay.settings.environment import RelayMs
 from relay.state.tokens import key_id
 from schemas.addresses import mcp_url, mcp_urls
 from schemas.keys import verifies
 from schemas.registry import SchemaRegistry
+from schemas.times import RelayMs
 from schemas.tokens import AGENT_REF, TokenVerifier
 
 _URL = "https://relay.example"

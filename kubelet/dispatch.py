@@ -23,10 +23,10 @@ from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
 from schemas.payloads import Cmd, CmdAck, CmdRefused
-from schemas.process.spans import Span, SpanSink, no_spans
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError
+from schemas.spans import Span, SpanSink, no_spans
 from schemas.text import printable
 
 Reply = Callable[[str, CmdAck], Awaitable[None]]

@@ -22,9 +22,8 @@ from kubelet.config import (
     stored_file,
 )
 from schemas.addresses import AddressError, normal_url, parse_broker
-from schemas.error_roots import ConfigError
+from schemas.error_roots import ConfigError, NoStateDirError
 from schemas.kinds import kind_name
-from schemas.process.state_owner import NoStateDirError
 from schemas.settings import (
     OTLP,
     PLAIN,

@@ -1,4 +1,4 @@
-"""Addresses that people type: the broker's and the relay's, and what follows from them.
+"""Addresses that people type: the broker's and the relay's, and what follows from them; and those of peers.
 
 The relay's public URL, in its normal form, is also its audience: what a node pins and signs for, and, with
 ``/mcp``, what an agent's token is for. Must not resolve or connect.
@@ -7,6 +7,8 @@ The relay's public URL, in its normal form, is also its audience: what a node pi
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
@@ -14,7 +16,16 @@ from schemas.error_roots import CommandLineError
 
 CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
-TOOLS_PATH, KINDS_PATH = f"{MCP_PATH}/tools", f"{MCP_PATH}/kinds"
+
+
+class View(StrEnum):
+    """How the fleet is listed: each tool of each node, or one tool for each kind and verb."""
+
+    TOOLS = "tools"
+    KINDS = "kinds"
+
+
+TOOLS_PATH, KINDS_PATH = f"{MCP_PATH}/{View.TOOLS}", f"{MCP_PATH}/{View.KINDS}"
 MCP_PATHS = (MCP_PATH, TOOLS_PATH, KINDS_PATH)
 """Where agents speak MCP: views of one fleet, with one set of rights."""
 PLAIN_OPTION = "--insecure-plain-transports"
@@ -30,6 +41,8 @@ _ZONE = re.compile(r"[A-Za-z0-9._-]{1,16}")
 _PORT = re.compile(r"[0-9]{1,5}")
 _MAX_HOST = 253
 _NAT64 = IPv6Network("64:ff9b::/96")
+_SUBSCRIBERS_BITS = 64
+_GROUPS_KEPT = 4096
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
@@ -135,6 +148,24 @@ def is_public(address: str) -> bool:
         if ip.is_site_local:
             return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+
+
+@lru_cache(maxsize=_GROUPS_KEPT)
+def address_group(address: str) -> str | None:
+    """Return the group that ``address`` counts towards: itself; of IPv6 its /64, which one subscriber has.
+
+    None for loopback, where a proxy forwards all its clients, and for what is no address.
+    """
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    ip = (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
+    if ip.is_loopback:
+        return None
+    if isinstance(ip, IPv6Address):
+        return str(IPv6Network((int(ip), _SUBSCRIBERS_BITS), strict=False))
+    return str(ip)
 
 
 def collector_url(text: str) -> str:

@@ -33,6 +33,13 @@ class ConfigError(OperatorError):
         self.problems = tuple(problems)
 
 
+class NoStateDirError(ConfigError):
+    """No state directory is named, and there is no home directory for the usual one."""
+
+    def __init__(self) -> None:
+        super().__init__(["name the state directory with --state-dir: this user has no home directory"])
+
+
 class CommandLineError(OperatorError):
     """The command line is wrong: a word is not known, or not of its form. Its text says what to write."""
 

@@ -31,6 +31,12 @@ PRIVATE_DIRECTORY = 0o700
 MAX_STATE_BYTES = 1 << 20
 """More than any file holds that is read as a whole."""
 
+MAX_SOCKET_PATH_BYTES = 107
+"""What the kernel's address of a Unix socket holds, without its last byte."""
+
+MEMBERS_READ = "its group sees what is no secret, and changes nothing: run this as root, with sudo"
+"""What a member of the group of a state directory is told where its rights do not suffice."""
+
 PIPE_S = 60.0
 """How long a pipe that the operator named may take: its writer may have to ask for a passphrase."""
 
@@ -105,9 +111,34 @@ def _give_to_owner_of(directory: Path, descriptor: int) -> None:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
+def fits_socket(path: Path) -> bool:
+    """Return whether ``path`` is short enough for a Unix socket."""
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES
+
+
 def is_shown_to_group(directory: Path) -> bool:
     """Return whether ``directory`` is open to its group, and to no others."""
     return directory.stat().st_mode & _OTHERS == _GROUP_ENTERS
+
+
+def sees_as_member(path: Path) -> bool:
+    """Return whether ``path`` is in a state directory where this user has the rights of its group alone."""
+    for directory in path.parents:
+        with suppress(OSError):
+            if is_shown_to_group(directory):
+                return directory.stat().st_uid != os.geteuid()
+    return False
+
+
+def os_error_text(error: OSError) -> str:
+    """Return what a call of the system failed for, and with which file, without the number of the error."""
+    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    return f"{text}: {MEMBERS_READ}" if is_kept_from_member(error) else text
+
+
+def is_kept_from_member(error: OSError) -> bool:
+    """Return whether it takes more than the rights of the group of a state directory."""
+    return error.errno == errno.EACCES and bool(error.filename) and sees_as_member(Path(error.filename))
 
 
 def mode_without_secrets(directory: Path) -> int:

@@ -79,6 +79,9 @@ def dated(value: Any) -> Any:
 SystemMs = NewType("SystemMs", int)
 """A moment by the system's clock, which can be set, forwards and back: for records."""
 SystemClock = Callable[[], SystemMs]
+RelayMs = NewType("RelayMs", int)
+"""A moment by the relay's clock, which follows the system's without its steps: for what expires."""
+ValidityClock = Callable[[], RelayMs]
 
 FIRST_CREDIBLE_MS = 1_700_000_000_000
 """2023-11-14: a clock that reads less has not been set, and nothing is published or accepted by it."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler
 from schemas.files import read_state, write_atomic
 from schemas.kinds import RFC_0001, KindRegistry
 from schemas.text import printable
@@ -30,7 +29,7 @@ def read_relay_kinds(file: Path) -> frozenset[str] | None:
 
 
 class RelayKinds:
-    """What of ``handlers``, of ``kinds``, is announced. ``file`` keeps the list; None: nothing does.
+    """What of ``capabilities``, of ``kinds``, is announced. ``file`` keeps the list; None: nothing does.
 
     Attributes:
         left_out: the kinds that are not.
@@ -38,12 +37,12 @@ class RelayKinds:
 
     def __init__(
         self,
-        handlers: Sequence[Handler],
+        capabilities: Sequence[Mapping[str, Any]],
         kinds: KindRegistry,
         file: Path | None,
         log: FilteringBoundLogger,
     ) -> None:
-        self._handlers = handlers
+        self._offered = capabilities
         self._of_packages = {kind.name for kind in kinds if kind.capability is None}
         self._file = file
         self._log = log
@@ -53,12 +52,11 @@ class RelayKinds:
 
     def capabilities(self) -> Sequence[Mapping[str, Any]]:
         """Return the capabilities that are announced; what is left out is logged once."""
-        offered = [handler.capability for handler in self._handlers]
-        left_out = {each["kind"] for each in offered if not self._admits(each["kind"])}
+        left_out = {each["kind"] for each in self._offered if not self._admits(each["kind"])}
         if left_out - self.left_out:
             self._log.warning("kinds not announced: the relay does not know them", kinds=sorted(left_out))
         self.left_out = left_out
-        return [each for each in offered if each["kind"] not in left_out]
+        return [each for each in self._offered if each["kind"] not in left_out]
 
     def told(self, kinds: Sequence[str] | None) -> bool:
         """Take what a welcome names, None of an older relay; return whether other kinds are announced now."""
@@ -78,7 +76,7 @@ class RelayKinds:
         return self._announced() != before
 
     def _announced(self) -> set[str]:
-        return {name for handler in self._handlers if self._admits(name := handler.capability["kind"])}
+        return {name for each in self._offered if self._admits(name := each["kind"])}
 
     def _admits(self, kind: str) -> bool:
         if kind in RFC_0001:

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.error_roots import OperatorError
-
-MAX_PATH_BYTES = 107
-"""What the kernel's address of a Unix socket holds, without its last byte."""
+from schemas.files import MAX_SOCKET_PATH_BYTES, fits_socket
 
 _FOR_THE_GROUP = 0o660
 _PRIVATE = 0o600
@@ -55,8 +53,8 @@ def bind_socket(path: Path, group: int | None) -> Iterator[BoundSocket]:
         SocketFileError: the path is too long, or taken, or its directory is not to be trusted.
         OSError: it cannot be made.
     """
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise SocketFileError(f"the socket's path is longer than {MAX_PATH_BYTES} bytes: {path}")
+    if not fits_socket(path):
+        raise SocketFileError(f"the socket's path is longer than {MAX_SOCKET_PATH_BYTES} bytes: {path}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _make_directory(path.parent, group)

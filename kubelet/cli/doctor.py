@@ -20,16 +20,16 @@ from kubelet.session.tls import NodeTls
 from kubelet.settings import KUBELET, load_settings
 from schemas import topics
 from schemas.certificates import IdentityError, verify_leaf
+from schemas.files import MEMBERS_READ, sees_as_member
 from schemas.identity import first_certificate_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process import common_checks
 from schemas.process.cli_config import AsJson, takes_settings
 from schemas.process.cli_manual import example, group
-from schemas.process.command_errors import MEMBERS_READ
 from schemas.process.common_checks import HealthAnswer, Publication, UnreachedError, ask_health, probing
 from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, Severity, run_doctor
-from schemas.process.state_owner import act_as_owner_of, sees_as_member
+from schemas.process.state_owner import act_as_owner_of
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings, Sources
 from schemas.text import counted, printable

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kubelet.caller_tools.socket_file import MAX_PATH_BYTES
 from kubelet.ceiling import Ceiling
 from kubelet.config import (
     SERVICE_SOCKET,
@@ -31,11 +30,11 @@ from kubelet.process import fail
 from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedNodeSettings, ceiling_in
 from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JOIN_TOKEN_VARIABLE, JoinToken, JoinTokenError
-from schemas.error_roots import OperatorError
-from schemas.files import read_given, read_named_secret
+from schemas.error_roots import NoStateDirError, OperatorError
+from schemas.files import fits_socket, read_given, read_named_secret
 from schemas.identity import CertificateFormatError, certificates_in
 from schemas.process.command_errors import EXIT_USAGE
-from schemas.process.state_owner import NoStateDirError, act_as_owner_of, home_directory, usual_directory
+from schemas.process.state_owner import act_as_owner_of, home_directory, usual_directory
 from schemas.settings import Settings, from_flags, read_sources
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def socket_of(named: Path | None, directory: Path) -> Path | None:
     if named is not None:
         return named.absolute()
     usual = default_socket(directory)
-    return usual if len(os.fsencode(usual)) <= MAX_PATH_BYTES else None
+    return usual if fits_socket(usual) else None
 
 
 def socket_group() -> int | None:

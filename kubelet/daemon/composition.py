@@ -48,9 +48,10 @@ from schemas.pacing import Backoff
 from schemas.process.logs import fatal_errors_logged, opened
 from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager, SettingsReload
-from schemas.process.spans import SpanSink, exported, no_spans
+from schemas.process.spans import exported
 from schemas.process.status_socket import served
 from schemas.registry import Contract, read_contract
+from schemas.spans import SpanSink, no_spans
 from schemas.threads import prestarted_pool
 
 TRIM_INTERVAL_S = 600.0

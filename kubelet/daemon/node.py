@@ -38,8 +38,8 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.lines import LogThreshold
 from schemas.process.service_manager import ReadAgain
-from schemas.process.spans import SpanSink, no_spans
 from schemas.registry import SchemaRegistry
+from schemas.spans import SpanSink, no_spans
 from schemas.ulids import UlidSource
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class Node:
         self.by_broker: deque[str] = deque(maxlen=_REMEMBERED_ETAGS)
         state_dir = None if last_issued is None else last_issued.parent
         kept = None if state_dir is None else relay_kinds_file(state_dir)
-        self.relay_kinds = RelayKinds(handlers, environment.kinds, kept, environment.log)
+        capabilities = [handler.capability for handler in handlers]
+        self.relay_kinds = RelayKinds(capabilities, environment.kinds, kept, environment.log)
         self._signer = signer = ManifestSigner(
             identity=identity,
             hw_fingerprint=hw_fingerprint,

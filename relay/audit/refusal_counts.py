@@ -16,7 +16,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditUnavailableError
 from relay.audit.writer import AuditWriter
-from relay.limits.rate_limits import address_group
+from schemas.addresses import address_group
 from schemas.health import Loop
 
 MAX_UNAUTHENTICATED = 120

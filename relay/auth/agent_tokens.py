@@ -19,13 +19,13 @@ from nacl.signing import SigningKey
 from relay.auth.issuer_keys import IssuerKeys
 from relay.auth.permissions import EXCLUDES, SCOPES, Rights
 from relay.observability.ascii_json import members_of
-from relay.settings.environment import ValidityClock
 from relay.state.tokens import AcceptedKey, key_id
 from schemas.addresses import MCP_PATH
 from schemas.canonical import jcs
 from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
+from schemas.times import ValidityClock
 from schemas.tokens import AGENT_REF, TokenError, TokenReason, TokenVerifier, sign_token
 from schemas.violations import ViolationError
 

@@ -11,9 +11,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from types import MappingProxyType
 
-from relay.state.labels import kept_form
-from relay.state.names import NodeName
 from schemas.kinds import Kind
+from schemas.labels import NodeName, kept_form
 
 SCOPE_OF_SAFETY_CLASS: Mapping[str, str] = MappingProxyType(
     {

@@ -21,8 +21,8 @@ from relay.calls.executor import CallRecord, CallRequest
 from relay.calls.results import CallAnswer
 from relay.observability.ascii_json import encoded
 from schemas.errors import Failure, ToolError
-from schemas.process.spans import Span
 from schemas.projection import META_STEP_ID, META_TASK_ID
+from schemas.spans import Span
 from schemas.text import printable
 
 _OK = 200

@@ -30,9 +30,9 @@ from relay.observability.ascii_json import encoded
 from relay.observability.metrics import Metrics
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError, to_jsonrpc_error
-from schemas.process.spans import SpanSink, no_spans
 from schemas.projection import META_PROGRESS_TOKEN
 from schemas.registry import Validator
+from schemas.spans import SpanSink, no_spans
 from schemas.times import SystemClock
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource

@@ -14,7 +14,7 @@ from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.selection import Selection
 from relay.fleet.tools import KindVerb, Tool, ToolSchemas
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.error_roots import PeerError
 from schemas.projection import alias_of, parse
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from relay.auth.permissions import Rights
 from relay.fleet.tools import Tool
 from relay.observability.ascii_json import encoded
-from relay.state.labels import legible
 from schemas.errors import Failure, ToolError
 from schemas.images import Images, NoImageError, apart
 from schemas.kinds import Fault, Verb
+from schemas.labels import legible
 from schemas.payloads import CmdAck, CmdRefused
 from schemas.registry import Validator
 from schemas.text import printable_values

@@ -33,11 +33,11 @@ from relay.client.connect import (
     planned,
 )
 from relay.client.credentials import RenewableToken, TokenMissingError, check_token_file
-from relay.settings.config import View
 from schemas.addresses import (
     KINDS_PATH,
     MCP_PATH,
     TOOLS_PATH,
+    View,
     check_private_url,
     mcp_url,
     parse_mcp_url,

@@ -29,10 +29,10 @@ from relay.client.stdio_bridge.http_client import LostError, MisdirectedError, N
 from relay.fleet.facts import COLUMNS, FactForm
 from relay.settings.config import StateFiles
 from relay.state.key_files import read_key
-from relay.state.labels import with_typed_form
 from schemas.addresses import check_private_url, mcp_url, parse_mcp_url
 from schemas.error_roots import PeerError
 from schemas.errors import Failure
+from schemas.labels import with_typed_form
 from schemas.pacing import Backoff
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.state_owner import as_operator

@@ -31,10 +31,10 @@ from relay.settings.broker import broker_of_nodes
 from relay.settings.environment import now_ms
 from relay.settings.kept import read_kept
 from relay.state.join_tokens import JoinError, JoinTokens
-from relay.state.labels import NameRuleError, check_tags, label_of
 from relay.state.names import LabelTakenError
 from schemas.addresses import PLAIN_OPTION, is_private_url
 from schemas.enrolment import JOIN_TOKEN_VARIABLE
+from schemas.labels import NameRuleError, check_tags, label_of
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 

@@ -25,8 +25,8 @@ from relay.cli.options import (
 from relay.cli.state import FoundNode, NodeDirectory, labels, name_ledger
 from relay.settings.environment import now_ms
 from relay.state.certificates import KID_DIGITS
-from relay.state.labels import NameRuleError, typed_form, with_typed_form
 from relay.state.names import LabelTakenError
+from schemas.labels import NameRuleError, typed_form, with_typed_form
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 

@@ -27,10 +27,11 @@ from relay.settings.config import (
     own_state_dir,
 )
 from relay.settings.kept import read_kept, write_kept
-from relay.state.labels import columns_of, legible
 from schemas.addresses import normal_url
+from schemas.error_roots import NoStateDirError
+from schemas.labels import columns_of, legible
 from schemas.process.command_errors import EXIT_USAGE
-from schemas.process.state_owner import NoStateDirError, act_as_owner_of, home_directory, usual_directory
+from schemas.process.state_owner import act_as_owner_of, home_directory, usual_directory
 from schemas.times import DurationError, parse_duration_ms, parse_duration_s
 
 StateDir = Annotated[

@@ -20,12 +20,12 @@ from relay.fleet.node_names import NodeNames, UnknownNodeError
 from relay.settings.environment import now_ms
 from relay.state.certificates import CaRecords
 from relay.state.kinds import KINDS, NAME
-from relay.state.labels import legible, typed_form
 from relay.state.ledger import Entry, Ledger, LedgerState
 from relay.state.merging import OLDEST, SINCE_SEALED, StateKind, is_older
 from relay.state.names import NameLedger, Names
 from relay.state.tokens import TokenKeys
 from schemas.error_roots import EdgeError, OperatorError
+from schemas.labels import legible, typed_form
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 from schemas.process.status_socket import NotRunningError, StalledError, read_status

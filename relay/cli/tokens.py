@@ -134,7 +134,7 @@ def _patterns(given: Sequence[str] | None) -> list[str]:
 
 def _typed_label(pattern: str) -> str:
     """Return a pattern of nodes as a token has it, in ASCII: a label with other letters in its kept form."""
-    from relay.state.labels import kept_form, meant_by  # noqa: PLC0415 - for the command that issues
+    from schemas.labels import kept_form, meant_by  # noqa: PLC0415 - for the command that issues
 
     excludes = pattern[: pattern.startswith("!")]
     return excludes + kept_form(meant_by(pattern.removeprefix("!")))

@@ -21,9 +21,8 @@ from relay.settings.table import CLUSTER_CREDENTIALS, CLUSTER_ROOT
 from relay.state.key_files import KeyFileError, read_key
 from schemas.certificates import relay_name
 from schemas.error_roots import OperatorError
-from schemas.files import read_named, read_named_secret, read_state
+from schemas.files import os_error_text, read_named, read_named_secret, read_state
 from schemas.identity import MAX_PEM_BYTES, CertificateFormatError, first_certificate_in
-from schemas.process.command_errors import os_error_text
 from schemas.settings import Setting
 from schemas.tls import TlsFilesError, client_context, load_chain
 

@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_record import ManifestStatus
-from relay.settings.environment import ValidityClock
+from schemas.times import ValidityClock
 from schemas.trust import ManifestReason, Verdict
 
 FEWEST_AHEAD = 3

@@ -27,13 +27,13 @@ from relay.fleet.tools import Projector, Tool, labelled
 from relay.fleet.usability import Decision, NodeUse, Usability
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
-from relay.settings.environment import ValidityClock
-from relay.state.names import NodeName
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, to_pem
+from schemas.labels import NodeName
 from schemas.payloads import OpenFinding
 from schemas.projection import parse
+from schemas.times import ValidityClock
 from schemas.trust import HighWaterMark, Outcome, TrustedManifest, Verdict
 
 GRACE_MS = 30_000

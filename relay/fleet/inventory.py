@@ -13,8 +13,8 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.fleet.node_index import NodeIndex
 from relay.observability.metrics import Metrics
-from relay.settings.environment import ValidityClock
 from schemas.manifest import etag_of
+from schemas.times import ValidityClock
 
 WINDOW_MS = 60_000
 MAX_NODES = 10_000

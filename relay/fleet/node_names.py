@@ -16,9 +16,8 @@ from typing import Protocol
 
 from attrs import define, field
 
-from relay.state.labels import MIN_PREFIX, folded, id_prefix_of, legible, node_id_of, typed_form
-from relay.state.names import NodeName
 from schemas.error_roots import PeerError
+from schemas.labels import MIN_PREFIX, NodeName, folded, id_prefix_of, legible, node_id_of, typed_form
 from schemas.text import printable
 
 MAX_CLOSE = 3

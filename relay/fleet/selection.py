@@ -18,11 +18,11 @@ from relay.fleet.node_record import NodeRecord
 from relay.fleet.reach import Reach
 from relay.fleet.tool_index import SEVERITY, Only, Version
 from relay.fleet.tools import BEFORE_ALL, KindVerb, Position, Tool
-from relay.settings.config import View
-from relay.settings.environment import ValidityClock
-from relay.state.labels import tag_key
+from schemas.addresses import View
 from schemas.errors import Failure, ToolError
+from schemas.labels import tag_key
 from schemas.projection import ToolName
+from schemas.times import ValidityClock
 
 TAG_SELECTOR = "tag:"
 

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from relay.auth.permissions import Rights
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
-from relay.settings.environment import ValidityClock
 from schemas.errors import Failure, ToolError
+from schemas.times import ValidityClock
 
 OFFLINE_FIX = "Call again after retry_after_ms. If the node stays offline, ask its operator to check it."
 _RETRY_MS = 1_000

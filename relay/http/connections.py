@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.http.proxies import TrustedProxies
 from relay.http.request_meter import RequestMeter, RequestSource, Share, SourceKind
-from relay.limits.rate_limits import address_group
+from schemas.addresses import address_group
 from schemas.faults import OncePerPlace
 
 CONNECTION_IN_STATE = "edge.connection"

@@ -27,9 +27,8 @@ from relay.http.front_page import Page, accepts_page
 from relay.http.http_protocol import UNKNOWN_ADDRESS, PendingAnswer, WholeRequest
 from relay.http.request_meter import RequestSource, Share, SourceKind, share_of
 from relay.http.websocket_protocol import BoundedWebSocket, ServeSocket
-from relay.limits.rate_limits import address_group
 from relay.observability.metrics import Metrics
-from schemas.addresses import CONNECT_PATH, MCP_PATH, MCP_PATHS, HostPort, is_loopback
+from schemas.addresses import CONNECT_PATH, MCP_PATH, MCP_PATHS, HostPort, address_group, is_loopback
 from schemas.errors import Failure, ToolError
 from schemas.payloads import ErrorEnvelope
 from schemas.tokens import TokenError

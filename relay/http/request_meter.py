@@ -16,8 +16,7 @@ from typing import NamedTuple
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.limits.rate_limits import Allowance, evict_idle
-from relay.settings.config import PER_AGENT
+from relay.limits.rate_limits import PER_AGENT, Allowance, evict_idle
 from schemas.faults import OncePerPlace
 from schemas.pacing import TokenBucket
 

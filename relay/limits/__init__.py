@@ -1,4 +1,4 @@
-"""Rates, shares and the groups of addresses that they are counted by. Nothing here knows what is limited.
+"""Rates, and how holders share one; also the usual allowance of an agent. Nothing else knows what is limited.
 
 Use::
 

@@ -1,7 +1,7 @@
 """How often, and how many at once: limiters by token buckets and counts, with a rate that holders may share.
 
-Also which source addresses count as one. A full limiter refuses at once with a retry time; nothing queues.
-The clock is an argument. Must not know what is limited.
+A full limiter refuses at once with a retry time; nothing queues. The clock is an argument. Must not know what
+is limited: of an agent it has only the usual allowance.
 """
 
 import math
@@ -9,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from ipaddress import IPv6Address, IPv6Network, ip_address
 from itertools import islice
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
@@ -29,6 +27,12 @@ class Allowance:
     burst: float
     concurrency: int
 
+
+AGENT_BURST_S = 3
+"""How many seconds' worth an agent may take at once: listing the tools of thousands of nodes is one burst."""
+
+PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
+"""What one agent may use of a relay that serves about a thousand calls a second."""
 
 BUSY_RETRY_MS = 100
 """The retry time while ``concurrency`` is used up: when a call will end is not known."""
@@ -277,25 +281,3 @@ class KeyedLimiters(Generic[KeyT]):
             limiter.change(allowance)
             self._limiters.move_to_end(key)
         return limiter
-
-
-_SUBSCRIBERS_BITS = 64
-_CACHE_SIZE = 4096
-
-
-@lru_cache(maxsize=_CACHE_SIZE)
-def address_group(address: str) -> str | None:
-    """Return the group that ``address`` counts towards: itself; of IPv6 its /64, which one subscriber has.
-
-    None for loopback, where a proxy forwards all its clients, and for what is no address.
-    """
-    try:
-        ip = ip_address(address.partition("%")[0])
-    except ValueError:
-        return None
-    ip = (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
-    if ip.is_loopback:
-        return None
-    if isinstance(ip, IPv6Address):
-        return str(IPv6Network((int(ip), _SUBSCRIBERS_BITS), strict=False))
-    return str(ip)

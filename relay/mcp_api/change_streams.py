@@ -31,9 +31,9 @@ from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
-from relay.settings.environment import ValidityClock
 from schemas.error_roots import PeerError
 from schemas.tally import Tally
+from schemas.times import ValidityClock
 
 STREAMS_PER_AGENT = 64
 IN_ALL = 4096

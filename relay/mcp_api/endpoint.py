@@ -50,7 +50,6 @@ from relay.fleet.node_names import UnknownNodeError
 from relay.http.body_parser import MAX_BODY_BYTES, BodyParser
 from relay.http.http_protocol import HttpAnswer, PendingAnswer
 from relay.http.request_guard import TWICE
-from relay.mcp_api.asks import with_tools
 from relay.mcp_api.change_streams import (
     RESOURCE_SUBSCRIPTIONS,
     TOO_MANY_STREAMS,
@@ -69,10 +68,18 @@ from relay.mcp_api.sdk import (
     message_of,
     over_of,
 )
-from relay.mcp_api.tool_list import CursorError, ToolEntries, ToolList, page_of, text_of, with_documents
+from relay.mcp_api.tool_list import (
+    CursorError,
+    ToolEntries,
+    ToolList,
+    page_of,
+    text_of,
+    with_documents,
+    with_tools,
+)
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.observability.ascii_json import encoded
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.error_roots import EdgeError
 from schemas.errors import Failure, ToolError
 from schemas.projection import (

@@ -23,7 +23,7 @@ from relay.auth.permissions import Rights
 from relay.calls.relay_tools import Emit, StreamClosedError
 from relay.fleet.fleet import Fleet
 from relay.http.body_parser import MESSAGE_IN_SCOPE
-from relay.settings.config import View
+from schemas.addresses import View
 
 MAX_BYTES = 1500
 """Clients cut instructions at two kilobytes."""

@@ -1,7 +1,8 @@
 """What ``tools/list`` lists to one caller: the nodes' tools, and those that the relay answers itself.
 
-A page is bounded in tools and in bytes, and has a cursor to continue from. Must not decide which nodes' tools
-a caller reaches: the fleet does.
+A page is bounded in tools and in bytes, and has a cursor to continue from. A result names which tool tells
+more by the same name as the list. Must not decide which nodes' tools a caller reaches: the fleet does. Must
+not pass on a name that a node wrote.
 """
 
 import re
@@ -19,7 +20,7 @@ from relay.fleet.selection import Selection
 from relay.fleet.tools import BEFORE_ALL, Position, Tool, hints
 from relay.mcp_api.url_options import UrlOptionReader, UrlOptions
 from relay.observability.ascii_json import encoded
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url
 from schemas.projection import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, alias_of
@@ -29,6 +30,11 @@ PAGE_SIZE = 1000
 MAX_PAGE_BYTES = 768 * 1024
 """Clients reject an event of more than a mebibyte: the official one closes the stream."""
 
+NameOf = Callable[[str, str, str], str | None]
+"""Returns the name of a node's tool of a kind and verb, by their names; None if the caller reaches none."""
+Paths = Sequence[tuple[str, ...]]
+_TOOL = "tool"
+_OF_MANY = ("result", "values")
 _PLACE = re.compile(r"(?P<turn>[0-9]{1,4}) (?P<name>[a-z0-9_.]+)")
 
 
@@ -211,3 +217,45 @@ class ToolList:
         if entry is None:
             entry = self._entries[key] = RelayToolEntry.of(tool, safety_class)
         return entry
+
+
+def with_tools(result: Mapping[str, Any], paths: Paths, name_of: NameOf) -> dict[str, Any]:
+    """Return ``result``, of one node or of several, with the tool that tells more at each of ``paths``.
+
+    A result names a kind and a verb, both from an enumeration of its document, at the paths that the row of
+    its kind has. What the caller does not reach on that node is left out.
+    """
+    if isinstance(entries := result.get("results"), list):
+        return {**result, "results": [_of_one_of_many(entry, paths, name_of) for entry in entries]}
+    return _of_node(result, paths, name_of, result.get("node_id"))
+
+
+def _of_one_of_many(entry: Mapping[str, Any], paths: Paths, name_of: NameOf) -> Mapping[str, Any]:
+    named = {
+        member: _of_node(entry[member], paths, name_of, entry["node_id"])
+        for member in _OF_MANY
+        if isinstance(entry.get(member), Mapping)
+    }
+    return {**entry, **named}
+
+
+def _of_node(result: Mapping[str, Any], paths: Paths, name_of: NameOf, node_id: Any) -> dict[str, Any]:
+    named = dict(result)
+    for path in paths:
+        named = _at(named, path, lambda ask: _named(ask, name_of, node_id))
+    return named
+
+
+def _at(value: Any, path: Sequence[str], change: Callable[[Mapping[str, Any]], Any]) -> Any:
+    if isinstance(value, list):
+        return [_at(item, path, change) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if not path:
+        return change(value)
+    return {**value, path[0]: _at(value[path[0]], path[1:], change)} if path[0] in value else value
+
+
+def _named(ask: Mapping[str, Any], name_of: NameOf, node_id: Any) -> dict[str, Any] | None:
+    tool = name_of(node_id, ask["kind"], ask["verb"])
+    return None if tool is None else {**ask, _TOOL: tool}

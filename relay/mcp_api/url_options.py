@@ -23,11 +23,10 @@ from functools import lru_cache
 from urllib.parse import unquote_plus
 
 from relay.fleet.selection import TAG_SELECTOR, Selection
-from relay.settings.config import View
-from relay.state.labels import NameRuleError, check_tags
-from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH
+from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH, View
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry
+from schemas.labels import NameRuleError, check_tags
 
 MAX_VALUES = 64
 _MAX_VALUE = 64

@@ -24,7 +24,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.sessions.node_sessions import NodeSessions
 from relay.state.certificates import IssuedLeaf
 from relay.state.grants import Grant, Grants
-from relay.state.names import NameLedger, NodeName
+from relay.state.names import NameLedger
 from relay.state.people import PeopleLedger
 from relay.state.seal import FleetSeal
 from relay.state.tokens import AcceptedKey, RevokedTokens, TokenKeys
@@ -32,6 +32,7 @@ from relay.state.watcher import Applied, Record
 from schemas.error_roots import StateError
 from schemas.health import Loop
 from schemas.identity import Identity, first_certificate_in, kid_of
+from schemas.labels import NodeName
 from schemas.pacing import Backoff
 from schemas.session import CloseCode
 from schemas.text import printable

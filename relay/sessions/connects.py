@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from relay.limits.rate_limits import address_group, evict_idle
+from relay.limits.rate_limits import evict_idle
+from schemas.addresses import address_group
 from schemas.pacing import TokenBucket
 
 RATE_PER_S = 300.0

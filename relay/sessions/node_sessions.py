@@ -26,13 +26,13 @@ from relay.sessions.connects import ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers, heartbeat_interval_ms
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
 from relay.sessions.one_way_frames import OneWayFrames
-from relay.sessions.session import NodeConnection, NodeSession
-from relay.settings.environment import SessionClock, ValidityClock
+from relay.sessions.session import NodeConnection, NodeSession, SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_2, Frame, FrameReader, Role, agreed
 from schemas.identity import Identity
 from schemas.payloads import Cmd, CmdCancel, Welcome
 from schemas.session import CancelReason, CloseCode, PeerProtocolError, ProtocolError, SessionMachine
+from schemas.times import ValidityClock
 from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5

@@ -5,12 +5,11 @@ Must not act on frames.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NewType
 
 from relay.http.websocket_protocol import BoundedWebSocket, FrameMeter, SocketClosedError
 from relay.observability.ascii_json import encoded
 from relay.routing.port import CommandAnswer
-from relay.settings.environment import SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.frames import Frame, agreed, begins_announce, includes
@@ -161,6 +160,26 @@ class NodeConnection:
             await self._socket.close(code)
         except SocketClosedError:
             self._machine.close()  # the other end closed first
+
+
+SessionMs = NewType("SessionMs", int)
+"""A moment by a ``SessionClock``."""
+
+
+class SessionClock:
+    """The time at which a session began, and ticks since.
+
+    The node measures by it how long a command was in transit: a step would look like a delay, and every later
+    command would look late.
+    """
+
+    def __init__(self, began_ms: int, ticks_ms: Callable[[], int]) -> None:
+        self._ticks_ms = ticks_ms
+        self._offset = began_ms - ticks_ms()
+
+    def __call__(self) -> SessionMs:
+        """Return the session's time in milliseconds."""
+        return SessionMs(self._offset + self._ticks_ms())
 
 
 @dataclass(slots=True)

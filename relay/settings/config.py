@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from relay.limits.rate_limits import Allowance
+from relay.limits.rate_limits import PER_AGENT, Allowance
 from schemas.addresses import (
     PLAIN_OPTION,
     AddressError,
     BrokerAddress,
     HostPort,
+    View,
     check_private_broker,
     check_private_url,
     is_loopback,
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
 DEFAULT_TENANT = "default"
-AGENT_BURST_S = 3
-"""How many seconds' worth an agent may take at once: listing the tools of thousands of nodes is one burst."""
-
-PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
-"""What one agent may use of a relay that serves about a thousand calls a second."""
-
 CALLER_TIMEOUT_S = 60.0
 
 _MAX_URL = 256  # the bound of a token's iss
@@ -63,13 +58,6 @@ class EnvelopeMode(Enum):
     OFF = "off"
     SHADOW = "shadow"
     ENFORCE = "enforce"
-
-
-class View(StrEnum):
-    """How the fleet is listed: each tool of each node, or one tool for each kind and verb."""
-
-    TOOLS = "tools"
-    KINDS = "kinds"
 
 
 @dataclass(frozen=True, slots=True)

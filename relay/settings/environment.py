@@ -2,18 +2,18 @@
 
 There are three clocks, and a type for the milliseconds of each. ``SystemClock`` is the system's, for records
 (audit, logs, ledgers, certificates), which agree with those of every other program on the machine;
-``RelayClock`` is for validity checks, ``SessionClock`` for one session. The system's clock can be set while
-the relay runs: by an operator, by NTP at boot, by a hypervisor. Ticks, which only go forward, show by how
-much. Must not contain state of a part.
+``RelayClock`` is for validity checks, and each session has one of its own. The system's clock can be set
+while the relay runs: by an operator, by NTP at boot, by a hypervisor. Ticks, which only go forward, show by
+how much. Must not contain state of a part.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING
 
-from schemas.process.spans import SpanSink, no_spans
-from schemas.times import SystemClock, SystemMs, is_credible
+from schemas.spans import SpanSink, no_spans
+from schemas.times import RelayMs, SystemClock, SystemMs, is_credible
 
 if TYPE_CHECKING:
     # For the clock alone the commands would load the libraries of log and metrics.
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from schemas.registry import SchemaRegistry
     from schemas.ulids import UlidSource
 
-RelayMs = NewType("RelayMs", int)
-"""A moment by a ``RelayClock``: what expires is compared with it."""
-ValidityClock = Callable[[], RelayMs]
-SessionMs = NewType("SessionMs", int)
-"""A moment by a ``SessionClock``."""
 TOLERANCE_MS = 255_000
 """4 min, and the rest of an earlier step. A manifest may be 5 min ahead: the node has 45 s of that."""
 _CATCH_UP = 1 / 8
@@ -109,22 +104,6 @@ class RelayClock:
         if not self.is_trusted() and abs(self() - issued_at_ms) <= TOLERANCE_MS:
             self._before = None
             self._log.info("the system's clock is right as it was set: a node's agrees with it")
-
-
-class SessionClock:
-    """The time at which a session began, and ticks since.
-
-    The node measures by it how long a command was in transit: a step would look like a delay, and every later
-    command would look late.
-    """
-
-    def __init__(self, began_ms: int, ticks_ms: Callable[[], int]) -> None:
-        self._ticks_ms = ticks_ms
-        self._offset = began_ms - ticks_ms()
-
-    def __call__(self) -> SessionMs:
-        """Return the session's time in milliseconds."""
-        return SessionMs(self._offset + self._ticks_ms())
 
 
 @dataclass(frozen=True, slots=True)

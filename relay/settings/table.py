@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relay.limits.rate_limits import Allowance
+from relay.limits.rate_limits import AGENT_BURST_S, PER_AGENT, Allowance
 from relay.settings.broker import (
     BROKER,
     BROKER_ALTERNATIVES,
@@ -29,12 +29,10 @@ from relay.settings.broker import (
     kept_broker,
 )
 from relay.settings.config import (
-    AGENT_BURST_S,
     CALLER_TIMEOUT_S,
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
     KEEP_ALL,
-    PER_AGENT,
     AuditKeep,
     AuditSync,
     ClusterConfig,
@@ -44,7 +42,6 @@ from relay.settings.config import (
     RelayConfig,
     StateFiles,
     TlsFiles,
-    View,
     account_of,
     kinds_directory,
 )
@@ -52,14 +49,14 @@ from relay.settings.kept import KeptSettings, read_kept
 from schemas.addresses import (
     AddressError,
     HostPort,
+    View,
     is_loopback,
     normal_url,
     parse_host_port,
 )
-from schemas.error_roots import ConfigError, OperatorError
+from schemas.error_roots import ConfigError, NoStateDirError, OperatorError
+from schemas.files import fits_socket
 from schemas.kinds import kind_name
-from schemas.process.state_owner import NoStateDirError
-from schemas.process.status_socket import fits_socket
 from schemas.settings import (
     OTLP,
     PLAIN,

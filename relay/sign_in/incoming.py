@@ -12,7 +12,8 @@ from collections.abc import Callable
 from attrs import define, field
 from starlette.requests import ClientDisconnect, Request
 
-from relay.limits.rate_limits import Allowance, KeyedLimiters, address_group
+from relay.limits.rate_limits import Allowance, KeyedLimiters
+from schemas.addresses import address_group
 from schemas.error_roots import PeerError
 from schemas.errors import ToolError
 

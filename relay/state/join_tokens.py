@@ -21,7 +21,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from relay.state.labels import kept_form, look_of, shown_form
 from relay.state.ledger import Entry, Ledger, LedgerState
 from relay.state.merging import LazyEntries, SharedForm
 from schemas.certificates import UNENROLLED_TENANT
@@ -29,6 +28,7 @@ from schemas.enrolment import JoinToken
 from schemas.error_roots import OperatorError, PeerError
 from schemas.identity import TENANT_PATTERN, first_certificate_in
 from schemas.keys import base64url, from_base64url
+from schemas.labels import kept_form, look_of, shown_form
 from schemas.text import printable
 from schemas.times import SystemClock
 from schemas.ulids import UlidSource

@@ -15,11 +15,15 @@ know which nodes exist.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from relay.state.labels import (
+from relay.state.ledger import Entry, Ledger, LedgerState
+from relay.state.merging import SIGNED, LazyEntries, SharedForm
+from schemas.error_roots import OperatorError
+from schemas.labels import (
     NameRuleError,
+    NodeName,
     check_kept,
     check_tags,
     folded,
@@ -29,9 +33,6 @@ from relay.state.labels import (
     shown_form,
     tag_key,
 )
-from relay.state.ledger import Entry, Ledger, LedgerState
-from relay.state.merging import SIGNED, LazyEntries, SharedForm
-from schemas.error_roots import OperatorError
 from schemas.projection import is_node_id
 from schemas.times import SystemClock
 
@@ -45,20 +46,6 @@ class LabelTakenError(OperatorError):
         )
         self.label = label
         self.node_id = node_id
-
-
-@dataclass(frozen=True, slots=True)
-class NodeName:
-    """What the operator calls a node of ``tenant``: by a label (empty: none) and tags, sorted.
-
-    ``proven`` is the name by which tokens reach it, where that is another: the last that was decided here or
-    that a relay has signed.
-    """
-
-    tenant: str
-    label: str = ""
-    tags: tuple[str, ...] = ()
-    proven: "NodeName | None" = None
 
 
 class Names(LedgerState):

@@ -5,28 +5,13 @@ Must not import the command line's library, nor what only the relay has: the nod
 first, and a node's installation, which has the script of the relay too, without the second.
 """
 
-import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NoReturn
 
 from schemas.error_roots import CommandLineError, ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
-from schemas.process.state_owner import sees_as_member
-
-MEMBERS_READ = "its group sees what is no secret, and changes nothing: run this as root, with sudo"
-
-
-def os_error_text(error: OSError) -> str:
-    """Return what a call of the system failed for, and with which file, without the number of the error."""
-    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-    return f"{text}: {MEMBERS_READ}" if is_kept_from_member(error) else text
-
-
-def is_kept_from_member(error: OSError) -> bool:
-    """Return whether it takes more than the rights of the group of a state directory."""
-    return error.errno == errno.EACCES and bool(error.filename) and sees_as_member(Path(error.filename))
+from schemas.files import os_error_text
 
 
 @contextmanager

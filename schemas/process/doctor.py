@@ -14,7 +14,8 @@ from functools import partial
 from typing import Generic, NamedTuple, TextIO, TypeVar
 
 from schemas.error_roots import CommandLineError, EdgeError
-from schemas.process.command_errors import EXIT_CANNOT_RUN, is_kept_from_member, os_error_text
+from schemas.files import is_kept_from_member, os_error_text
+from schemas.process.command_errors import EXIT_CANNOT_RUN
 from schemas.text import none_of, printable
 
 

@@ -6,11 +6,11 @@ results. OpenTelemetry is loaded only where an exporter is asked for. Must not d
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from schemas.error_roots import OperatorError
+from schemas.spans import Span, SpanSink, no_spans
 
 _TRACES_PATH = "/v1/traces"
 _TIMEOUT_S = 5
@@ -19,34 +19,6 @@ _SPAN_BYTES = 8
 
 class ExporterMissingError(OperatorError):
     """The extra with the exporter is not installed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One span that has just ended.
-
-    Attributes:
-        trace_id, span_id, parent_id: in hex; without a ``span_id`` it gets one, without a ``parent_id`` the
-            span that it belongs to is not known.
-        duration_s: how long it took.
-        error: the code of its failure; None if it succeeded.
-    """
-
-    name: str
-    trace_id: str
-    duration_s: float
-    attributes: Mapping[str, str]
-    span_id: str | None = None
-    parent_id: str | None = None
-    error: str | None = None
-
-
-SpanSink = Callable[[Span], None]
-"""Takes a span that has ended. It must not block."""
-
-
-def no_spans(_span: Span) -> None:
-    """Export nothing."""
 
 
 @contextmanager

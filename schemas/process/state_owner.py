@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from schemas.error_roots import ConfigError, OperatorError
-from schemas.files import is_shown_to_group
+from schemas.error_roots import OperatorError
 
 _ROOT = 0
 _UNKNOWN = 65_534
@@ -67,15 +66,6 @@ def as_operator() -> Iterator[None]:
         os.seteuid(user)
 
 
-def sees_as_member(path: Path) -> bool:
-    """Return whether ``path`` is in a state directory where this user has the rights of its group alone."""
-    for directory in path.parents:
-        with suppress(OSError):
-            if is_shown_to_group(directory):
-                return directory.stat().st_uid != os.geteuid()
-    return False
-
-
 def _of_another_user(directory: Path) -> os.stat_result | None:
     """Return the facts of ``directory``, or else of the first on the way to it, that is not root's."""
     named, real = directory.absolute(), Path(os.path.realpath(directory))
@@ -124,10 +114,3 @@ def needed_home_directory() -> Path:
     if home is None:
         raise OperatorError("set HOME: this user has no home directory")
     return home
-
-
-class NoStateDirError(ConfigError):
-    """No state directory is named, and there is no home directory for the usual one."""
-
-    def __init__(self) -> None:
-        super().__init__(["name the state directory with --state-dir: this user has no home directory"])

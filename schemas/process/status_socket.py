@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from schemas.error_roots import OperatorError, PeerError
-from schemas.files import is_shown_to_group
+from schemas.files import fits_socket, is_shown_to_group
 from schemas.strict_json import StrictJsonError, loads
 
 NAME = "status.sock"
 TIMEOUT_S = 5.0
 _PRIVATE = 0o600
 _FOR_THE_GROUP = 0o660
-_MAX_PATH_BYTES = 107
 _MAX_BYTES = 1 << 20
 _BACKLOG = 8
 _AT_ONCE = 8
@@ -37,11 +36,6 @@ class NotRunningError(OperatorError):
 
 class StalledError(PeerError):
     """The process has taken the connection and says nothing: its event loop has stalled."""
-
-
-def fits_socket(path: Path) -> bool:
-    """Return whether ``path`` is short enough for a Unix socket."""
-    return len(os.fsencode(path)) <= _MAX_PATH_BYTES
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from relay.http.request_meter import HEALTH_PER_S, OVER_AGENT_RPS, PER_MACHINE
-from relay.settings.config import PER_AGENT
+from relay.limits.rate_limits import PER_AGENT
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 from tests.fakes.raw_http import exchange

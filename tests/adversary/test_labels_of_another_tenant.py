@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.state.names import NodeName
+from schemas.labels import NodeName
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT, SimulatedNode
 

@@ -17,18 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.fleet.tools import Projector
-from relay.state.labels import (
-    MAX_LABEL,
-    NameRuleError,
-    id_prefix_of,
-    kept_form,
-    label_of,
-    shown_form,
-    typed_form,
-)
 from relay.state.ledger import LedgerError
 from relay.state.names import NameLedger
 from schemas.kinds import KindRegistry
+from schemas.labels import MAX_LABEL, NameRuleError, id_prefix_of, kept_form, label_of, shown_form, typed_form
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.hostile_texts import HOSTILE_TEXTS

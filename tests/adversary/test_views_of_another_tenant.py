@@ -18,8 +18,8 @@ from relay.fleet.tools import BEFORE_ALL
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import instructions
 from relay.mcp_api.tool_list import ToolList
-from relay.settings.config import View
 from relay.streams.telemetry.resource import TelemetryResource
+from schemas.addresses import View
 from tests.fakes.hub import READ_ONLY, Hub
 from tests.fakes.signer import ECHO, METRICS, TENANT
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage

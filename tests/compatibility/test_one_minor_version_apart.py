@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from relay.cli.demo.processes import Processes
-from relay.state.labels import kept_form
 from schemas.addresses import BrokerAddress
+from schemas.labels import kept_form
 from tests.compatibility.site import Programs, Site
 from tests.fakes.polling import until
 from tests.fakes.steady_caller import failed_outside, first_answer

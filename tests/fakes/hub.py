@@ -26,7 +26,7 @@ from relay.fleet.leaves import FleetTrust, KeptLeaves
 from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
-from relay.limits.rate_limits import Allowance
+from relay.limits.rate_limits import PER_AGENT, Allowance
 from relay.mcp_api.change_streams import OpenStreams
 from relay.mcp_api.endpoint import McpEndpoint
 from relay.observability.metrics import Metrics
@@ -37,7 +37,7 @@ from relay.routing.port import LocalRouter
 from relay.server.app import Relay
 from relay.sessions.connects import ConnectLimiter
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, CapabilityLimits, NodeSessions
-from relay.settings.config import PER_AGENT, EnvelopeMode
+from relay.settings.config import EnvelopeMode
 from relay.state.kinds import watched_names
 from relay.state.tokens import AcceptedKey, key_id
 from relay.state.watcher import SHARED

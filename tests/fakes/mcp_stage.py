@@ -18,10 +18,9 @@ from relay.auth.permissions import Rights
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.limits.rate_limits import Allowance
+from relay.limits.rate_limits import PER_AGENT, Allowance
 from relay.mcp_api.change_streams import OpenStreams
 from relay.routing.port import LocalRouter
-from relay.settings.config import PER_AGENT
 from schemas.tls import client_context
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.hub import Hub

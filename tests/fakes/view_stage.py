@@ -13,10 +13,9 @@ import rfc8785
 
 from relay.calls.results import CallAnswer
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.limits.rate_limits import Allowance
+from relay.limits.rate_limits import PER_AGENT, Allowance
 from relay.routing.port import LocalRouter
-from relay.settings.config import PER_AGENT
-from relay.state.names import NodeName
+from schemas.labels import NodeName
 from schemas.registry import SchemaRegistry, Validator
 from tests.fakes.callers import call_of
 from tests.fakes.documents import write_contract

@@ -12,20 +12,6 @@ from relay.fleet.tools import Position
 from relay.mcp_api.resources import FleetResources, ResourceQueryError
 from relay.mcp_api.tool_list import CursorError, ToolEntry, page_of
 from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader
-from relay.state.labels import (
-    MAX_LABEL,
-    MAX_TAGS,
-    NameRuleError,
-    check_tags,
-    folded,
-    id_prefix_of,
-    kept_form,
-    label_of,
-    legible,
-    node_id_of,
-    typed_form,
-)
-from relay.state.names import NodeName
 from relay.streams.telemetry.resource import TelemetryResource
 from schemas import projection, topics
 from schemas.addresses import (
@@ -41,6 +27,20 @@ from schemas.addresses import (
 )
 from schemas.keys import base64url
 from schemas.kinds import KindRegistry
+from schemas.labels import (
+    MAX_LABEL,
+    MAX_TAGS,
+    NameRuleError,
+    NodeName,
+    check_tags,
+    folded,
+    id_prefix_of,
+    kept_form,
+    label_of,
+    legible,
+    node_id_of,
+    typed_form,
+)
 from schemas.projection import META_TRACEPARENT
 from schemas.registry import SchemaRegistry
 from schemas.times import DurationError, duration_text, parse_duration_ms, parse_duration_s

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from relay.routing.port import Command, CommandAnswer
 from relay.sessions.node_sessions import cmd_payload
-from relay.sessions.session import NodeSession
-from relay.settings.environment import SessionClock
+from relay.sessions.session import NodeSession, SessionClock
 from schemas.delivery import PendingCommands
 from schemas.errors import Failure, ToolError
 from schemas.frames import FrameReader, Role

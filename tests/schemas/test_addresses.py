@@ -3,6 +3,7 @@ import pytest
 from schemas.addresses import (
     AddressError,
     HostPort,
+    address_group,
     check_private_url,
     connect_url,
     is_loopback,
@@ -202,3 +203,34 @@ def test_only_this_machine_is_loopback(host: str, *, expected: bool) -> None:
 
 def test_agents_speak_to_a_path_of_their_own() -> None:
     assert mcp_url("https://relay.example:8443") == "https://relay.example:8443/mcp"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("203.0.113.7", "::ffff:203.0.113.7"),
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff:ffff:ffff:ffff"),
+        ("fe80::1%eth0", "fe80::2%eth1"),
+    ],
+)
+def test_addresses_of_one_subscriber_are_one_group(one: str, other: str) -> None:
+    assert address_group(one) == address_group(other) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("203.0.113.7", "203.0.113.8"), ("2001:db8:1:2::1", "2001:db8:1:3::1"), ("0.0.0.1", "::1:0:0:0:0")],
+)
+def test_addresses_of_two_subscribers_are_two_groups(one: str, other: str) -> None:
+    assert address_group(one) != address_group(other)
+
+
+def test_a_group_reads_as_a_network() -> None:
+    assert address_group("2001:db8:1:2::1") == "2001:db8:1:2::/64"
+    assert address_group("::ffff:203.0.113.7") == "203.0.113.7"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "", "unknown"])
+def test_this_machine_and_what_is_no_address_are_in_no_group(address: str) -> None:
+    assert address_group(address) is None

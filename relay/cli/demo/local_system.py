@@ -42,9 +42,9 @@ from relay.state.key_files import load_or_create_key
 from relay.state.tokens import IssuedTokens
 from schemas.addresses import KINDS_PATH, MCP_PATH, HostPort, mcp_url
 from schemas.errors import Failure
-from schemas.files import PRIVATE, make_private_directory, write_atomic
+from schemas.files import PRIVATE, fits_socket, make_private_directory, write_atomic
 from schemas.pacing import Backoff
-from schemas.process.status_socket import fits_socket, read_status
+from schemas.process.status_socket import read_status
 from schemas.projection import parse
 from schemas.registry import read_contract
 

@@ -33,7 +33,6 @@ from relay.cli.demo.local_system import (
 from relay.cli.demo.processes import Processes
 from relay.cli.demo.proofs import show_proofs
 from relay.http.connections import Bounds
-from relay.observability.ascii_json import encoded
 from relay.remote_tools import RemoteToolError
 from schemas.addresses import KINDS_PATH, mcp_url
 from schemas.error_roots import OperatorError
@@ -293,7 +292,9 @@ def _worst(findings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shown_as_is(value: object) -> str:
-    return printable(value if isinstance(value, str) else encoded(value), _MAX_OTHER)
+    return printable(
+        value if isinstance(value, str) else json.dumps(value, separators=(",", ":")), _MAX_OTHER
+    )
 
 
 def _gib(count: int) -> str:

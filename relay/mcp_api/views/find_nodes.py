@@ -22,7 +22,7 @@ from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import NodeCriteria, Selection
 from relay.fleet.tools import Tool, ToolSchemas
 from relay.mcp_api.views.node_choice import NODES_LIKE_A_CALL, Charge
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry

@@ -18,7 +18,7 @@ from relay.fleet.selection import Selection
 from relay.fleet.tools import ToolSchemas
 from relay.mcp_api.views.many_nodes import AnswerQueries, AnswerQuery, ManyNodes
 from relay.mcp_api.views.node_choice import NodeChoice
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.errors import Failure, ToolError
 from schemas.kinds import Kind, Verb
 from schemas.registry import SchemaRegistry, listed_schema, outlined

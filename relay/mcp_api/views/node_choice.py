@@ -17,8 +17,8 @@ from relay.fleet.node_names import ALL, UnknownNodeError
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.fleet.tools import KindVerb, Tool
 from relay.mcp_api.views.many_nodes import AnswerQuery, Member, Members
-from relay.settings.environment import ValidityClock
 from schemas.errors import Failure, ToolError
+from schemas.times import ValidityClock
 
 Charge = Callable[[Principal, float], None]
 """Charges some calls to an agent's limit; raises ToolError if that is exceeded."""

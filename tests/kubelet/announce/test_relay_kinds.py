@@ -1,14 +1,11 @@
 """Which kinds a node announces, by what its relay says that it knows."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
 from kubelet.announce.relay_kinds import RelayKinds, read_relay_kinds
-from kubelet.handlers.base import Handler
 from schemas.files import write_atomic
 from schemas.kind_packages import read_shipped
 from schemas.kinds import Kind, KindRegistry, rfc_kinds
@@ -21,28 +18,14 @@ LAMP = Kind("acme.lamp", "lamp", "read_only", SCHEME, MappingProxyType({}))
 OWN = ["system.echo", "system.metrics"]
 
 
-class Offering(Handler):
-    """Offers one kind."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    @property
-    def capability(self) -> Mapping[str, Any]:
-        return {"cap_id": "one", "kind": self._kind}
-
-    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        raise AssertionError((verb, arguments))
-
-
 class Board:
     """A node with a shipped kind and one of a package beside RFC-0001's, and what it has logged."""
 
     def __init__(self, file: Path | None) -> None:
         self.lines = LogLines()
         kinds = KindRegistry([*rfc_kinds(), read_shipped("linux.health").kind, LAMP])
-        handlers = [Offering(kind.name) for kind in kinds]
-        self.kinds = RelayKinds(handlers, kinds, file, make_logger("kubelet", self.lines))
+        capabilities = [{"cap_id": "one", "kind": kind.name} for kind in kinds]
+        self.kinds = RelayKinds(capabilities, kinds, file, make_logger("kubelet", self.lines))
 
     @property
     def announced(self) -> list[str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.caller_tools.socket_file import MAX_PATH_BYTES, Peer, SocketFileError, bind_socket, peer_of
+from kubelet.caller_tools.socket_file import Peer, SocketFileError, bind_socket, peer_of
+from schemas.files import MAX_SOCKET_PATH_BYTES
 
 NO_GROUP = None
 
@@ -56,16 +57,16 @@ def test_what_is_no_socket_is_not_replaced(path: Path) -> None:
 
 
 def test_a_path_that_is_too_long_is_named_with_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * MAX_PATH_BYTES)
+    path = tmp_path / ("x" * MAX_SOCKET_PATH_BYTES)
     with (
-        pytest.raises(SocketFileError, match=f"longer than {MAX_PATH_BYTES} bytes"),
+        pytest.raises(SocketFileError, match=f"longer than {MAX_SOCKET_PATH_BYTES} bytes"),
         bind_socket(path, NO_GROUP),
     ):
         pass
 
 
 def test_the_longest_path_is_accepted(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * (MAX_PATH_BYTES - len(os.fsencode(tmp_path)) - 1))
+    path = tmp_path / ("x" * (MAX_SOCKET_PATH_BYTES - len(os.fsencode(tmp_path)) - 1))
     with bind_socket(path, NO_GROUP):
         assert path.exists()
 

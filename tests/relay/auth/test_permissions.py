@@ -17,10 +17,10 @@ from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import Where
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
-from relay.state.names import NodeName
 from relay.streams.telemetry.resource import TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.kinds import MANIFEST_REF, Kind, KindRegistry, Verb
+from schemas.labels import NodeName
 from schemas.registry import SCHEME, SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub

@@ -13,8 +13,8 @@ from relay.calls.executor import CallRecord
 from relay.calls.gateway import CallGateway, explained
 from relay.fleet.node_record import Where
 from relay.routing.port import Command, CommandAnswer, LocalRouter
-from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError
+from schemas.labels import NodeName
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of

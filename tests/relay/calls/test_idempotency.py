@@ -21,9 +21,9 @@ from relay.calls.idempotency import (
     KeyedCommands,
     Quota,
 )
-from relay.limits.rate_limits import Limiter
+from relay.limits.rate_limits import PER_AGENT, Limiter
 from relay.routing.port import Command, Idempotency, LocalRouter
-from relay.settings.config import PER_AGENT, EnvelopeMode
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry

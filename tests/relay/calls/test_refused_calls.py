@@ -9,7 +9,8 @@ import pytest
 
 from relay.calls.gateway import CallGateway
 from relay.fleet.node_record import Where
-from relay.settings.config import PER_AGENT, EnvelopeMode
+from relay.limits.rate_limits import PER_AGENT
+from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure
 from tests.fakes.callers import call_of
 from tests.fakes.gateway_calls import ECHO_NAME, PING, begun, codes, error, request

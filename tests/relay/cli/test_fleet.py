@@ -19,9 +19,9 @@ from relay.client.stdio_bridge.http_client import RelayHttp
 from relay.limits.rate_limits import Allowance
 from relay.mcp_api.resources import FleetResources
 from relay.routing.port import NoResponderError, PeerHandler
-from relay.state.names import NodeName
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.keys import private_key_to_pem
+from schemas.labels import NodeName
 from schemas.tls import client_context
 from tests.fakes.callers import TOKEN_KEY
 from tests.fakes.hub import Hub

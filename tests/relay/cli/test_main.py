@@ -10,8 +10,8 @@ import pytest
 
 from relay.cli.server_process import ServerPlan
 from relay.pki.authority import CertificateAuthority
-from relay.settings.config import View
 from relay.settings.environment import now_ms
+from schemas.addresses import View
 from tests.fakes.command_lines import RUN, without_home
 from tests.fakes.ports import unused_port
 from tests.fakes.relay_command import RelayCommand as Relay

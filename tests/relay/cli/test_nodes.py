@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from relay.cli.options import narrowed
-from relay.state.labels import columns_of
 from schemas.certificates import make_csr
+from schemas.labels import columns_of
 from tests.fakes.relay_command import Outcome, RelayCommand
 from tests.fakes.signer import key_named
 

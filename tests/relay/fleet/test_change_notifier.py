@@ -9,8 +9,8 @@ from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_record import Where
 from relay.fleet.selection import Selection
-from relay.settings.config import View
-from relay.state.names import NodeName
+from schemas.addresses import View
+from schemas.labels import NodeName
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
 

@@ -18,7 +18,7 @@ from relay.fleet.clock_comparison import FEWEST_AHEAD
 from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.tools import Tool
 from relay.mcp_api.tool_list import PAGE_SIZE, text_of
-from relay.state.names import NodeName
+from schemas.labels import NodeName
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from relay.auth.permissions import Rights
 from relay.fleet.node_names import MAX_CLOSE, NameSearch, NodeNames, UnknownNodeError, closest
-from relay.state.names import NodeName
 from schemas.errors import Failure, ToolError
+from schemas.labels import NodeName
 from tests.fakes.fleet_tools import ECHO_NAME, OTHER_TENANT, READ_ONLY, failure
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (

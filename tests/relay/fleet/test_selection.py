@@ -16,9 +16,9 @@ from relay.fleet.reach import Reach
 from relay.fleet.selection import WHOLE_FLEET, NodeCriteria, SelectedTools, Selection
 from relay.fleet.tool_index import SEVERITY
 from relay.fleet.tools import BEFORE_ALL, Tool
-from relay.settings.config import View
-from relay.state.names import NodeName
+from schemas.addresses import View
 from schemas.errors import Failure, ToolError
+from schemas.labels import NodeName
 from schemas.projection import parse
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub

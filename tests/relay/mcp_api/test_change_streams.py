@@ -30,8 +30,8 @@ from relay.mcp_api.change_streams import (
     StreamLimitError,
 )
 from relay.mcp_api.sdk import Context
-from relay.state.names import NodeName
 from relay.streams.telemetry.resource import TelemetryResource
+from schemas.labels import NodeName
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.tally import Tally

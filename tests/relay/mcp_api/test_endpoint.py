@@ -10,7 +10,7 @@ from relay.auth.permissions import Rights
 from relay.limits.rate_limits import Allowance
 from relay.mcp_api.endpoint import LIST_TTL_MS
 from relay.mcp_api.tool_list import MAX_PAGE_BYTES, PAGE_SIZE
-from relay.state.names import NodeName
+from schemas.labels import NodeName
 from schemas.projection import META_CANONICAL_NAME, META_ERROR, META_SAFETY_CLASS
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, NEW, OLD, OTHER, PING, Era, Stage

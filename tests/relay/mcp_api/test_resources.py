@@ -17,9 +17,9 @@ from relay.mcp_api.resources import (
     ResourceQueryError,
 )
 from relay.mcp_api.tool_list import CursorError
-from relay.state.names import NodeName
 from relay.streams.telemetry.resource import TelemetryResource
 from schemas.identity import kid_of
+from schemas.labels import NodeName
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.times import iso

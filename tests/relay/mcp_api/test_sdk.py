@@ -10,8 +10,8 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import StreamClosedError
 from relay.mcp_api.sdk import MAX_BYTES, OVER_IN_SCOPE, Context, emitter_of, instructions
-from relay.settings.config import View
-from relay.state.names import NodeName
+from schemas.addresses import View
+from schemas.labels import NodeName
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
 

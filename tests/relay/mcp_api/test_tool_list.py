@@ -25,10 +25,10 @@ from relay.mcp_api.tool_list import (
     with_documents,
 )
 from relay.observability.ascii_json import encoded
-from relay.settings.config import View
-from relay.state.names import NodeName
 from relay.streams.telemetry.resource import TelemetryResource
+from schemas.addresses import View
 from schemas.keys import base64url
+from schemas.labels import NodeName
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE
 from tests.fakes.gateway_calls import parrot
 from tests.fakes.hub import Hub

@@ -2,7 +2,7 @@ import pytest
 
 from relay.fleet.selection import Selection
 from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader, UrlOptions
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.kinds import KindRegistry
 
 PARAMETERS = "the URL's parameters are names, view, nodes, kinds, tags"

@@ -27,12 +27,12 @@ from relay.state import ledger
 from relay.state.certificates import IssuedLeaf
 from relay.state.join_tokens import JoinTokens
 from relay.state.ledger import Entry
-from relay.state.names import NodeName
 from schemas.addresses import HostPort
 from schemas.certificates import IdentityReason, are_endorsed, make_csr, verify_leaf
 from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, proven, shown_endorsements
 from schemas.identity import certificates_in
 from schemas.keys import base64url
+from schemas.labels import NodeName
 from tests.fakes.disk import full_disk
 from tests.fakes.enrolling import (
     HOUR_S,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from relay.server.serving import RelaySettings, ReloadSource
-from relay.settings.config import EnvelopeMode, RelayConfig, View
+from relay.settings.config import EnvelopeMode, RelayConfig
 from relay.settings.table import RELAY, LoadedRelaySettings, load_settings
+from schemas.addresses import View
 from schemas.lines import LogLevel
 from schemas.process.logs import make_logger
 from schemas.process.service_manager import ServiceManager, SettingsReload

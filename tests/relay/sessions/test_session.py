@@ -10,8 +10,7 @@ from relay.http.websocket_protocol import SocketClosedError
 from relay.routing.port import Command, CommandAnswer
 from relay.sessions.frame_handlers import heartbeat_interval_ms
 from relay.sessions.node_sessions import cmd_payload
-from relay.sessions.session import NodeConnection, NodeSession
-from relay.settings.environment import SessionClock
+from relay.sessions.session import NodeConnection, NodeSession, SessionClock
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame, FrameReader, Role
 from schemas.payloads import CmdAck, Welcome
@@ -266,3 +265,14 @@ def test_it_never_shrinks_as_the_fleet_grows_and_is_whole_seconds() -> None:
     intervals = [heartbeat_interval_ms(nodes) for nodes in range(0, 120_000, 997)]
     assert intervals == sorted(intervals)
     assert not any(interval % 1000 for interval in intervals)
+
+
+@pytest.mark.parametrize("by_ms", [10_000, -10_000, 3_600_000, -3_600_000])
+def test_a_session_counts_from_its_beginning_whatever_is_set(by_ms: int) -> None:
+    system = FakeClock(NOW_MS)
+    clock = SessionClock(system(), system.ticks_ms)
+    assert clock() == NOW_MS
+    system.step(by_ms)
+    assert clock() == NOW_MS
+    system.advance(1234)
+    assert clock() == NOW_MS + 1234

@@ -1,16 +1,10 @@
 import pytest
 
-from relay.settings.environment import (
-    TOLERANCE_MS,
-    RelayClock,
-    SessionClock,
-    ValidityClock,
-    now_ms,
-    ticks_ms,
-)
+from relay.sessions.session import SessionClock
+from relay.settings.environment import TOLERANCE_MS, RelayClock, now_ms, ticks_ms
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
-from schemas.times import FIRST_CREDIBLE_MS, SystemClock, is_credible
+from schemas.times import FIRST_CREDIBLE_MS, SystemClock, ValidityClock, is_credible
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS
@@ -131,17 +125,6 @@ def test_a_node_that_agrees_with_it_bears_out_a_clock_that_was_wrong_before(stag
 def test_a_node_that_agrees_with_a_clock_that_is_not_in_doubt_is_no_news(stage: Stage) -> None:
     stage.clock.compare(NOW_MS)
     assert stage.logged() == []
-
-
-@pytest.mark.parametrize("by_ms", [*STEPS, *LARGE_STEPS])
-def test_a_session_counts_from_its_beginning_whatever_is_set(by_ms: int) -> None:
-    system = FakeClock(NOW_MS)
-    clock = SessionClock(system(), system.ticks_ms)
-    assert clock() == NOW_MS
-    system.step(by_ms)
-    assert clock() == NOW_MS
-    system.advance(1234)
-    assert clock() == NOW_MS + 1234
 
 
 def test_a_step_leaves_room_for_the_nodes_own_clock() -> None:

@@ -9,10 +9,10 @@ from nacl.signing import SigningKey
 from relay.auth.agent_tokens import TokenIssuer
 from relay.pki.authority import CertificateAuthority
 from relay.state.key_files import read_key
-from relay.state.names import NodeName
 from relay.state.people import PersonRole
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
+from schemas.labels import NodeName
 from schemas.registry import SchemaRegistry
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.person import Browser, answered, form_value

@@ -9,15 +9,18 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.state.kinds import NAME
-from relay.state.labels import NameRuleError
 from relay.state.ledger import LedgerError
 from relay.state.merging import SIGNED, Merging, SharedLedger
-from relay.state.names import NAMES, LabelTakenError, NameLedger, Names, NodeName
+from relay.state.names import NAMES, LabelTakenError, NameLedger, Names
+from schemas.labels import NameRuleError, NodeName
 from schemas.process.logs import make_logger
+from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
+GREENHOUSE = "Gewächshaus"
+KEPT = "xn--Gewchshaus-s5a"
 GOOD = {"action": "name", "ts_ms": 1, "node_id": NODE_ID, "tenant": "acme", "label": "pi", "tags": ["a"]}
 
 
@@ -222,3 +225,40 @@ def test_a_damaged_ledger_is_an_error_and_never_an_empty_one(
     with pytest.raises(LedgerError, match=path.name):
         ledger.label(NODE_ID, "acme", "pi")
     assert path.read_text() == text
+
+
+def test_what_is_kept_is_ascii_that_the_shared_document_has_admitted_from_the_first(
+    ledger: NameLedger, path: Path
+) -> None:
+    ledger.label(NODE_ID, "acme", GREENHOUSE)
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert line["label"] == KEPT
+    entry = {key: line[key] for key in ("node_id", "tenant", "label", "tags")}
+    assert SchemaRegistry().load("cluster.name@1.0.0").is_valid(entry)
+    assert ledger.read().by_node == {NODE_ID: NodeName("acme", GREENHOUSE)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (GREENHOUSE, "gewächsHAUS"),
+        (GREENHOUSE, "Gewachshaus"),
+        ("Gewachshaus", GREENHOUSE),
+        (GREENHOUSE, KEPT),
+        ("Gewächshaus", "Gewáchshaus"),
+        ("OCA", "\u041e\u0421\u0410"),  # in Cyrillic
+        ("\u041e\u0421\u0410", "oca"),
+        ("\u03a4\u0391\u039d\u039a", "TANK"),
+        ("\u53e3", "\u30ed"),  # a mouth, and the syllable ro
+        ("सड़क", "सडक"),  # but for a dot
+    ],
+)
+def test_two_labels_of_a_tenant_do_not_look_alike(ledger: NameLedger, first: str, second: str) -> None:
+    ledger.label(NODE_ID, "acme", first)
+    with pytest.raises(LabelTakenError, match=NODE_ID):
+        ledger.label(OTHER_NODE_ID, "acme", second)
+    assert not ledger.name_new(OTHER_NODE_ID, "acme", second, ())
+    ledger.label(OTHER_NODE_ID, "globex", second)
+    ledger.label(NODE_ID, "acme", second)  # its own
+    ledger.label(NODE_ID, "acme", "")
+    ledger.label(OTHER_NODE_ID, "acme", first)  # free again

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from relay.state.labels import kept_form
 from relay.state.ledger import Entry
 from relay.state.names import NameLedger
+from schemas.labels import kept_form
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from schemas.process.spans import ExporterMissingError, Span, exported
+from schemas.process.spans import ExporterMissingError, exported
+from schemas.spans import Span
 from tests.fakes.collector import collecting
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -11,7 +11,7 @@ from relay.fleet.node_record import NodeRecord, Where
 from relay.fleet.selection import Selection
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.views.kind_tools import MAX_NUMBERS, QUERY, kind_schemas, summed_up
-from relay.settings.config import View
+from schemas.addresses import View
 from schemas.kinds import Verb
 from schemas.registry import SchemaRegistry, outlined
 from tests.fakes.followed import FOLLOWED, Followed, Reader

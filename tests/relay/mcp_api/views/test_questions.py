@@ -23,10 +23,10 @@ from relay.mcp_api.endpoint import Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.routing.port import Command, CommandAnswer, LocalRouter
-from relay.state.names import NodeName
 from relay.streams.telemetry.resource import TelemetryResource
 from schemas.addresses import KINDS_PATH
 from schemas.kinds import RFC_0001, shipped_names
+from schemas.labels import NodeName
 from schemas.registry import read_contract
 from tests.fakes.board import PI, UPTIME_US, Board, entry, show
 from tests.fakes.callers import principal_of

@@ -6,13 +6,13 @@ import pytest
 
 from relay.audit.log import AuditUnavailableError
 from relay.fleet.node_record import Where
-from relay.state.names import NodeName
 from relay.streams.caller_tools.caller_sessions import checked_size, lent
 from relay.streams.caller_tools.session import MAX_SESSIONS as MAX_IN_ALL
 from relay.streams.caller_tools.session import NODE_BYTES, TOTAL_BYTES, Holder
 from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
 from schemas.errors import ToolError
 from schemas.frames import OneWayType
+from schemas.labels import NodeName
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.hub import READ_ONLY
 from tests.fakes.signer import OTHER_NODE_ID, TENANT

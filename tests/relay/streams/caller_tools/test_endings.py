@@ -4,12 +4,12 @@ import json
 import pytest
 
 from relay.state.kinds import watched_names
-from relay.state.names import NodeName
 from relay.state.watcher import SHARED
 from relay.streams.caller_tools import endings as module
 from relay.streams.caller_tools.endings import SessionEnding, error_payload
 from schemas.caller_tools import CallerToolError
 from schemas.frames import MAX_FRAME_BYTES, FrameReader, OneWayType
+from schemas.labels import NodeName
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
 from tests.fakes.frames import SESSION_ID, message

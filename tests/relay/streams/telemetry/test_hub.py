@@ -13,8 +13,8 @@ from relay.calls.results import CallAnswer
 from relay.fleet.node_names import UnknownNodeError
 from relay.limits.rate_limits import Allowance
 from relay.settings.config import EnvelopeMode
-from relay.state.names import NodeName
 from schemas.errors import Failure
+from schemas.labels import NodeName
 from schemas.registry import SchemaRegistry
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE, URI, Followed, Reader
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT

@@ -5,7 +5,7 @@ import pytest
 
 from relay.calls.stream_port import TelemetryQueryError
 from relay.fleet.node_names import UnknownNodeError
-from relay.state.names import NodeName
+from schemas.labels import NodeName
 from schemas.times import dated, iso
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE, URI, Followed
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT

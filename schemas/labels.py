@@ -21,6 +21,7 @@ stands only where a letter of its script carries it. Must not know which labels 
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from unicodedata import bidirectional, category, east_asian_width, is_normalized, normalize
 
@@ -169,6 +170,20 @@ _NODE_ID = re.compile(NODE_ID_PATTERN)
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 _LONGEST_MEANT = 256
 """What is longer means no label, and is not normalized."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeName:
+    """What the operator calls a node of ``tenant``: by a label (empty: none) and tags, sorted.
+
+    ``proven`` is the name by which tokens reach it, where that is another: the last that was decided here or
+    that a relay has signed.
+    """
+
+    tenant: str
+    label: str = ""
+    tags: tuple[str, ...] = ()
+    proven: "NodeName | None" = None
 
 
 class NameRuleError(OperatorError):

@@ -1,11 +1,8 @@
 """What may be a label or a tag, and the forms in ASCII of one in the letters of people."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from relay.state.labels import (
+from schemas.labels import (
     MAX_TAGS,
     NameRuleError,
     check_tags,
@@ -19,23 +16,10 @@ from relay.state.labels import (
     shown_form,
     typed_form,
 )
-from relay.state.names import LabelTakenError, NameLedger, NodeName
-from schemas.registry import SchemaRegistry
-from tests.fakes.clock import FakeClock
-from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
+from tests.fakes.signer import NODE_ID
 
 GREENHOUSE = "Gewächshaus"
 KEPT = "xn--Gewchshaus-s5a"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "node_names.jsonl"
-
-
-@pytest.fixture
-def ledger(path: Path) -> NameLedger:
-    return NameLedger(path, FakeClock(NOW_MS))
 
 
 @pytest.mark.parametrize(
@@ -102,43 +86,6 @@ def test_a_mark_that_deceives_and_letters_from_right_to_left_are_refused_with_th
 )
 def test_what_only_begins_like_a_kept_form_is_an_ordinary_label(text: str) -> None:
     assert label_of(text) == shown_form(text) == text
-
-
-def test_what_is_kept_is_ascii_that_the_shared_document_has_admitted_from_the_first(
-    ledger: NameLedger, path: Path
-) -> None:
-    ledger.label(NODE_ID, "acme", GREENHOUSE)
-    (line,) = map(json.loads, path.read_text().splitlines())
-    assert line["label"] == KEPT
-    entry = {key: line[key] for key in ("node_id", "tenant", "label", "tags")}
-    assert SchemaRegistry().load("cluster.name@1.0.0").is_valid(entry)
-    assert ledger.read().by_node == {NODE_ID: NodeName("acme", GREENHOUSE)}
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (GREENHOUSE, "gewächsHAUS"),
-        (GREENHOUSE, "Gewachshaus"),
-        ("Gewachshaus", GREENHOUSE),
-        (GREENHOUSE, KEPT),
-        ("Gewächshaus", "Gewáchshaus"),
-        ("OCA", "\u041e\u0421\u0410"),  # in Cyrillic
-        ("\u041e\u0421\u0410", "oca"),
-        ("\u03a4\u0391\u039d\u039a", "TANK"),
-        ("\u53e3", "\u30ed"),  # a mouth, and the syllable ro
-        ("सड़क", "सडक"),  # but for a dot
-    ],
-)
-def test_two_labels_of_a_tenant_do_not_look_alike(ledger: NameLedger, first: str, second: str) -> None:
-    ledger.label(NODE_ID, "acme", first)
-    with pytest.raises(LabelTakenError, match=NODE_ID):
-        ledger.label(OTHER_NODE_ID, "acme", second)
-    assert not ledger.name_new(OTHER_NODE_ID, "acme", second, ())
-    ledger.label(OTHER_NODE_ID, "globex", second)
-    ledger.label(NODE_ID, "acme", second)  # its own
-    ledger.label(NODE_ID, "acme", "")
-    ledger.label(OTHER_NODE_ID, "acme", first)  # free again
 
 
 def test_text_that_deceives_is_escaped_where_it_is_shown() -> None:
