@@ -59,7 +59,9 @@ def test_without_one_on_path_the_extras_is_taken(monkeypatch: pytest.MonkeyPatch
             "echo 'fatal error: out of memory' >&2; exit 2", "status 2: fatal error: out", id="failed"
         ),
         pytest.param("kill -9 $$", "ended by signal 9: no output. Check .* memory", id="killed"),
-        pytest.param("echo nats-server: v2.15.0", r"is nats-server 2\.15\.0, older than 2\.15\.1", id="too old"),
+        pytest.param(
+            "echo nats-server: v2.15.0", r"is nats-server 2\.15\.0, older than 2\.15\.1", id="too old"
+        ),
         pytest.param("/usr/bin/head -c 100000 /dev/zero", "does not say", id="no text"),
     ],
 )
