@@ -1,6 +1,6 @@
 """30. A person gives a client the relay's URL, signs in, and the client's next call answers.
 
-Steps: a relay and a node · nobody is invited, and nothing of sign-in is there · the operator invites a
+Steps: a relay and a node · no person is invited, and nothing of sign-in is there · the operator invites a
 person, who makes a passkey · the official client, from the URL alone: it registers itself, and the person
 allows it in a browser · a tool answers · the person is revoked, and all ends within seconds.
 """
