@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-import psutil
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.hardware import read_hardware_ids
@@ -46,7 +45,7 @@ from schemas.lines import LogThreshold
 from schemas.manifest import fingerprint
 from schemas.pacing import Backoff
 from schemas.process.logs import fatal_errors_logged, opened
-from schemas.process.resources import Uptime
+from schemas.process.resources import Uptime, keep_trimmed
 from schemas.process.service_manager import ServiceManager, SettingsReload
 from schemas.process.spans import exported
 from schemas.process.status_socket import served
@@ -54,7 +53,6 @@ from schemas.registry import Contract, read_contract
 from schemas.spans import SpanSink, no_spans
 from schemas.threads import prestarted_pool
 
-TRIM_INTERVAL_S = 600.0
 HELPERS = 4
 """Threads for name resolution, for files, and for joining threads at the end."""
 
@@ -211,19 +209,3 @@ async def _until_stopped(work: Mapping[str, Awaitable[object]], node: Node, mana
             if not any(loop.done() for loop in loops):
                 manager.stopping()
                 await node.dispatcher.drain()
-
-
-async def keep_trimmed(interval_s: float = TRIM_INTERVAL_S) -> None:
-    """Give what is free in the heap back every ``interval_s``, until cancelled.
-
-    A node must not grow by its age: each connection that is lost and made again leaves holes. What it takes
-    is freed, but lies below what is still in use, and the next one does not fit. glibc gives back only
-    what is free at the end of the heap unless it is told to look; other C libraries do by themselves, or
-    cannot: psutil has no such function then, nor before 7.2. docs/decisions/0108 has what was measured. Must
-    not be called in a process of thousands of connections: its heap is large, and is locked meanwhile.
-    """
-    trim = getattr(psutil, "heap_trim", None)
-    while True:
-        await asyncio.sleep(interval_s)
-        if trim is not None:
-            trim()

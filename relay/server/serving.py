@@ -26,6 +26,7 @@ from schemas.health import endless, stalled
 from schemas.kinds import KindRegistry
 from schemas.lines import LogThreshold
 from schemas.process.logs import fatal_errors_logged, opened
+from schemas.process.resources import keep_trimmed
 from schemas.process.service_manager import ReadAgain, ServiceManager, SettingsReload
 from schemas.process.spans import exported
 from schemas.process.status_socket import served
@@ -190,6 +191,7 @@ async def _serve(
             runs = {
                 "parts": relay.run(),
                 "service manager": manager.run(lambda: stalled(loops), status.line),
+                "heap": keep_trimmed(),
             }
             if reloading is not None:
                 runs["settings"] = reloading.run()

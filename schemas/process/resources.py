@@ -7,6 +7,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
+TRIM_INTERVAL_S = 600.0
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -30,6 +33,21 @@ def raise_open_files_limit() -> int:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+async def keep_trimmed(interval_s: float = TRIM_INTERVAL_S) -> None:
+    """Give what is free in the heap back every ``interval_s``, until cancelled.
+
+    A process must not grow by its age: each connection that is lost and made again leaves holes. What it
+    takes is freed, but lies below what is still in use, and the next one does not fit. glibc gives back only
+    what is free at the end of the heap unless it is told to look; other C libraries do by themselves, or
+    cannot: psutil has no such function then, nor before 7.2. docs/decisions/0108 has what was measured.
+    """
+    trim = getattr(psutil, "heap_trim", None)
+    while True:
+        await asyncio.sleep(interval_s)
+        if trim is not None:
+            trim()
 
 
 def watchdog_s(environment: Mapping[str, str]) -> float | None:

@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import asyncio, re
-from kubelet.daemon.composition import keep_trimmed
+from schemas.process.resources import keep_trimmed
 
 def heap_kib():
     text = open("/proc/self/smaps").read()
