@@ -39,6 +39,34 @@ class AuditInUseError(StateError):
     """Another relay writes this audit."""
 
 
+@define(eq=False, repr=False)
+class Line:
+    """What a line of the audit says; ``members`` as ``members_of`` returns them."""
+
+    at_ms: SystemMs
+    members: str
+
+
+@define(frozen=True, eq=False, repr=False)
+class Chained:
+    """``count`` lines ready to be written after that with the hash ``prev``; ``head`` is the last one's."""
+
+    prev: str
+    count: int
+    data: bytes
+    head: str
+
+
+def chained(prev: str, lines: Sequence[Line], after: str = "") -> Chained:
+    """Return ``lines`` as they follow that with the hash ``prev``; the first has the member ``after`` too."""
+    first, chain = prev, list[bytes]()
+    for line in lines:
+        text = f'{{"prev":"{prev}",{after}"ts_ms":{line.at_ms},{line.members}}}'
+        chain.append(text.encode("ascii"))
+        prev, after = hashlib.sha256(chain[-1]).hexdigest(), ""
+    return Chained(first, len(chain), b"\n".join(chain) + b"\n", prev)
+
+
 @define(eq=False, repr=False, slots=False)
 class AuditLog:
     """The audit, whose newest lines are in ``path`` and whose full files are beside it.
@@ -119,28 +147,34 @@ class AuditLog:
         Raises:
             AuditUnavailableError: it could not be written whole.
         """
-        if not self.append_all([(self._now_ms(), members)]):
+        if not self.append_all([Line(self._now_ms(), members)]):
             raise AuditUnavailableError("the disk took only a part of the line")
 
-    def append_all(self, lines: Sequence[tuple[SystemMs, str]]) -> int:
-        """Append lines of a time and members each by one write, and return how many are whole in the file.
+    @property
+    def prev(self) -> str:
+        """What the next line names, as far as is known before it is written."""
+        return self._prev
+
+    def append_all(self, lines: Sequence[Line], ready: Chained | None = None) -> int:
+        """Append ``lines`` by one write, and return how many are whole in the file.
+
+        ``ready`` is what ``chained`` has made of them. If some were left out since, or it does not follow the
+        file's newest line, they are chained again.
 
         Raises:
             AuditUnavailableError: none is.
         """
-        now = lines[-1][0]
+        now = lines[-1].at_ms
         if abs(now - self._checked_ms) >= _CHECK_INTERVAL_MS:  # a clock can be set back
             self._rotate_if_due(now)
         after = ""
         if not self._begun and self._prev != GENESIS:
             # So that a file whose first lines were cut off is not mistaken for a new one.
             after = f'"after":{json.dumps(self._after)},'
-        prev, chained = self._prev, list[bytes]()
-        for at_ms, members in lines:
-            chained.append(f'{{"prev":"{prev}",{after}"ts_ms":{at_ms},{members}}}'.encode("ascii"))
-            prev, after = hashlib.sha256(chained[-1]).hexdigest(), ""
+        if ready is None or after or (ready.prev, ready.count) != (self._prev, len(lines)):
+            ready = chained(self._prev, lines, after)
         # A line that was cut short has no end: end it before these.
-        data = b"\n" * self._torn + b"\n".join(chained) + b"\n"
+        data = b"\n" * self._torn + ready.data
         # It is available while this writes: the health is asked for by another thread.
         try:
             written = os.write(self._descriptor, data)
@@ -149,18 +183,18 @@ class AuditLog:
             raise AuditUnavailableError(os.strerror(error.errno or 0)) from None
         if written != len(data):
             self.available = False
-            return self._cut_short(data[:written], chained)
-        self.head = self._prev = prev
+            return self._cut_short(data[:written])
+        self.head = self._prev = ready.head
         self._torn, self._begun = False, True
         self.available = True
-        return len(chained)
+        return len(lines)
 
-    def _cut_short(self, data: bytes, lines: Sequence[bytes]) -> int:
-        """Take in that only ``data`` of ``lines`` was written, and return how many of these are whole."""
+    def _cut_short(self, data: bytes) -> int:
+        """Note that ``data`` alone was written, and return how many lines of it are whole."""
         if self._torn and data:
             data, self._torn, self.head = data[1:], False, self._prev
         *ended, rest = data.split(b"\n")
-        for line in lines[: len(ended)]:
+        for line in ended:
             self.head = self._prev = hashlib.sha256(line).hexdigest()
             self._begun = True
         if rest:

@@ -5,6 +5,10 @@ wait are written by one write and synced by one sync. Otherwise each is synced w
 line that is not written in time is withdrawn, and its call refused; the next ones are refused at once until
 the disk answers. Must not decide what is recorded.
 
+To wake a thread costs more than to write a line, and while it computes, the event loop waits for the
+interpreter's lock. So lines are gathered as long as turns of the loop bring more and are chained in the loop;
+the thread writes them, and chains them again only if a line before them was withdrawn or did not fit.
+
 writer = AuditWriter(AuditLog(path, now_ms), now_ms, log)
 await writer.record(members)  # before it is acted upon; raises AuditUnavailableError
 writer.note(members)  # what has happened: nothing waits for it
@@ -24,7 +28,7 @@ from typing import Any
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError, sync_directory
+from relay.audit.log import AuditLog, AuditUnavailableError, Chained, Line, chained, sync_directory
 from relay.audit.retention import REMOVED_EVENT, BrokenSuccessionError, next_removal
 from relay.observability.ascii_json import members_of
 from relay.settings.config import KEEP_ALL, AuditKeep
@@ -38,12 +42,15 @@ WAIT_S = 2.0
 LOOP_WAIT_S = 0.1
 """So long the event loop itself waits for a line that is no call's, once each time that the disk stalls."""
 MOST_QUEUED = 20_000
-"""As many lines wait for the disk at most: some 8 MiB."""
+"""As many lines wait for the disk at most: some 16 MiB."""
 _SYNC_AFTER_S = 2.0
 _NOTED_AFTER_S = 0.005
 _EXPIRY_S = 0.25
 _OVERTAKEN_MS = 1000
 _MOST_AT_ONCE = 512
+_GATHERED_WITHIN_S = 0.01
+_QUIET_TURNS = 8
+"""After as many turns of the event loop without another line, those gathered are written."""
 _CLOSE_S = 5.0
 _REMOVE_EVERY_S = 60.0
 
@@ -66,15 +73,17 @@ class _Asks(Enum):
 
 
 @define(eq=False, repr=False)
-class _Line:
+class _Line(Line):
     """A line on its way to the file; ``known_by`` names it in the log if nothing waits for it."""
 
-    at_ms: SystemMs
-    members: str
     waiter: _Waiter | None
     asks: _Asks = _Asks.WRITTEN
     known_by: str = ""
     state: _State = _State.QUEUED
+
+
+_Batch = tuple[Sequence[_Line], Chained]
+"""Lines, and as they will stand in the file if all of them do."""
 
 
 @define(eq=False, repr=False)
@@ -93,8 +102,6 @@ def _stalls() -> AuditUnavailableError:
 class AuditWriter:
     """Writes ``file`` until it is closed.
 
-    Lines are gathered through one turn of the event loop: to wake a thread costs more than to write a line.
-
     Attributes:
         always: whether each line is synced before its call is made. May be changed, as may all here:
         keep: which full files are not removed.
@@ -108,10 +115,10 @@ class AuditWriter:
     keep: AuditKeep = KEEP_ALL
     loop_wait_s: float = LOOP_WAIT_S
     _kept_as_broken: str = field(init=False, default="")
-    _gathered: list[_Line] = field(init=False, factory=list)
+    _gathered: deque[_Line] = field(init=False, factory=deque)
     _hands_over: bool = field(init=False, default=False)
     _later: asyncio.TimerHandle | None = field(init=False, default=None)
-    _queue: "queue.SimpleQueue[Sequence[_Line] | None]" = field(init=False, factory=queue.SimpleQueue)
+    _queue: "queue.SimpleQueue[_Batch | None]" = field(init=False, factory=queue.SimpleQueue)
     _queued: int = field(init=False, default=0)
     _states: threading.Lock = field(init=False, factory=threading.Lock)
     """Held where lines are gathered by another thread than the loop's, and where their states change."""
@@ -124,6 +131,7 @@ class AuditWriter:
     _unsynced: threading.Event = field(init=False, factory=threading.Event)
     _closing: threading.Event = field(init=False, factory=threading.Event)
     _newest_ms: int = field(init=False, default=0)
+    _chain: str = field(init=False, default="")
     _threads: Sequence[threading.Thread] = field(init=False, default=())
 
     def __attrs_post_init__(self) -> None:
@@ -160,7 +168,8 @@ class AuditWriter:
         self._gathered.append(line)
         if not self._hands_over:
             self._hands_over = True
-            loop.call_soon(self._hand_over, loop)
+            self._cancel_later()
+            self._gather(loop, loop.time() + _GATHERED_WITHIN_S)
         try:
             await waiter
         except BaseException as error:
@@ -245,24 +254,55 @@ class AuditWriter:
 
     # --- what waits --------------------------------------------------------------------------------------
 
+    def _gather(
+        self, loop: asyncio.AbstractEventLoop, until: float, known: int = 0, quiet_turns: int = 0
+    ) -> None:
+        """Hand over what was gathered, at ``until`` or once some turns bring no more than the ``known``."""
+        count = len(self._gathered)
+        quiet_turns = quiet_turns + 1 if count == known else 0
+        if quiet_turns < _QUIET_TURNS and loop.time() < until:
+            loop.call_soon(self._gather, loop, until, count, quiet_turns)
+        else:
+            self._hand_over(loop)
+
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give what was gathered to the thread, and let no call wait for it longer than ``WAIT_S``."""
         self._hands_over = False
+        self._cancel_later()
+        self._hand_over_now([])
+        if self._awaited and self._expiry is None:
+            self._expiry = loop.call_later(_EXPIRY_S, self._expire, loop)
+
+    def _cancel_later(self) -> None:
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        if lines := self._hand_over_now([]):
-            self._awaited.append(_Awaited(monotonic(), lines))
-            if self._expiry is None:
-                self._expiry = loop.call_later(_EXPIRY_S, self._expire, loop)
 
-    def _hand_over_now(self, more: Sequence[_Line]) -> Sequence[_Line]:
+    def _hand_over_now(self, more: Sequence[_Line]) -> None:
         with self._states:
-            lines, self._gathered = [*self._gathered, *more], []
-            self._queued += len(lines)
-            if lines:
-                self._queue.put(lines)
-        return lines
+            gathered = [self._gathered.popleft() for _ in range(len(self._gathered))]
+            if gathered:
+                self._awaited.append(_Awaited(monotonic(), gathered))
+            if lines := [*gathered, *more]:
+                self._queued += len(lines)
+                self._queue.put((lines, self._chained(lines)))
+
+    def _chained(self, lines: Sequence[_Line]) -> Chained:
+        """Return ``lines`` after those before them, as these stand in the file or will if nothing fails."""
+        if self._queued == len(lines) and self._writing_since is None:
+            self._chain = self._file.prev  # nothing is on its way
+        for line in lines:
+            line.at_ms = self._in_order(line.at_ms)
+        ready = chained(self._chain, [line for line in lines if line.asks is not _Asks.SYNCED])
+        self._chain = ready.head
+        return ready
+
+    def _in_order(self, at_ms: SystemMs) -> SystemMs:
+        """Return ``at_ms``, or the time of the line before if that has overtaken this one."""
+        if self._newest_ms - _OVERTAKEN_MS < at_ms < self._newest_ms:
+            return SystemMs(self._newest_ms)
+        self._newest_ms = at_ms
+        return at_ms
 
     def _is_stalled(self, after_s: float) -> bool:
         writing, unsynced = self._writing_since, self._syncing_since or self._unsynced_since
@@ -295,26 +335,33 @@ class AuditWriter:
     # --- the thread that writes --------------------------------------------------------------------------
 
     def _write_lines(self) -> None:
-        more = self._queue.get()
-        while more is not None:
+        while (batch := self._queue.get()) is not None:
             self._writing_since = monotonic()
-            batch = [*more]
-            while self._queue.qsize() and len(batch) < _MOST_AT_ONCE and (more := self._queue.get()):
-                batch += more
-            self._write_batch(batch)
+            lines, ready = batch
+            others = self._waiting(_MOST_AT_ONCE - len(lines))
+            self._write_batch([*lines, *others], None if others else ready)
             self._writing_since = None
-            more = more and self._queue.get()
         self._closing.set()
         self._unsynced.set()
 
-    def _write_batch(self, batch: Sequence[_Line]) -> None:
+    def _waiting(self, most: int) -> Sequence[_Line]:
+        """Return what else waits, ``most`` lines and what is left of the last batch; no end is taken."""
+        lines = list[_Line]()
+        while self._queue.qsize() and len(lines) < most:
+            if (batch := self._queue.get()) is None:
+                self._queue.put(None)
+                break
+            lines += batch[0]
+        return lines
+
+    def _write_batch(self, batch: Sequence[_Line], ready: Chained | None) -> None:
         with self._states:
             self._queued -= len(batch)
             lines = [line for line in batch if line.state is _State.QUEUED]
             for line in lines:
                 line.state = _State.TAKEN
         asked = [line for line in lines if line.asks is _Asks.SYNCED]
-        written = self._written([line for line in lines if line.asks is not _Asks.SYNCED] if asked else lines)
+        written = self._written([line for line in lines if line.asks is not _Asks.SYNCED], ready)
         if written and self._unsynced_since is None:
             self._unsynced_since = monotonic()
             self._unsynced.set()
@@ -326,7 +373,7 @@ class AuditWriter:
         if asked or decided:
             _settle([*decided, *asked], self._sync())
 
-    def _written(self, lines: Sequence[_Line]) -> Sequence[_Line]:
+    def _written(self, lines: Sequence[_Line], ready: Chained | None) -> Sequence[_Line]:
         """Write ``lines``, and return those that are in the file; the others are settled."""
         try:
             if any(line.asks is _Asks.SPACE for line in lines):
@@ -338,7 +385,7 @@ class AuditWriter:
             return lines
         count, why = 0, AuditUnavailableError("the disk took only a part of the line")
         try:
-            count = self._file.append_all([(self._in_order(line.at_ms), line.members) for line in lines])
+            count = self._file.append_all(lines, ready)
         except AuditUnavailableError as error:
             why = error
         except OSError as error:
@@ -347,13 +394,6 @@ class AuditWriter:
             return lines
         self._leave_out(lines[count:], why)
         return lines[:count]
-
-    def _in_order(self, at_ms: SystemMs) -> SystemMs:
-        """Return ``at_ms``, or the time of the line before if that has overtaken this one."""
-        if self._newest_ms - _OVERTAKEN_MS < at_ms < self._newest_ms:
-            return SystemMs(self._newest_ms)
-        self._newest_ms = at_ms
-        return at_ms
 
     def _leave_out(self, lines: Sequence[_Line], why: AuditUnavailableError) -> None:
         for line in lines:

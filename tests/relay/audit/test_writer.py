@@ -214,6 +214,23 @@ async def test_a_decision_that_the_disk_takes_too_late_is_followed_by_its_outcom
     assert numbers in ([1, 2, 0], [1])
 
 
+@pytest.mark.integration
+async def test_a_call_whose_line_goes_with_one_that_is_no_calls_is_refused_in_time(
+    disk: FuseDisk,
+) -> None:
+    stage = Stage(disk.path)
+    await stage.record(1)
+    disk.stall()
+    waiting = asyncio.create_task(stage.record(2))
+    await asyncio.sleep(0)  # its line is gathered in this turn
+    with pytest.raises(AuditUnavailableError):
+        stage.writer.append('"number":3')
+    with pytest.raises(AuditUnavailableError, match="does not answer in time"):
+        await waiting
+    disk.resume()
+    stage.writer.close()
+
+
 # --- old files
 
 
