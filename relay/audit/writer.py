@@ -51,6 +51,8 @@ _MOST_AT_ONCE = 512
 _GATHERED_WITHIN_S = 0.01
 _QUIET_TURNS = 8
 """After as many turns of the event loop without another line, those gathered are written."""
+_LONE_LINES = 2
+"""So many does a call give that is alone: of its decision, and of the outcome of the one before."""
 _CLOSE_S = 5.0
 _REMOVE_EVERY_S = 60.0
 
@@ -117,6 +119,7 @@ class AuditWriter:
     _kept_as_broken: str = field(init=False, default="")
     _gathered: deque[_Line] = field(init=False, factory=deque)
     _hands_over: bool = field(init=False, default=False)
+    _patience: int = field(init=False, default=1)
     _later: asyncio.TimerHandle | None = field(init=False, default=None)
     _queue: "queue.SimpleQueue[_Batch | None]" = field(init=False, factory=queue.SimpleQueue)
     _queued: int = field(init=False, default=0)
@@ -260,10 +263,12 @@ class AuditWriter:
         """Hand over what was gathered, at ``until`` or once some turns bring no more than the ``known``."""
         count = len(self._gathered)
         quiet_turns = quiet_turns + 1 if count == known else 0
-        if quiet_turns < _QUIET_TURNS and loop.time() < until:
+        if quiet_turns < self._patience and loop.time() < until:
             loop.call_soon(self._gather, loop, until, count, quiet_turns)
-        else:
-            self._hand_over(loop)
+            return
+        # While calls come one by one, there is nothing to wait for.
+        self._patience = _QUIET_TURNS if count > _LONE_LINES else 1
+        self._hand_over(loop)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give what was gathered to the thread, and let no call wait for it longer than ``WAIT_S``."""
