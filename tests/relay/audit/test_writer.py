@@ -3,14 +3,14 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditLog, AuditUnavailableError, Chained, Line
 from relay.audit.verify import verify
 from relay.audit.writer import AuditWriter
 from relay.settings.config import KEEP_ALL, AuditKeep
@@ -28,10 +28,16 @@ class Stage:
     """The audit of one directory, and its writer."""
 
     def __init__(
-        self, directory: Path, *, always: bool = False, max_bytes: int = 1 << 26, keep: AuditKeep = KEEP_ALL
+        self,
+        directory: Path,
+        *,
+        always: bool = False,
+        max_bytes: int = 1 << 26,
+        keep: AuditKeep = KEEP_ALL,
+        file: AuditLog | None = None,
     ) -> None:
         self.path, self.clock, self.lines = directory / "audit.jsonl", FakeClock(NOW_MS), LogLines()
-        file = AuditLog(self.path, self.clock, max_bytes)
+        file = file or AuditLog(self.path, self.clock, max_bytes)
         self.writer = AuditWriter(file, self.clock, make_logger("relay", self.lines), always, keep)
 
     async def record(self, number: int, **options: Any) -> None:
@@ -106,6 +112,44 @@ async def test_of_several_lines_at_once_those_that_fit_are_recorded(stage: Stage
         found = await asyncio.gather(*(stage.record(number) for number in range(3)), return_exceptions=True)
     assert [type(one) for one in found] == [type(None), AuditUnavailableError, AuditUnavailableError]
     await stage.record(9)
+    assert verify(stage.path).intact
+
+
+class HeldLog(AuditLog):
+    """Writes nothing until it is released."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.writes, self.released = threading.Event(), threading.Event()
+
+    def append_all(self, lines: Sequence[Line], ready: Chained | None = None) -> int:
+        self.writes.set()
+        assert self.released.wait(BOUND_S)
+        return super().append_all(lines, ready)
+
+
+@pytest.mark.parametrize("turns", [0, 100], ids=["with the next", "before the next"])
+async def test_a_line_that_is_withdrawn_is_not_written_and_those_after_it_continue_the_chain(
+    tmp_path: Path, turns: int
+) -> None:
+    file = HeldLog(tmp_path / "audit.jsonl", FakeClock(NOW_MS))
+    stage = Stage(tmp_path, file=file)
+    first = asyncio.create_task(stage.record(1))
+    await asyncio.to_thread(file.writes.wait, BOUND_S)
+    withdrawn = asyncio.create_task(stage.record(2))
+    for _ in range(turns):  # after which it has been handed over by itself
+        await asyncio.sleep(0)
+    third = asyncio.create_task(stage.record(3))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    withdrawn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await withdrawn
+    file.released.set()
+    await asyncio.gather(first, third)
+    await stage.record(4)
+    stage.writer.close()
+    assert numbers(stage.path) == [1, 3, 4]
     assert verify(stage.path).intact
 
 
