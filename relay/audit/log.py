@@ -40,8 +40,8 @@ class AuditInUseError(StateError):
 
 
 @define(eq=False, repr=False)
-class Line:
-    """What a line of the audit says; ``members`` as ``members_of`` returns them."""
+class NewLine:
+    """What a line says that is to be chained; ``members`` as ``members_of`` returns them."""
 
     at_ms: SystemMs
     members: str
@@ -57,7 +57,7 @@ class Chained:
     head: str
 
 
-def chained(prev: str, lines: Sequence[Line], after: str = "") -> Chained:
+def chained(prev: str, lines: Sequence[NewLine], after: str = "") -> Chained:
     """Return ``lines`` as they follow that with the hash ``prev``; the first has the member ``after`` too."""
     first, chain = prev, list[bytes]()
     for line in lines:
@@ -147,7 +147,7 @@ class AuditLog:
         Raises:
             AuditUnavailableError: it could not be written whole.
         """
-        if not self.append_all([Line(self._now_ms(), members)]):
+        if not self.append_all([NewLine(self._now_ms(), members)]):
             raise AuditUnavailableError("the disk took only a part of the line")
 
     @property
@@ -155,7 +155,7 @@ class AuditLog:
         """What the next line names, as far as is known before it is written."""
         return self._prev
 
-    def append_all(self, lines: Sequence[Line], ready: Chained | None = None) -> int:
+    def append_all(self, lines: Sequence[NewLine], ready: Chained | None = None) -> int:
         """Append ``lines`` by one write, and return how many are whole in the file.
 
         ``ready`` is what ``chained`` has made of them. If some were left out since, or it does not follow the

@@ -28,7 +28,7 @@ from typing import Any
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError, Chained, Line, chained, sync_directory
+from relay.audit.log import AuditLog, AuditUnavailableError, Chained, NewLine, chained, sync_directory
 from relay.audit.retention import REMOVED_EVENT, BrokenSuccessionError, next_removal
 from relay.observability.ascii_json import members_of
 from relay.settings.config import KEEP_ALL, AuditKeep
@@ -75,7 +75,7 @@ class _Asks(Enum):
 
 
 @define(eq=False, repr=False)
-class _Line(Line):
+class _Line(NewLine):
     """A line on its way to the file; ``known_by`` names it in the log if nothing waits for it."""
 
     waiter: _Waiter | None
@@ -121,7 +121,7 @@ class AuditWriter:
     _hands_over: bool = field(init=False, default=False)
     _patience: int = field(init=False, default=1)
     _later: asyncio.TimerHandle | None = field(init=False, default=None)
-    _queue: "queue.SimpleQueue[_Batch | None]" = field(init=False, factory=queue.SimpleQueue)
+    _queue: queue.SimpleQueue[_Batch | None] = field(init=False, factory=queue.SimpleQueue)
     _queued: int = field(init=False, default=0)
     _states: threading.Lock = field(init=False, factory=threading.Lock)
     """Held where lines are gathered by another thread than the loop's, and where their states change."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.audit.log import AuditLog, AuditUnavailableError, Chained, Line
+from relay.audit.log import AuditLog, AuditUnavailableError, Chained, NewLine
 from relay.audit.verify import verify
 from relay.audit.writer import AuditWriter
 from relay.settings.config import KEEP_ALL, AuditKeep
@@ -122,7 +122,7 @@ class HeldLog(AuditLog):
         super().__attrs_post_init__()
         self.writes, self.released = threading.Event(), threading.Event()
 
-    def append_all(self, lines: Sequence[Line], ready: Chained | None = None) -> int:
+    def append_all(self, lines: Sequence[NewLine], ready: Chained | None = None) -> int:
         self.writes.set()
         assert self.released.wait(BOUND_S)
         return super().append_all(lines, ready)
