@@ -43,10 +43,10 @@ async def keep_trimmed(interval_s: float = TRIM_INTERVAL_S) -> None:
     what is free at the end of the heap unless it is told to look; other C libraries do by themselves, or
     cannot: psutil has no such function then, nor before 7.2. docs/decisions/0108 has what was measured.
     """
-    trim = getattr(psutil, "heap_trim", None)
     while True:
         await asyncio.sleep(interval_s)
-        if trim is not None:
+        # Asked for only now: a relay that was just started has not loaded psutil.
+        if trim := getattr(psutil, "heap_trim", None):
             trim()
 
 
