@@ -7,7 +7,7 @@ the disk answers. Must not decide what is recorded.
 
 To wake a thread costs more than to write a line, and while it computes, the event loop waits for the
 interpreter's lock. So lines are gathered as long as turns of the loop bring more and are chained in the loop;
-the thread writes them, and chains them again only if a line before them was withdrawn or did not fit.
+the thread writes them, and chains them again only if a line was withdrawn or did not fit, or if more wait.
 
 writer = AuditWriter(AuditLog(path, now_ms), now_ms, log)
 await writer.record(members)  # before it is acted upon; raises AuditUnavailableError
@@ -350,7 +350,7 @@ class AuditWriter:
         self._unsynced.set()
 
     def _waiting(self, most: int) -> Sequence[_Line]:
-        """Return what else waits, ``most`` lines and what is left of the last batch; no end is taken."""
+        """Take whole batches that wait until they are ``most`` lines; what ends the queue stays in it."""
         lines = list[_Line]()
         while self._queue.qsize() and len(lines) < most:
             if (batch := self._queue.get()) is None:

@@ -41,7 +41,7 @@ async def keep_trimmed(interval_s: float = TRIM_INTERVAL_S) -> None:
     A process must not grow by its age: each connection that is lost and made again leaves holes. What it
     takes is freed, but lies below what is still in use, and the next one does not fit. glibc gives back only
     what is free at the end of the heap unless it is told to look; other C libraries do by themselves, or
-    cannot: psutil has no such function then, nor before 7.2. docs/decisions/0108 has what was measured.
+    cannot: psutil has no such function then, nor before 7.2. docs/decisions/0108 and 0115 have the figures.
     """
     while True:
         await asyncio.sleep(interval_s)
