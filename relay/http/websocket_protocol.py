@@ -46,8 +46,12 @@ MAX_BEHIND_S = 10.0
 
 FLOODED = 1008
 """The code of a connection that this module ends, for too many frames or bytes. It is never sent."""
+BROKEN_BY_PEER = (1002, 1007)
+"""The codes by which this module closes what breaks RFC 6455, and a text that is no UTF-8."""
+TOO_LARGE = 1009
+"""The code by which it closes one with a message of more bytes than are taken."""
 GONE = 1006
-"""The code of one that was lost (RFC 6455 section 7.1.5). It is never sent either."""
+"""The code of one that its peer has closed or lost (RFC 6455 section 7.1.5). It is never sent either."""
 
 _TEXTS_AT_ONCE = 64
 """How many texts are handled before the event loop serves other connections."""
@@ -66,7 +70,7 @@ _LOG = logging.getLogger("uvicorn.error")  # what the server logs, and counts as
 
 
 class SocketClosedError(PeerError):
-    """The connection is closed, by either end. ``code`` says why."""
+    """The connection is closed. ``code`` is the one by which this end has, or ``GONE``."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -497,8 +501,7 @@ class BoundedWebSocket(asyncio.Protocol):
                     self._receive_data(frame, bytes(data))
 
     def _receive_close(self) -> None:
-        close = self._protocol.close_rcvd
-        self._end(close.code if close is not None else GONE)
+        self._end(GONE)  # whatever code it gives is the peer's word
         self.transport.close()  # the library has answered it, or it answers ours
 
     def _receive_data(self, frame: Frame, data: bytes) -> None:

@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent, RefusalReason
 from relay.fleet.fleet import Fleet
-from relay.http.websocket_protocol import FLOODED, SocketClosedError
+from relay.http.websocket_protocol import BROKEN_BY_PEER, FLOODED, TOO_LARGE, SocketClosedError
 from relay.observability.metrics import Metrics
 from relay.sessions.session import NodeConnection
 from schemas.certificates import IdentityError, IdentityReason
@@ -21,13 +21,12 @@ from schemas.frames import Frame
 from schemas.identity import Identity
 from schemas.keys import base64url
 from schemas.payloads import Auth, Challenge
-from schemas.session import CloseCode, PeerProtocolError, ProtocolError
+from schemas.session import CloseCode, ProtocolError
 from schemas.text import printable
 from schemas.tokens import TokenError, TokenVerifier
 
 _NONCE_BYTES = 32
 _MAX_TOKEN_LIFE_S = 60
-_TOO_LARGE = 1009  # the server's own: a frame over the limit does not reach this package
 
 
 class HandshakeRejection(StrEnum):
@@ -157,14 +156,16 @@ class PeerFaults:
         self._metrics.sessions.labels("superseded_elsewhere").inc()
         self._log.warning("node has a newer session at another relay", node_id=node_id, relay=relay)
 
-    def broken(self, node_id: str, error: PeerProtocolError) -> None:
+    def broken(self, node_id: str, reason: str) -> None:
         self._metrics.sessions.labels("protocol_violation").inc()
         if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, RefusalReason.PROTOCOL):
-            self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
+            self._log.warning("node broke the protocol", node_id=node_id, reason=printable(reason))
 
     def closed_by_server(self, node_id: str, code: int) -> None:
         """Record that the server closed the connection by itself, before a frame reached this package."""
-        if code == _TOO_LARGE:
+        if code in BROKEN_BY_PEER:
+            self.broken(node_id, f"closed with {code} of RFC 6455")
+        elif code == TOO_LARGE:
             self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, RefusalReason.FRAME_TOO_LARGE)
         elif code == FLOODED:
             self._metrics.sessions.labels("flooded").inc()

@@ -102,7 +102,7 @@ class NodeSessions(LocalRouter):
                 return  # by the relay: frames on the way are no fault of the node
             if not isinstance(error, PeerProtocolError):
                 raise
-            self._faults.broken(identity.node_id, error)
+            self._faults.broken(identity.node_id, error.reason)
             await connection.close(error.code)
         except SocketClosedError as error:
             self._faults.closed_by_server(identity.node_id, error.code)

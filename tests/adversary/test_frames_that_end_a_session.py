@@ -6,8 +6,8 @@ small, in more fragments than any client needs, or announced and never sent; and
 unfold to more.
 
 What must happen: 4009 (1009 for what is too large, 1002 for what breaks RFC 6455, nothing at all for a flood
-of fragments), and the session is over; the audit has a line of it, but for 1002. A frame of just 256 KiB
-passes.
+of fragments), and the session is over; the audit has a line of it, and none if the node closes by such a code
+itself. A frame of just 256 KiB passes.
 """
 
 import json
@@ -33,7 +33,7 @@ RELAYS_OWN = [
     "telemetry_lease",
 ]
 _RSV1 = 0x40
-_CONTINUATION = 0
+_CONTINUATION, _CLOSE = 0, 8
 QUARTER = b" " * (MAX_FRAME_BYTES // 4)
 
 
@@ -119,6 +119,7 @@ async def test_a_frame_of_just_the_cap_passes(relay: ServedRelay, node: Simulate
         ),
         pytest.param(ws_frame(b" ", fin=False) + ws_frame(b" ", fin=False), 1002, id="begun twice"),
         pytest.param(ws_frame(b" ", opcode=_CONTINUATION), 1002, id="continued, but never begun"),
+        pytest.param(ws_frame(b"\xff"), 1007, id="no UTF-8"),
     ],
 )
 async def test_a_frame_over_the_cap_ends_the_session(
@@ -130,5 +131,15 @@ async def test_a_frame_over_the_cap_ends_the_session(
     assert await until_cut(reader, writer) == code
     await relay.until_idle()
     assert connected(relay) == [False]
-    if code != 1002:
-        assert audited(relay) == [(node.node_id, 1)]
+    assert audited(relay) == [(node.node_id, 1)]
+
+
+@pytest.mark.parametrize("code", [1002, 1008, 1009])
+async def test_a_code_that_the_node_itself_closes_with_says_nothing_about_it(
+    relay: ServedRelay, node: SimulatedNode, code: int
+) -> None:
+    reader, writer = await relay.admitted(node)
+    writer.write(ws_frame(code.to_bytes(2, "big"), opcode=_CLOSE))
+    assert await until_cut(reader, writer) == code
+    await relay.until_idle()
+    assert audited(relay) == []

@@ -8,7 +8,7 @@ from relay.http.websocket_protocol import FLOODED
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
 from schemas.error_roots import PeerError
 from schemas.frames import Frame, FrameReader
-from schemas.session import CloseCode, DropReason, PeerProtocolError
+from schemas.session import CloseCode, DropReason
 from schemas.tokens import TokenReason
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.frames import frame_text
@@ -132,7 +132,7 @@ def refusals(hub: Hub) -> list[tuple[str, str, int]]:
 def test_a_broken_protocol_is_counted_audited_and_logged_without_raw_text(
     hub: Hub, faults: PeerFaults
 ) -> None:
-    faults.broken(NODE_ID, PeerProtocolError("a\x1b[31m frame"))
+    faults.broken(NODE_ID, "a\x1b[31m frame")
     assert hub.counted("sessions_total", event="protocol_violation") == 1
     assert refusals(hub) == [("session_broken", "protocol", 1)]
     (line,) = hub.lines.entries("node broke the protocol")
@@ -142,6 +142,8 @@ def test_a_broken_protocol_is_counted_audited_and_logged_without_raw_text(
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
+        (1002, [("session_broken", "protocol", 1)]),
+        (1007, [("session_broken", "protocol", 1)]),
         (1009, [("session_broken", "frame_too_large", 1)]),
         (FLOODED, [("session_broken", "flooded", 1)]),
         (1000, []),
