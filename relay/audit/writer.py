@@ -215,7 +215,10 @@ class AuditWriter:
         self._append(members_of(facts), _Asks.WRITTEN)
 
     def write_if_space(self, **facts: Any) -> None:
-        """As ``write``, for lines that can wait: not into the space that is reserved for calls."""
+        """As ``write``, for lines that can wait: not into the space that is reserved for calls.
+
+        Returns too if the disk is slow to take the line: written again, it would count twice.
+        """
         self._append(members_of(facts), _Asks.SPACE)
 
     def _append(self, members: str, asks: _Asks, otherwise: str = "") -> None:
@@ -227,7 +230,10 @@ class AuditWriter:
         try:
             waiter.result(self.loop_wait_s)
         except (TimeoutError, AuditUnavailableError) as error:
-            if not self._withdrawn(line) and otherwise:
+            is_taken = not self._withdrawn(line)
+            if is_taken and asks is _Asks.SPACE:
+                return
+            if is_taken and otherwise:
                 self.note(otherwise)
             if isinstance(error, TimeoutError):
                 raise _stalls() from None

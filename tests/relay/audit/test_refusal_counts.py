@@ -1,6 +1,7 @@
 """Refusals and drops in the audit: counted lines, the first of a source at once, then one a minute."""
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,9 @@ from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import MAX_AUTHENTICATED, MAX_UNAUTHENTICATED, RefusalCounter, RefusalEvent
 from relay.audit.writer import AuditWriter
 from tests.fakes.disk import full_disk
+from tests.fakes.fuse_disk import fuse_disk
 from tests.fakes.hub import Hub
+from tests.fakes.polling import BOUND_S
 from tests.fakes.signer import NOW_MS
 
 
@@ -131,6 +134,22 @@ def test_what_cannot_be_written_is_kept_and_counted_on(hub: Hub) -> None:
     hub.refusals.write()
     [line] = hub.audited()
     assert line["count"] == 2
+
+
+@pytest.mark.integration
+def test_what_a_disk_that_stalls_takes_late_is_counted_once(hub: Hub, tmp_path: Path) -> None:
+    with fuse_disk(tmp_path / "disk") as disk:
+        audit = AuditWriter(AuditLog(disk.path / "audit.jsonl", hub.clock), hub.clock, hub.log)
+        refusals = RefusalCounter(audit, hub.log, hub.seconds, hub.ulids.new)
+        refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "chain")
+        disk.stall()
+        refusals.write_due()  # for a tenth of a second
+        disk.resume()
+        audit.flush(BOUND_S)
+        refusals.write()
+        audit.close()
+        lines = (disk.path / "audit.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["count"] for line in lines] == [1]
 
 
 async def test_counts_are_written_once_an_interval_and_when_it_ends(hub: Hub) -> None:
