@@ -556,7 +556,7 @@ def test_a_fleet_goes_from_0_2_to_this_version_and_back_while_calls_are_made(
 def test_what_another_user_had_in_the_places_of_a_package_stops_neither_an_upgrade_nor_a_purge(
     built: Built, site: Site
 ) -> None:
-    """Ada's directory with a hard link to a file of root's; settings behind a link to hers; a mount."""
+    """Hers with a hard link to a file of root's; settings behind a link to hers; a mount; a process."""
     files, secret = site.files(), "/srv/theirs/root.key"
     site.root.write(secret, "theirs\n")
     site.root.run("chmod", "600", secret)
@@ -575,7 +575,12 @@ def test_what_another_user_had_in_the_places_of_a_package_stops_neither_an_upgra
         assert "-2+" in site.version(f"edge-{program}")
         assert site.root.run("stat", "--format=%U %a", secret) == "root 600\n"
         site.root.run("mount", "-t", "tmpfs", "tmpfs", state)
-        site.root.run("dpkg", "--purge", f"edge-{program}")
+        of_service = site.root.begin("runuser", "-u", f"edge-{program}", "--", "sh", "-c", "echo; exec cat")
+        assert of_service.stdout is not None
+        of_service.stdout.readline()
+        assert f": userdel edge-{program}\n" in site.root.run("sh", "-c", f"dpkg --purge edge-{program} 2>&1")
+        of_service.communicate("", BOUND_S)
+        site.root.run("userdel", f"edge-{program}")
         site.root.run("umount", state)
         assert not site.owns(f"/usr/bin/edge-{program}")
         site.root.run("test", "-d", f"/home/ada/etc/{kinds}")
