@@ -16,11 +16,12 @@ from tests.soak.slopes import MIB, Slope, slopes
 
 SEED = 1
 SHORTEST_MIN = 0.5
+STOPPED = 130
 _UNITS = {"memory": ("MiB", MIB)}
 
 
 def main() -> int:
-    """Run, and return the exit code: 1 if something is not flat, or a promise was broken."""
+    """Run, and return the exit code: 1 if something is not flat, or a promise was broken; 130 by Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -P -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
     parser.add_argument(
@@ -34,7 +35,11 @@ def main() -> int:
     directory.mkdir(parents=True)
     began = time.monotonic()
     seconds = options.minutes * 60
-    history, samples = asyncio.run(run(directory, seconds, SEED, lambda line: print(line, flush=True)))
+    try:
+        history, samples = asyncio.run(run(directory, seconds, SEED, lambda line: print(line, flush=True)))
+    except KeyboardInterrupt:
+        print(f"stopped before its end: nothing is judged; the journals are in {directory}", file=sys.stderr)
+        return STOPPED
     found = slopes(samples)
     plot = directory / "soak.svg"
     plot.write_text(drawn(samples), "ascii")
