@@ -32,13 +32,16 @@ def target_of(uri: str) -> Target | None:
 
     >>> target_of("https://claude.ai/api/mcp/auth_callback").shown
     'claude.ai'
+    >>> target_of("http://[::1]:4001/callback").source
+    'http:'
     >>> target_of("http://localhost.evil.example/callback")
     """
     if len(uri) > MAX_LENGTH or not _PRINTABLE.fullmatch(uri):
         return None
     if (found := _LOOPBACK.fullmatch(uri)) is not None:
-        port = found[2]
-        return Target("this computer", f"http://{found[1]}:{port or '*'}", is_loopback=True)
+        # A policy cannot name an IPv6 address (CSP Level 3, section 2.3.1): then its scheme alone does.
+        source = "http:" if found[1] == "[::1]" else f"http://{found[1]}:{found[2] or '*'}"
+        return Target("this computer", source, is_loopback=True)
     if (found := _HTTPS.fullmatch(uri)) is not None:
         host = found[1]
         if "." not in host or ".." in host or _NUMERIC.fullmatch(host):
