@@ -105,6 +105,7 @@ class AuthorizationServer:
     _random_bytes: Callable[[int], bytes]
     _codes: OrderedDict[bytes, _Code] = field(init=False, factory=OrderedDict)
     _redeemed: OrderedDict[bytes, tuple[int, str]] = field(init=False, factory=OrderedDict)
+    _replayed: set[str] = field(init=False, factory=set)
     _resources: frozenset[str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -178,7 +179,7 @@ class AuthorizationServer:
             return None
         for grant in self._grants.read().live_of(person.id, self._now_ms()):
             same = (grant.client_id, grant.redirect) == (asked.client.id, place_of(asked.redirect_uri))
-            if grant.remember and same and {*asked.scopes} <= {*grant.asked}:
+            if grant.remember and same and self._may(grant) and {*asked.scopes} <= {*grant.asked}:
                 return grant
         return None
 
@@ -222,6 +223,7 @@ class AuthorizationServer:
     ) -> Callable[[], dict[str, Any]]:
         digest = _digest(form.one("code"))
         if (replayed := self._redeemed.get(digest)) is not None:
+            self._replayed.add(replayed[1])  # it may not have become a grant yet
             return lambda: self._end_replayed(replayed[1])
         code, grant_id = self._redeem(digest, form, client_id, asserted=asserted), self._new_id()
         self._redeemed[digest] = (self._now_ms(), grant_id)
@@ -293,7 +295,7 @@ class AuthorizationServer:
     def _redeem(self, digest: bytes, form: FormValues, client_id: str, *, asserted: bool) -> _Code:
         now = self._now_ms()
         while self._redeemed and next(iter(self._redeemed.values()))[0] <= now - _REPLAY_MS:
-            self._redeemed.popitem(last=False)
+            self._replayed.discard(self._redeemed.popitem(last=False)[1][1])
         code = self._codes.pop(digest, None)
         if code is None or code.until_ms <= now:
             raise OAuthError("invalid_grant", "The code is not known, or has expired.")
@@ -333,7 +335,7 @@ class AuthorizationServer:
             new = self._grants.begin(
                 grant,
                 self._signed,
-                may=lambda: self._may(grant),
+                may=lambda: grant_id not in self._replayed and self._may(grant),
                 refreshes=grant.until_ms > now + ACCESS_MS,
             )
         except RefreshError as error:

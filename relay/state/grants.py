@@ -251,9 +251,12 @@ class Grants:
         return NewTokens(grant, f"{_PREFIX}{base64url(handle + secret)}" if refreshes else "")
 
     def end(self, chosen: Callable[[Grant], bool]) -> Sequence[Grant]:
-        """End the grants that are ``chosen``, with their access tokens, and return them."""
-        if not any(map(chosen, self.read().by_id.values())):
-            return ()
+        """End the grants that are ``chosen``, with their access tokens, and return them.
+
+        Waits for one that is being made: it is found here, or ``may`` refuses it.
+        """
+        if self.ledger.stamp == (0, 0, 0):
+            return ()  # there is no file: none was made yet
         with self.ledger.locked() as state:
             grants = [grant for grant in state.by_id.values() if chosen(grant)]
             self._end(grants)

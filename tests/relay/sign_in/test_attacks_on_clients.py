@@ -1,13 +1,16 @@
 """What must not come about between a client and the authorization server: codes, tokens and redirects."""
 
 import asyncio
+import threading
 from urllib.parse import quote
 
 import pytest
 
 from relay.sign_in.redirects import is_registered, target_of
+from relay.state.tokens import IssuedToken, IssuedTokens
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.person import Browser, answered
+from tests.fakes.polling import BOUND_S
 from tests.relay.sign_in.conftest import LOOPBACK, VERIFIER, Stage
 
 
@@ -186,11 +189,38 @@ async def test_a_code_that_is_used_twice_ends_what_it_has_become(stage: Stage) -
     assert (await stage.refresh(first["refresh_token"], client_id)).status_code == 400
 
 
-async def test_of_two_that_redeem_a_code_at_once_one_gets_tokens(stage: Stage) -> None:
+async def test_of_several_that_redeem_a_code_at_once_none_keeps_what_it_gets(stage: Stage) -> None:
     ada, client_id = await stage.person(), await stage.registered()
     code = await stage.code(ada, client_id)
     answers = await asyncio.gather(*(stage.token(code=code, client_id=client_id) for _ in range(5)))
-    assert sorted(answer.status_code for answer in answers) == [200, 400, 400, 400, 400]
+    assert sorted(answer.status_code for answer in answers)[1:] == [400, 400, 400, 400]
+    stage.applied()
+    given = [answer.json()["access_token"] for answer in answers if answer.status_code == 200]
+    assert [await stage.is_accepted(token) for token in given] == [False] * len(given)
+
+
+async def test_a_code_that_is_used_again_while_its_token_is_signed_leaves_no_token(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(ledger: IssuedTokens, token: IssuedToken) -> None:
+        signs.set()
+        assert go_on.wait(BOUND_S)
+        usual(ledger, token)
+
+    signs, go_on, usual = threading.Event(), threading.Event(), IssuedTokens.add
+    ada, client_id = await stage.person(), await stage.registered()
+    code = await stage.code(ada, client_id)
+    monkeypatch.setattr(IssuedTokens, "add", add)
+    first = asyncio.create_task(stage.token(code=code, client_id=client_id))
+    assert await asyncio.to_thread(signs.wait, BOUND_S)
+    again = asyncio.create_task(stage.token(code=code, client_id=client_id))
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    go_on.set()
+    token = (await first).json()["access_token"]
+    assert (await again).status_code == 400
+    stage.applied()
+    assert not await stage.is_accepted(token)
 
 
 async def test_a_refresh_token_that_is_used_after_its_grace_ends_all(stage: Stage) -> None:

@@ -19,6 +19,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.server.app import Relay
 from relay.settings.openid import OpenidConfig, openid_config
 from relay.sign_in.elsewhere import ATTEMPT_MS
+from relay.sign_in.fetching import Fetcher
 from relay.state.people import PeopleError, PersonRole
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
@@ -28,7 +29,8 @@ from tests.fakes.openid import CLIENT_ID, FakeProvider, SigningKey, fake_provide
 from tests.fakes.person import Browser
 from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import NOW_MS
-from tests.relay.sign_in.conftest import Stage
+from tests.relay.sign_in.conftest import REDIRECT, Stage
+from tests.relay.sign_in.test_documents import Published
 
 pytestmark = pytest.mark.integration
 
@@ -226,6 +228,23 @@ async def test_what_is_given_lasts_no_longer_than_the_operator_lets_people_of_th
         stage.fake.clock.now_ms += 1
         for members, status in ((before[0].json(), 400), (before[1].json(), 200), (given, 400)):
             assert (await stage.refresh(members["refresh_token"], client)).status_code == status
+
+
+async def test_what_need_not_be_asked_again_is_asked_again_once_it_has_ended(
+    tmp_path: Path, registry: SchemaRegistry, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = "https://client.example/client.json"
+    document = {"client_id": client, "client_name": "X", "redirect_uris": [REDIRECT]}
+    published = Published({client: document})
+    monkeypatch.setattr(Fetcher, "fetch", lambda _, url: published.fetch(url))
+    async with staged(tmp_path, registry, provider) as stage:
+        ada = await signed_in(stage, provider)
+        await stage.tokens(ada, client, lifetime="quarter", remember="yes")
+        assert (await ada.get(stage.query(client))).status_code == 303
+    async with staged(tmp_path, registry, provider, max_lifetime="1d") as stage:
+        assert (await (await signed_in(stage, provider)).get(stage.query(client))).status_code == 303
+        stage.fake.clock.now_ms += 86_400_000
+        assert (await (await signed_in(stage, provider)).get(stage.query(client))).status_code == 200
 
 
 async def test_who_is_revoked_here_stays_so_whatever_the_provider_says(
