@@ -82,6 +82,15 @@ class _Code:
     until_ms: int
 
 
+@define(eq=False, repr=False)
+class _Redeemed:
+    """When a code was redeemed, for which grant, and whether it was sent again since."""
+
+    at_ms: int
+    grant_id: str
+    again: bool = False
+
+
 @define(eq=False, repr=False, kw_only=True)
 class AuthorizationServer:
     """Answers clients. ``issuer`` is the relay's public URL; ``sign`` returns what signs with its key.
@@ -104,8 +113,7 @@ class AuthorizationServer:
     _now_ms: Callable[[], int]
     _random_bytes: Callable[[int], bytes]
     _codes: OrderedDict[bytes, _Code] = field(init=False, factory=OrderedDict)
-    _redeemed: OrderedDict[bytes, tuple[int, str]] = field(init=False, factory=OrderedDict)
-    _replayed: set[str] = field(init=False, factory=set)
+    _redeemed: OrderedDict[bytes, _Redeemed] = field(init=False, factory=OrderedDict)
     _resources: frozenset[str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -223,10 +231,10 @@ class AuthorizationServer:
     ) -> Callable[[], dict[str, Any]]:
         digest = _digest(form.one("code"))
         if (replayed := self._redeemed.get(digest)) is not None:
-            self._replayed.add(replayed[1])  # it may not have become a grant yet
-            return lambda: self._end_replayed(replayed[1])
-        code, grant_id = self._redeem(digest, form, client_id, asserted=asserted), self._new_id()
-        self._redeemed[digest] = (self._now_ms(), grant_id)
+            replayed.again = True  # it may not have become a grant yet
+            return lambda: self._end_replayed(replayed.grant_id)
+        code = self._redeem(digest, form, client_id, asserted=asserted)
+        redeemed = self._redeemed[digest] = _Redeemed(self._now_ms(), self._new_id())
         try:
             is_first = await self._redeem_once(digest.hex(), self._now_ms() + _REPLAY_MS)
         except SignInRefusedError:
@@ -236,7 +244,7 @@ class AuthorizationServer:
             raise
         if not is_first:
             raise OAuthError("invalid_grant", "The code was used before.")
-        return lambda: self._begin(code, grant_id, asserted=asserted)
+        return lambda: self._begin(code, redeemed, asserted=asserted)
 
     async def _prepared_refresh(
         self, token: str, client_id: str, *, asserted: bool
@@ -294,8 +302,8 @@ class AuthorizationServer:
 
     def _redeem(self, digest: bytes, form: FormValues, client_id: str, *, asserted: bool) -> _Code:
         now = self._now_ms()
-        while self._redeemed and next(iter(self._redeemed.values()))[0] <= now - _REPLAY_MS:
-            self._replayed.discard(self._redeemed.popitem(last=False)[1][1])
+        while self._redeemed and next(iter(self._redeemed.values())).at_ms <= now - _REPLAY_MS:
+            self._redeemed.popitem(last=False)
         code = self._codes.pop(digest, None)
         if code is None or code.until_ms <= now:
             raise OAuthError("invalid_grant", "The code is not known, or has expired.")
@@ -310,14 +318,14 @@ class AuthorizationServer:
             raise OAuthError("invalid_target", "The code is for another resource.")
         return code
 
-    def _begin(self, code: _Code, grant_id: str, *, asserted: bool) -> dict[str, Any]:
+    def _begin(self, code: _Code, redeemed: _Redeemed, *, asserted: bool) -> dict[str, Any]:
         now, client = self._now_ms(), code.asked.client
         person = self._people.read().active(code.person)
         if person is None:
             raise OAuthError("invalid_grant", "The person may not sign in any more.")
         grant = grant_of(
             {
-                "id": grant_id,
+                "id": redeemed.grant_id,
                 "person": person.id,
                 "client_id": client.id,
                 "client_name": client.name,
@@ -335,7 +343,7 @@ class AuthorizationServer:
             new = self._grants.begin(
                 grant,
                 self._signed,
-                may=lambda: grant_id not in self._replayed and self._may(grant),
+                may=lambda: not redeemed.again and self._may(grant),
                 refreshes=grant.until_ms > now + ACCESS_MS,
             )
         except RefreshError as error:

@@ -255,8 +255,8 @@ class Grants:
 
         Waits for one that is being made: it is found here, or ``may`` refuses it.
         """
-        if self.ledger.stamp == (0, 0, 0):
-            return ()  # there is no file: none was made yet
+        if not self.ledger.path.exists():
+            return ()
         with self.ledger.locked() as state:
             grants = [grant for grant in state.by_id.values() if chosen(grant)]
             self._end(grants)
