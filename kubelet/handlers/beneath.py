@@ -72,8 +72,9 @@ def open_beneath(directory: int, path: str) -> int:
 class Beneath:
     """What lies beneath ``directories``, whose absolute paths the owner names.
 
-    ``denies`` returns whether the owner keeps a path back; it is asked for the path that the kernel found.
-    ``own`` are the files and directories of the daemon.
+    ``denies`` returns whether the owner keeps a path back; it is asked for the path that the kernel found,
+    and for the owner's name of it, since a directory may be named by a link. ``own`` are the files and
+    directories of the daemon.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Beneath:
     ) -> None:
         self.directories = tuple(os.path.normpath(each) for each in directories)
         self._denies = denies
+        self._named = self._found = Path("/")  # the directory that was looked into last, and where it is
         self._kept_back = frozenset(_inodes(own))
         self._devices = frozenset(_pseudo_devices())
 
@@ -107,13 +109,14 @@ class Beneath:
     def shows(self, directory: int, name: str) -> bool:
         """Return whether the owner lets ``name`` in the open ``directory`` be seen."""
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        return not self._denies(str(_path_of(directory) / name)) and not self._is_kept_back(found)
+        return not self._is_denied(_path_of(directory) / name) and not self._is_kept_back(found)
 
     def _looked_at(self, path: str) -> int:
         base = self._base(path)
         relative = os.path.relpath(path, base)
         root = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            self._named, self._found = Path(base), _path_of(root)
             try:
                 place = open_beneath(root, relative)
             except OSError:
@@ -135,7 +138,7 @@ class Beneath:
             OutsideError: it lies in none, or the owner keeps it back.
         """
         parts = path.split("/")
-        if parts[0] or not {".", ".."}.isdisjoint(parts) or self._denies(path):
+        if parts[0] or not {".", ".."}.isdisjoint(parts) or self._denies(os.path.normpath(path)):
             raise OutsideError
         for base in self.directories:
             if path == base or path.startswith(base.rstrip("/") + "/"):
@@ -163,7 +166,7 @@ class Beneath:
         """
         path, found = _path_of(place), os.fstat(place)
         above = path if stat.S_ISDIR(found.st_mode) else path.parent
-        if self._denies(str(path)) or self._is_kept_back(found):
+        if self._is_denied(path) or self._is_kept_back(found):
             raise OutsideError
         directory = os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -179,6 +182,10 @@ class Beneath:
         finally:
             os.close(directory)
         raise OutsideError
+
+    def _is_denied(self, path: Path) -> bool:
+        within = path.relative_to(self._found) if path.is_relative_to(self._found) else path
+        return any(self._denies(str(each)) for each in {path, self._named / within})
 
     def _is_kept_back(self, found: os.stat_result) -> bool:
         return (found.st_dev, found.st_ino) in self._kept_back or found.st_dev in self._devices

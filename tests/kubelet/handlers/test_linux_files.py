@@ -249,6 +249,28 @@ async def test_what_the_owner_keeps_back_is_refused_the_same_whether_it_exists_o
     assert ([each["name"] for each in listed["entries"]], listed["withheld"]) == (["link"], 1)
 
 
+async def test_what_is_kept_back_below_a_directory_that_is_named_by_a_link_is_refused_however_it_is_asked_for(
+    files: FilesHandler, logs: Path, tmp_path: Path
+) -> None:
+    (logs / "private").mkdir()
+    (logs / "private/file").touch()
+    for name in ("secret.log", "app.log"):
+        (logs / name).write_text("line\n", encoding="ascii")
+    (logs / "latest").symlink_to("secret.log")
+    (logs / "within").symlink_to("private")
+    named = tmp_path / "named"
+    named.symlink_to(logs)
+    allow(files, named, f"!{named}/secret.log", f"!{named}/private*")
+    ways = ("/secret.log", "//secret.log", "/secret.log/", "/latest", "/within/file", "//private/none")
+    for way in ways:
+        await refused(files, "get", f"{named}{way}")
+    await refused(files, "snapshot", f"{named}//private")
+    assert texts(await get(files, f"{named}//app.log")) == ["line"]
+    listed = await asked(files, "snapshot", path=str(named))
+    assert sorted(each["name"] for each in listed["entries"]) == ["app.log", "latest", "within"]
+    assert listed["withheld"] == 2
+
+
 async def test_a_file_system_that_does_not_answer_costs_its_own_calls_alone(
     files: FilesHandler, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
