@@ -30,6 +30,7 @@ NONE, ASSERTION = "none", "private_key_jwt"
 _PREFIX = "ekc1_"
 _MAC_BYTES = 32
 _MAX_NAME = 80
+_MAX_AGENT = 60
 _KEPT = 256
 _MOST_S, _USUAL_S, _LEAST_S = 86_400, 3_600, 60
 
@@ -287,8 +288,12 @@ def _known(client_id: str, why: str) -> OAuthClient:
 def agent_name(person: str, client: OAuthClient) -> str:
     """Return the ``sub`` of the tokens of ``client`` for ``person``: both are in the audit.
 
+    A host has a dot. A name that nothing proves has none, and so is never that of a host.
+
     >>> agent_name("ada", OAuthClient("https://claude.ai/x", "Claude", "claude.ai", ()))
     'ada/claude.ai'
+    >>> agent_name("ada", OAuthClient("x", "claude.ai", "", ()))
+    'ada/claude-ai'
     """
-    name = client.origin or re.sub(r"[^A-Za-z0-9._-]+", "-", client.name).strip("-") or "client"
-    return f"{person}/{name[:60]}"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", client.name).strip("-")[:_MAX_AGENT] or "client"
+    return f"{person}/{client.origin[-_MAX_AGENT:] or name}"
