@@ -9,6 +9,7 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,6 +68,7 @@ class Passkeys:
     _server: Fido2Server = field(init=False)
     _decoy: AttestedCredentialData = field(init=False)
     _used: dict[bytes, int] = field(init=False, factory=dict)
+    _lock: Lock = field(init=False, factory=Lock)
     _sessions: OrderedDict[bytes, BrowserSession] = field(init=False, factory=OrderedDict)
 
     def __attrs_post_init__(self) -> None:
@@ -96,10 +98,11 @@ class Passkeys:
         if not hmac.compare_digest(mac, hmac.digest(self._key, purpose + b"\0" + plain, sha256)):
             raise PasskeyError("challenge")
         now, until = self._now_ms(), int.from_bytes(plain[_NONCE_BYTES:], "big")
-        self._used = {known: end for known, end in self._used.items() if end > now}
-        if until <= now or challenge in self._used or len(self._used) >= _MAX_USED:
-            raise PasskeyError("challenge")
-        self._used[challenge] = until
+        with self._lock:
+            self._used = {known: end for known, end in self._used.items() if end > now}
+            if until <= now or challenge in self._used or len(self._used) >= _MAX_USED:
+                raise PasskeyError("challenge")
+            self._used[challenge] = until
 
     # --- ceremonies --------------------------------------------------------------------------------------
 
@@ -140,6 +143,8 @@ class Passkeys:
         self._taken(challenge, MAKE)
         if data.credential_data is None:
             raise PasskeyError("malformed")
+        if data.credential_data.credential_id in self._known():
+            raise PasskeyError("known")  # its maker chooses the id: another's would keep its owner out
         credential = bytes(data.credential_data)
         return self._people.add_passkey(secret, credential), credential
 
@@ -161,11 +166,7 @@ class Passkeys:
             challenge = bytes(read.response.client_data.challenge)
         except Exception as error:
             raise PasskeyError("malformed") from error
-        known = {
-            AttestedCredentialData(credential).credential_id: (person, credential)
-            for credential, person in by_credential(self._people.read().by_id).items()
-        }
-        found = known.get(read.raw_id)
+        found = self._known().get(read.raw_id)
         key = self._decoy.public_key if found is None else AttestedCredentialData(found[1]).public_key
         asked = AttestedCredentialData.create(Aaguid(bytes(16)), read.raw_id, key)
         state = {"challenge": websafe_encode(challenge), "user_verification": _REQUIRED}
@@ -181,6 +182,13 @@ class Passkeys:
         if handle is not None and handle != person.id.encode("ascii"):
             raise PasskeyError("not proven")
         return person, credential
+
+    def _known(self) -> Mapping[bytes, tuple[Person, bytes]]:
+        """Return whose each passkey is, and its public part, by the id that the passkey has."""
+        return {
+            AttestedCredentialData(credential).credential_id: (person, credential)
+            for credential, person in by_credential(self._people.read().by_id).items()
+        }
 
     def are_offered(self) -> bool:
         """Return whether anybody was invited to make one."""

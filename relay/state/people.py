@@ -86,6 +86,7 @@ class Person:
         invitations: until when each link is good, in ms, by the digest of its secret.
         provider: issuer and subject of one who signs in at an OpenID Connect provider, and has no passkeys.
         admitted: whether what that provider said at the last sign-in allows one.
+        resets: how often all that the person had was ended.
     """
 
     id: str
@@ -97,12 +98,15 @@ class Person:
     revoked: bool = False
     provider: tuple[str, str] | None = None
     admitted: bool = False
+    resets: int = 0
 
     @property
     def proofs(self) -> Sequence[bytes]:
-        """What a session may have begun with: it ends with that."""
-        said = ["\0".join(self.provider).encode()] if self.provider is not None and self.admitted else []
-        return [*(known for _, known in self.passkeys), *said]
+        """What a session may have begun with: it ends with that, also if the same is said again later."""
+        passkeys = [known for _, known in self.passkeys]
+        if self.provider is None or not self.admitted:
+            return passkeys
+        return [*passkeys, "\0".join((*self.provider, str(self.resets))).encode()]
 
     def state(self, now_ms: int) -> str:
         """Return ``active``, ``invited``, ``expired`` if not used in time, ``ended``, or ``revoked``."""
@@ -197,7 +201,7 @@ def _changed(person: Person, entry: Entry) -> Person:
                 admitted=True,
             )
         case "reset":
-            return replace(person, passkeys=(), invitations=(), admitted=False)
+            return replace(person, passkeys=(), invitations=(), admitted=False, resets=person.resets + 1)
         case "revoke":
             return replace(person, passkeys=(), invitations=(), admitted=False, revoked=True)
         case other:
