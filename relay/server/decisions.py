@@ -25,7 +25,7 @@ from relay.sessions.node_sessions import NodeSessions
 from relay.state.certificates import IssuedLeaf
 from relay.state.grants import Grant, Grants
 from relay.state.names import NameLedger
-from relay.state.people import PeopleLedger
+from relay.state.people import People, PeopleLedger
 from relay.state.seal import FleetSeal
 from relay.state.tokens import AcceptedKey, RevokedTokens, TokenKeys
 from relay.state.watcher import Applied, Record
@@ -224,6 +224,27 @@ def token_key_decisions(
             record("token_key_accepted", kid=kid)
 
     return Applied(keys.accepted, accepted.accept, apply, lambda: tuple(roots()))
+
+
+def person_decisions(
+    people: PeopleLedger, begin: Callable[[People], object], due: Callable[[], None], record: Record
+) -> Applied[People]:
+    """Return what serves people, by ``begin``, and records who was revoked; ``due`` is called after it."""
+    known: set[str] = set()
+
+    def start(state: People) -> None:
+        known.update(state.revoked)
+        begin(state)
+
+    def apply(state: People) -> None:
+        for one in sorted(state.revoked.keys() - known):
+            # Another relay's revocation may be here before the person is.
+            name = state.by_id[one].name if one in state.by_id else one
+            record("person_revoked", sub=name)
+        start(state)
+        due()
+
+    return Applied(people.read, start, apply)
 
 
 def seal_decisions(seal: FleetSeal, apply: Callable[[], None]) -> Applied[bool]:
