@@ -218,7 +218,7 @@ def token_revoke(
             "for one of another issuer add --foreign",
             EXIT_NO,
         )
-    RevokedTokens(state.revoked_tokens).revoke(jti, now_ms())
+    RevokedTokens(state.revoked_tokens).revoke(jti, now_ms=now_ms())
     answer({"revoked": jti}, as_json=as_json, note=f"revoked {jti}")
 
 

@@ -69,6 +69,7 @@ from relay.server.decisions import (
     NameDecisions,
     grant_endings,
     key_endorsement,
+    person_decisions,
     seal_decisions,
     token_decisions,
     token_key_decisions,
@@ -107,7 +108,6 @@ from relay.state.watcher import (
     LOOK_S,
     POLL_S,
     SHARED,
-    Applied,
     DescriptorReserve,
     Freshness,
     LedgerThreads,
@@ -138,6 +138,7 @@ if TYPE_CHECKING:
     from relay.cluster.cluster import Cluster
     from relay.routing.port import Command, LocalRouter, NodeFrames, NodeRouter, Peers
     from relay.state.sharer import Sharing
+    from relay.state.watcher import Applied
 
 DRAIN_S = CALL_BUDGET_MS / 1000 + 0.5
 """How long the calls in flight are waited for at the end."""
@@ -756,7 +757,7 @@ class Relay:
             ),
             NODE_NAMES: names.applied(),
             FLEET_SEAL: seal_decisions(self.fleet_seal, self._seal),
-            PEOPLE: Applied(self.people.read, self.offer_sign_in, self.people_changed),
+            PEOPLE: person_decisions(self.people, self.offer_sign_in, self.follow_ups.due, records.add),
         }
         return Watcher(
             watched_files(self.ledgers, applied),
@@ -768,11 +769,6 @@ class Relay:
             look_s=look_s,
             poll_s=poll_s,
         )
-
-    def people_changed(self, people: People) -> None:
-        """End what revoked people have given, and serve sign-in from the first person on."""
-        self.follow_ups.due()
-        self.offer_sign_in(people)
 
     def offer_sign_in(self, people: People) -> None:
         """Serve sign-in from the first person on, or at once with a provider, if the settings allow it.
@@ -804,6 +800,7 @@ class Relay:
                 environment,
                 people=self.people,
                 grants=self.grants,
+                identify=self.authenticator.identify,
                 audit=self.audit,
                 refusals=self.refusals,
                 tenants=self._tenants,

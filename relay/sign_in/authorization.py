@@ -7,13 +7,14 @@ know how a person has proven who it is.
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 from attrs import define, field, frozen
 
-from relay.auth.agent_tokens import TokenIssuer
+from relay.auth.agent_tokens import Principal, TokenIssuer
 from relay.sign_in.assertions import ASSERTION_TYPE, Assertions
 from relay.sign_in.clients import NONE, ClientError, Clients, OAuthClient, agent_name
 from relay.sign_in.consent import ACCESS_MS, FormValues, may_still_give
@@ -24,9 +25,10 @@ from relay.state.grants import Choice, Grant, Grants, NewTokens, RefreshError, g
 from relay.state.people import PeopleLedger, Person
 from relay.state.tokens import IssuedToken, IssuedTokens
 from schemas.addresses import mcp_url, mcp_urls
-from schemas.error_roots import PeerError
+from schemas.error_roots import PeerError, StateError
 from schemas.keys import base64url
 from schemas.kinds import Kind
+from schemas.tokens import TokenError
 
 CODE_MS = 60_000
 _REPLAY_MS = 600_000
@@ -49,11 +51,18 @@ _ONCE = (
 
 
 class OAuthError(PeerError):
-    """A request is refused. ``code`` is that of OAuth; the text, our own, is for the client's developer."""
+    """A request is refused. ``code`` is that of OAuth; the text, our own, is for the client's developer.
 
-    def __init__(self, code: str, text: str, status: int = 400) -> None:
+    ``ended``: what has ended by the request, to be recorded.
+    """
+
+    def __init__(self, code: str, text: str, status: int = 400, ended: Sequence[Grant] = ()) -> None:
         super().__init__(text)
-        self.code, self.status = code, status
+        self.code, self.status, self.ended = code, status, ended
+
+
+OnThread = Callable[..., Awaitable[Any]]
+"""Returns what a function returns that waits for files; raises SignInRefusedError if too many wait."""
 
 
 @frozen
@@ -95,6 +104,7 @@ class _Redeemed:
 class AuthorizationServer:
     """Answers clients. ``issuer`` is the relay's public URL; ``sign`` returns what signs with its key.
 
+    ``identify`` returns of whom a token is that the relay accepts, and raises TokenError.
     ``longest_ms``: for how long what a person of a provider has given is refreshed.
     ``redeem`` decides of a code or refresh token that is good here whether another relay has redeemed it.
     """
@@ -106,6 +116,7 @@ class AuthorizationServer:
     _grants: Grants
     _issued: IssuedTokens
     _sign: Callable[[], TokenIssuer]
+    _identify: Callable[[str], Principal]
     _redeem_once: Redeem
     _kinds: Iterable[Kind]
     _longest_ms: int
@@ -204,12 +215,14 @@ class AuthorizationServer:
 
     # --- token -------------------------------------------------------------------------------------------
 
-    async def prepared(self, form: FormValues) -> Callable[[], dict[str, Any]]:
-        """Return what answers a token request, on a thread: it waits for files.
+    async def tokens(self, form: FormValues, on_thread: OnThread) -> dict[str, Any]:
+        """Return the answer to a token request.
 
         Raises:
             OAuthError: it is refused.
-            SignInRefusedError: the other relays of the fleet are not reached.
+            SignInRefusedError: the fleet's other relays are not reached, or too many wait. This and what
+                follows can be repeated.
+            StateError, OSError: a file cannot be used.
         """
         names = ("grant_type", "code", "redirect_uri", "client_id", "code_verifier", "refresh_token")
         if (repeated := form.repeated(names)) is not None:
@@ -217,38 +230,40 @@ class AuthorizationServer:
         client_id, asserted = await self._proven(form)
         match form.one("grant_type"):
             case "authorization_code":
-                return await self._prepared_code(form, client_id, asserted=asserted)
+                return await self._redeemed_code(form, client_id, on_thread, asserted=asserted)
             case "refresh_token":
                 self._resource(form)
-                return await self._prepared_refresh(form.one("refresh_token"), client_id, asserted=asserted)
+                token = form.one("refresh_token")
+                return await self._refreshed(token, client_id, on_thread, asserted=asserted)
             case _:
                 raise OAuthError(
                     "unsupported_grant_type", "grant_type is authorization_code or refresh_token."
                 )
 
-    async def _prepared_code(
-        self, form: FormValues, client_id: str, *, asserted: bool
-    ) -> Callable[[], dict[str, Any]]:
+    async def _redeemed_code(
+        self, form: FormValues, client_id: str, on_thread: OnThread, *, asserted: bool
+    ) -> dict[str, Any]:
         digest = _digest(form.one("code"))
         if (replayed := self._redeemed.get(digest)) is not None:
             replayed.again = True  # it may not have become a grant yet
-            return lambda: self._end_replayed(replayed.grant_id)
+            raise await on_thread(self._end_replayed, replayed.grant_id, "code")
         code = self._redeem(digest, form, client_id, asserted=asserted)
         redeemed = self._redeemed[digest] = _Redeemed(self._now_ms(), self._new_id())
         try:
-            is_first = await self._redeem_once(digest.hex(), self._now_ms() + _REPLAY_MS)
-        except SignInRefusedError:
-            # It was not redeemed: the client can try again, while the code is good.
-            del self._redeemed[digest]
-            self._codes[digest] = code
+            if not await self._redeem_once(digest.hex(), self._now_ms() + _REPLAY_MS):
+                raise OAuthError("invalid_grant", "The code was used before.")
+            begun: dict[str, Any] = await on_thread(partial(self._begin, code, redeemed, asserted=asserted))
+        except (SignInRefusedError, StateError, OSError):
+            # Nothing has come of it: the client can try again, while the code is good.
+            if not redeemed.again:
+                del self._redeemed[digest]
+                self._codes[digest] = code
             raise
-        if not is_first:
-            raise OAuthError("invalid_grant", "The code was used before.")
-        return lambda: self._begin(code, redeemed, asserted=asserted)
+        return begun
 
-    async def _prepared_refresh(
-        self, token: str, client_id: str, *, asserted: bool
-    ) -> Callable[[], dict[str, Any]]:
+    async def _refreshed(
+        self, token: str, client_id: str, on_thread: OnThread, *, asserted: bool
+    ) -> dict[str, Any]:
         try:
             found = self._grants.presented(token, client_id)
         except RefreshError as error:
@@ -257,8 +272,11 @@ class AuthorizationServer:
             grant, what = found
             until_ms = min(grant.until_ms, self._now_ms() + _REDEEMED_MS)
             if not await self._redeem_once(what, until_ms):
-                return lambda: self._end_replayed(grant.id, "refresh token")
-        return lambda: self._refresh(token, client_id, asserted=asserted)
+                raise await on_thread(self._end_replayed, grant.id, "refresh token")
+        refreshed: dict[str, Any] = await on_thread(
+            partial(self._refresh, token, client_id, asserted=asserted)
+        )
+        return refreshed
 
     async def _proven(self, form: FormValues) -> tuple[str, bool]:
         """Return the id of the client that has sent ``form``, and whether it has proven that by a key.
@@ -295,10 +313,10 @@ class AuthorizationServer:
         if client_id not in known | {grant.client_id for grant in self._grants.read().by_id.values()}:
             raise ClientError("invalid_client", "No person has allowed this client anything.")
 
-    def _end_replayed(self, grant_id: str, what: str = "code") -> dict[str, Any]:
-        # Somebody else has seen it (RFC 6749 section 4.1.2), or this relay's files are older than the stream.
-        self._grants.end(lambda grant: grant.id == grant_id)
-        raise OAuthError("invalid_grant", f"The {what} was used before.")
+    def _end_replayed(self, grant_id: str, what: str) -> OAuthError:
+        # Another has seen it (RFC 6749 section 4.1.2), or this relay's files are older than the stream.
+        ended = self._grants.end(lambda grant: grant.id == grant_id)
+        return OAuthError("invalid_grant", f"The {what} was used before.", ended=ended)
 
     def _redeem(self, digest: bytes, form: FormValues, client_id: str, *, asserted: bool) -> _Code:
         now = self._now_ms()
@@ -356,7 +374,11 @@ class AuthorizationServer:
                 self._grants.refresh(token, client_id, self._signed, asserted=asserted, may=self._may)
             )
         except RefreshError as error:
-            raise OAuthError("invalid_grant", f"No: {error}.") from None
+            if error.retry_after_ms is not None:
+                raise SignInRefusedError(
+                    429, "The client refreshes too often.", "refreshes", error.retry_after_ms
+                ) from None
+            raise OAuthError("invalid_grant", f"No: {error}.", ended=error.ended) from None
 
     def _may(self, grant: Grant) -> bool:
         person = self._people.read().active(grant.person)
@@ -407,22 +429,21 @@ class AuthorizationServer:
 
     # --- revoke ------------------------------------------------------------------------------------------
 
-    async def revoking(self, form: FormValues) -> Callable[[], Sequence[Grant]]:
-        """Return what ends the grant of the token in ``form``, on a thread: RFC 7009.
+    async def revoke(self, form: FormValues, on_thread: OnThread) -> Sequence[Grant]:
+        """End the grant of the token in ``form``, a refresh or an access token, and return it: RFC 7009.
 
         Raises:
             OAuthError: the client has not proven which it is.
+            SignInRefusedError, StateError, OSError: as of ``tokens``.
         """
         client_id, _ = await self._proven(form)
         token = form.one("token")
-
-        def revoke() -> Sequence[Grant]:
-            try:
-                return self._grants.end_by_token(token, client_id)
-            except RefreshError:
-                return ()  # an unknown token is no error (section 2.2)
-
-        return revoke
+        try:
+            jti = self._identify(token).jti
+        except TokenError:
+            jti = ""  # a refresh token, or an unknown one: that is no error (section 2.2)
+        ended: Sequence[Grant] = await on_thread(self._grants.end_by_token, token, jti, client_id)
+        return ended
 
 
 def challenge_of(verifier: str) -> str:

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from relay.audit.refusal_counts import RefusalCounter
 from relay.audit.writer import AuditWriter
-from relay.auth.agent_tokens import TokenIssuer
+from relay.auth.agent_tokens import Principal, TokenIssuer
 from relay.limits.rate_limits import KeyedLimiters
 from relay.routing.port import Peers
 from relay.settings.environment import RelayEnvironment
@@ -47,6 +47,7 @@ def make_sign_in(  # noqa: PLR0913 - what comes in from outside
     *,
     people: PeopleLedger,
     grants: Grants,
+    identify: Callable[[str], Principal],
     audit: AuditWriter,
     refusals: RefusalCounter,
     tenants: Callable[[], Iterable[str]],
@@ -87,6 +88,7 @@ def make_sign_in(  # noqa: PLR0913 - what comes in from outside
         grants=grants,
         issued=IssuedTokens(state.issued_tokens),
         sign=issuer,
+        identify=identify,
         redeem_once=shared.redeem if shared else alone,
         kinds=environment.kinds,
         longest_ms=longest_ms,

@@ -202,6 +202,8 @@ class SignIn:
             try:
                 return await serve(request)
             except (OAuthError, ClientError) as refused:
+                if isinstance(refused, OAuthError):
+                    await self._record_ended(refused.ended)
                 self._metrics.sign_ins.labels("refused").inc()
                 address = address_of(request)
                 self._refusals.count(RefusalEvent.SIGN_IN_REFUSED, address, refused.code)
@@ -477,8 +479,7 @@ class SignIn:
     # --- what programs request ---------------------------------------------------------------------------
 
     async def _token(self, request: Request) -> Response:
-        answer = await self._server.prepared(await self._form(request))
-        members = await self._on_thread(answer)
+        members = await self._server.tokens(await self._form(request), self._on_thread)
         self._metrics.sign_ins.labels("token").inc()
         return JSONResponse(members, headers=_NO_STORE)
 
@@ -489,8 +490,7 @@ class SignIn:
         return JSONResponse(self._clients.register(body), 201, _NO_STORE)
 
     async def _revoke(self, request: Request) -> Response:
-        revoke = await self._server.revoking(await self._form(request))
-        await self._record_ended(await self._on_thread(revoke))
+        await self._record_ended(await self._server.revoke(await self._form(request), self._on_thread))
         return Response(status_code=200, headers=_NO_STORE)
 
 

@@ -10,7 +10,7 @@ minute more, for a client that has lost the answer. One that is used after that 
 grant. The file has digests of tokens, and no token. Must not sign tokens, nor know HTTP.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,17 +24,24 @@ from schemas.times import SystemClock
 
 GRACE_MS = 60_000
 _MAX_OF_A_GENERATION = 8
+MAX_ACCESS = 64
+"""How many access tokens a grant has at once: an hour's of a client that refreshes each minute."""
 _HANDLE_BYTES, _SECRET_BYTES = 16, 32
 _PREFIX = "ekr1_"
 _LISTS = ("scopes", "kinds", "nodes")
 
 
 class RefreshError(PeerError):
-    """A refresh token is not accepted. ``reused``: it was used before, and its grant has ended by that."""
+    """A refresh token is not accepted.
 
-    def __init__(self, text: str, *, reused: bool = False) -> None:
+    ``ended``: what has ended by that, as it was used before. ``retry_after_ms``: when it will be accepted.
+    """
+
+    def __init__(
+        self, text: str, *, ended: "Sequence[Grant]" = (), retry_after_ms: int | None = None
+    ) -> None:
         super().__init__(text)
-        self.reused = reused
+        self.ended, self.retry_after_ms = ended, retry_after_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +235,12 @@ class Grants:
             of_newest = sum(1 for _, each in grant.tokens if each == grant.generation)
             if not rotates and not in_grace:
                 self._end([grant])
-                raise RefreshError("the refresh token was used before", reused=True)
+                raise RefreshError("the refresh token was used before", ended=[grant])
             if not rotates and of_newest >= _MAX_OF_A_GENERATION:
                 raise RefreshError("the refresh token was used too often")
+            ends = sorted(end_ms for _, end_ms in grant.access if end_ms > now)
+            if len(ends) >= MAX_ACCESS:
+                raise RefreshError("the client refreshes too often", retry_after_ms=ends[0] - now)
             return self._extended(grant, handle, sign, refreshes=True, rotates=rotates)
 
     def _extended(
@@ -262,19 +272,28 @@ class Grants:
             self._end(grants)
             return grants
 
-    def end_by_token(self, token: str, client_id: str) -> Sequence[Grant]:
-        """End the grant of a refresh token of that client, in whichever generation, if there is one."""
-        handle = sha256(_parts(token)[0]).hexdigest()
-        return self.end(lambda grant: grant.handle == handle and grant.client_id == client_id)
+    def end_by_token(self, token: str, jti: str, client_id: str) -> Sequence[Grant]:
+        """End the grant of that client's ``token``, if there is one.
 
-    def _end(self, grants: Iterable[Grant]) -> None:
+        A refresh token, in whichever generation; or an access token, which is proven to have that ``jti``.
+        """
+        try:
+            handle = sha256(_parts(token)[0]).hexdigest()
+        except RefreshError:
+            handle = ""
+
+        def is_of_token(grant: Grant) -> bool:
+            return grant.client_id == client_id and (grant.handle == handle or jti in dict(grant.access))
+
+        return self.end(is_of_token)
+
+    def _end(self, grants: Sequence[Grant]) -> None:
         """End ``grants``, while the file is locked. The tokens first: an error must not leave them alone."""
-        now = self._now_ms()
-        for grant in grants:
-            for jti, end_ms in grant.access:
-                if end_ms > now:
-                    self._revoked.revoke(jti, now)
-            self.ledger.append({"action": "end", "ts_ms": now, "grant": grant.id})
+        if grants:
+            now = self._now_ms()
+            live = [jti for grant in grants for jti, end_ms in grant.access if end_ms > now]
+            self._revoked.revoke(*live, now_ms=now)
+            self.ledger.append(*({"action": "end", "ts_ms": now, "grant": grant.id} for grant in grants))
 
 
 def _parts(token: str) -> tuple[bytes, str]:

@@ -50,11 +50,11 @@ class RevokedTokens:
     def __init__(self, path: Path) -> None:
         self.ledger = Ledger(path, Keyed(read_revocation))
 
-    def revoke(self, jti: str, now_ms: int) -> None:
-        """Revoke the token ``jti``. Repeating it changes nothing."""
+    def revoke(self, *jtis: str, now_ms: int) -> None:
+        """Revoke the tokens ``jtis``, all or none. Repeating it changes nothing."""
         with self.ledger.locked() as revoked:
-            if jti not in revoked.by_key:
-                self.ledger.append({"jti": jti, "revoked_at_ms": now_ms})
+            if new := [jti for jti in jtis if jti not in revoked.by_key]:
+                self.ledger.append(*({"jti": jti, "revoked_at_ms": now_ms} for jti in new))
 
     def times(self) -> Mapping[str, int]:
         return self.ledger.read().by_key

@@ -214,7 +214,7 @@ async def test_it_revokes_an_agents_token_by_one_entry(
         nats.connected() as thief,
     ):
         await until(lambda: member.part.ledgers.is_current)
-        machine.tokens.revoke("revoked by the operator", 1)
+        machine.tokens.revoke("revoked by the operator", now_ms=1)
         member.part.ledgers.changed("token_revocation")
         await until(lambda: member.counted_entries("appended", "token_revocation") == 1)
         jti = "an agent's"

@@ -205,7 +205,7 @@ async def test_a_token_is_void_though_strangers_hold_every_descriptor(system: Lo
                 strangers.append(await asyncio.open_connection("127.0.0.1", system.plan.relay_port))
             await asyncio.sleep(0.01)  # the kernel connects, also while a busy relay accepts nothing
         # As the command does, which takes so long to start that the relay would have ended strangers by then.
-        RevokedTokens(system.plan.state.revoked_tokens).revoke(jti_of(system.token), now_ms())
+        RevokedTokens(system.plan.state.revoked_tokens).revoke(jti_of(system.token), now_ms=now_ms())
         while (await agent.post(url, json=body)).status_code != 401:  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.05)
         assert not any(reader.at_eof() for reader, _ in strangers)

@@ -100,7 +100,7 @@ class Stage:
 
     def revoke_token(self, jti: str) -> None:
         """Revoke a token as the command does."""
-        RevokedTokens(self.directory / "revoked_tokens.jsonl").revoke(jti, self.hub.clock())
+        RevokedTokens(self.directory / "revoked_tokens.jsonl").revoke(jti, now_ms=self.hub.clock())
 
     def label(self, node_id: str, label: str) -> None:
         """Label a node as the command does."""

@@ -85,7 +85,7 @@ async def revoked_token(system: LocalSystem, directory: Path) -> str:
     async with replace(system, token=token).remote_tools(directory / "calls.jsonl") as tools:
         call = partial(tools.execute, _ECHO, {"node": system.real_node, "message": "while it is valid"})
         await call()
-        RevokedTokens(state.revoked_tokens).revoke(jti, now_ms())
+        RevokedTokens(state.revoked_tokens).revoke(jti, now_ms=now_ms())
         revoked = time.monotonic()
         while True:
             try:

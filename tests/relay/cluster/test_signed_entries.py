@@ -126,7 +126,7 @@ async def test_a_revocation_that_no_relay_has_signed_is_not_taken_and_stops_noth
             await until(lambda: first.counted_entries("not_signed", "revocation") == 1)
             await until(lambda: second.counted_entries("not_signed", "unknown") == 1)
         # All that relays say is still understood, and reaches the others.
-        one.tokens.revoke("a token", 1)
+        one.tokens.revoke("a token", now_ms=1)
         first.part.ledgers.changed("token_revocation")
         await until(lambda: other.tokens.jtis() == {"a token"})
         assert first.part.ledgers.understands

@@ -1,6 +1,7 @@
 """A relay with sign-in on its own clock, asked in this process; people are invited as the command does it."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -113,6 +114,11 @@ class Stage:
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         answer = await self.http.post("/mcp", content=b"{}", headers=headers)
         return answer.status_code != 401
+
+    def ended(self) -> list[str]:
+        """Return the agents whose grants have ended, as the audit has it."""
+        lines = map(json.loads, (self.state / "audit.jsonl").read_text("ascii").splitlines())
+        return [line["sub"] for line in lines if line.get("event") == "grant_ended"]
 
     def applied(self) -> None:
         """Have the relay apply what was revoked, as its watcher does within a second."""

@@ -6,8 +6,11 @@ from urllib.parse import quote
 
 import pytest
 
+from relay.sign_in import service
 from relay.sign_in.redirects import is_registered, target_of
+from relay.state.grants import MAX_ACCESS
 from relay.state.tokens import IssuedToken, IssuedTokens
+from tests.fakes.disk import full_disk
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.person import Browser, answered
 from tests.fakes.polling import BOUND_S
@@ -187,6 +190,21 @@ async def test_a_code_that_is_used_twice_ends_what_it_has_become(stage: Stage) -
     stage.applied()
     assert not await stage.is_accepted(first["access_token"])
     assert (await stage.refresh(first["refresh_token"], client_id)).status_code == 400
+    assert stage.ended() == ["ada/A-Client"]
+
+
+async def test_a_code_of_which_nothing_came_is_good_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, client_id = await stage.person(), await stage.registered()
+    code = await stage.code(ada, client_id)
+    with full_disk():
+        full = await stage.token(code=code, client_id=client_id)
+    monkeypatch.setattr(service, "_MAX_WAITING", 0)
+    too_many = await stage.token(code=code, client_id=client_id)
+    monkeypatch.undo()
+    assert [full.status_code, too_many.status_code] == [503, 503]
+    assert (await stage.token(code=code, client_id=client_id)).status_code == 200
 
 
 async def test_of_several_that_redeem_a_code_at_once_none_keeps_what_it_gets(stage: Stage) -> None:
@@ -233,6 +251,22 @@ async def test_a_refresh_token_that_is_used_after_its_grace_ends_all(stage: Stag
     assert (await stage.refresh(newer["refresh_token"], client_id)).status_code == 400
     stage.applied()
     assert not await stage.is_accepted(newer["access_token"])
+    assert stage.ended() == ["ada/A-Client"]
+
+
+async def test_a_client_that_refreshes_without_end_waits_and_keeps_what_it_has(stage: Stage) -> None:
+    """What it leaves in the relay's files is bounded by time, and so is the work of ending it."""
+    ada, client_id = await stage.person(), await stage.registered()
+    token = (await stage.tokens(ada, client_id))["refresh_token"]
+    for _ in range(MAX_ACCESS - 1):
+        stage.fake.clock.advance(1_000)
+        token = (await stage.refresh(token, client_id)).json()["refresh_token"]
+    refused = await stage.refresh(token, client_id)
+    assert refused.status_code == 429
+    waits_s = int(refused.headers["retry-after"])
+    assert waits_s == 3_600 - (MAX_ACCESS - 1)
+    stage.fake.clock.advance(1_000 * waits_s)
+    assert (await stage.refresh(token, client_id)).status_code == 200
 
 
 async def test_the_grace_of_a_refresh_token_is_not_endless(stage: Stage) -> None:
@@ -262,9 +296,19 @@ async def test_another_client_cannot_refresh_or_revoke(stage: Stage) -> None:
     other = await stage.registered(name="Another")
     tokens = await stage.tokens(ada, client_id)
     assert (await stage.refresh(tokens["refresh_token"], other)).status_code == 400
-    form = {"token": tokens["refresh_token"], "client_id": other}
+    for token in (tokens["refresh_token"], tokens["access_token"], forged(tokens["access_token"])):
+        form = {"token": token, "client_id": other}
+        assert (await stage.http.post("/revoke", data=form)).status_code == 200
+    form = {"token": forged(tokens["access_token"]), "client_id": client_id}
     assert (await stage.http.post("/revoke", data=form)).status_code == 200
+    stage.applied()
+    assert await stage.is_accepted(tokens["access_token"])
     assert (await stage.refresh(tokens["refresh_token"], client_id)).status_code == 200
+
+
+def forged(token: str) -> str:
+    """Return an access token with the same claims, that no relay has signed."""
+    return token.rpartition(".")[0] + "." + "A" * 86
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,14 @@ async def test_a_link_that_two_open_at_once_makes_one_passkey(stage: Stage) -> N
     assert [answer.status_code for answer in answers] == [200, 403]
 
 
+async def test_a_passkey_with_the_id_of_another_persons_is_not_made(stage: Stage) -> None:
+    ada = await stage.person()
+    mallory = Browser(stage.http, PUBLIC_URL)
+    mallory.authenticator.id = ada.authenticator.id
+    assert (await mallory.accept_invitation(stage.link("mallory"))).status_code == 403
+    assert (await ada.sign_in()).status_code == 200
+
+
 async def test_a_link_ends_after_an_hour(stage: Stage) -> None:
     link = stage.link()
     stage.fake.clock.advance(3_600_000)
@@ -303,7 +311,10 @@ async def test_all_of_a_revoked_person_ends(stage: Stage) -> None:
     ada, client_id = await stage.person(), await stage.registered()
     code = await stage.code(ada, client_id)
     tokens = await stage.tokens(ada, client_id)
+    stage.relay.watcher.begin()
     stage.relay.people.revoke("ada")
+    await stage.relay.watcher.poll()
+    assert '"event":"person_revoked","sub":"ada"' in (stage.state / "audit.jsonl").read_text("ascii")
     assert (await stage.refresh(tokens["refresh_token"], client_id)).status_code == 400
     assert (await stage.token(code=code, client_id=client_id)).status_code == 400
     assert "Signed in as" not in (await ada.get("/sign-in")).text

@@ -187,14 +187,17 @@ async def test_what_was_allowed_is_listed_and_can_be_ended(stage: Stage) -> None
     assert (await stage.refresh(tokens["refresh_token"], client_id)).status_code == 400
 
 
-async def test_a_client_revokes_its_own_token(stage: Stage) -> None:
+@pytest.mark.parametrize("which", ["refresh_token", "access_token"])
+async def test_a_client_revokes_its_own_token(stage: Stage, which: str) -> None:
     ada, client_id = await stage.person(), await stage.registered()
     tokens = await stage.tokens(ada, client_id)
-    form = {"token": tokens["refresh_token"], "client_id": client_id}
+    form = {"token": tokens[which], "client_id": client_id}
     for _ in range(2):  # of an unknown one nothing is said
         assert (await stage.http.post("/revoke", data=form)).status_code == 200
-    stage.applied()
-    assert not await stage.is_accepted(tokens["access_token"])
+        stage.applied()
+        assert not await stage.is_accepted(tokens["access_token"])
+    assert (await stage.refresh(tokens["refresh_token"], client_id)).status_code == 400
+    assert stage.ended() == ["ada/A-Client"]
 
 
 async def test_a_lost_answer_to_a_refresh_is_asked_for_again_for_a_minute(stage: Stage) -> None:

@@ -63,12 +63,10 @@ def test_what_is_revoked_or_rotated_is_read_when_connections_hold_all_descriptor
         try:
             assert process.stdout.readline().strip() == "(1, 0, [])"
             assert process.stdout.readline().strip() == str(errno.EMFILE)
-            RevokedTokens(tmp_path / "revoked_tokens.jsonl").revoke(
-                "jti-1", NOW_MS
-            )  # a file that was not there
-            assert look() == "(1, 0, ['jti-1'])"
+            RevokedTokens(tmp_path / "revoked_tokens.jsonl").revoke("jti-1", now_ms=NOW_MS)
+            assert look() == "(1, 0, ['jti-1'])"  # a file that was not there
             operator.revoke(node_id)
-            RevokedTokens(tmp_path / "revoked_tokens.jsonl").revoke("jti-2", NOW_MS)
+            RevokedTokens(tmp_path / "revoked_tokens.jsonl").revoke("jti-2", now_ms=NOW_MS)
             assert look() == "(1, 1, ['jti-1', 'jti-2'])"
             operator.rotate_root(1)
             assert look() == look() == "(2, 1, ['jti-1', 'jti-2'])"

@@ -89,11 +89,11 @@ async def test_a_token_that_is_revoked_at_one_relay_is_revoked_at_all(
     # More than are shared at a time.
     before = {f"before: the start {number}" for number in range(AT_ONCE + 1)}
     for jti in before:
-        one.tokens.revoke(jti, NOW_MS)
+        one.tokens.revoke(jti, now_ms=NOW_MS)
     async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry) as second:
         await until(lambda: other.tokens.jtis() == before)
         await current(first, second)
-        other.tokens.revoke("meanwhile", NOW_MS)
+        other.tokens.revoke("meanwhile", now_ms=NOW_MS)
         second.part.ledgers.changed("token_revocation")
         await until(lambda: one.tokens.jtis() == before | {"meanwhile"})
 
@@ -106,11 +106,11 @@ async def test_what_an_older_relay_does_not_know_is_kept_back_while_it_runs(
         async with other.joined(nats.config, registry) as second:
             name = second.part.peers.relay
             await until(lambda: name in first.part.presence.others())
-            one.tokens.revoke("meanwhile", NOW_MS)
+            one.tokens.revoke("meanwhile", now_ms=NOW_MS)
             first.part.ledgers.changed("token_revocation")
             await until(lambda: f"kept here until relay {name}" in first.part.ledgers.problem)
             # What the others send is taken all the same, and a relay says its version.
-            other.tokens.revoke("elsewhere", NOW_MS)
+            other.tokens.revoke("elsewhere", now_ms=NOW_MS)
             second.part.ledgers.changed("token_revocation")
             await until(lambda: one.tokens.jtis() == {"meanwhile", "elsewhere"})
             assert other.tokens.jtis() == {"elsewhere"}
@@ -148,8 +148,8 @@ async def test_of_two_relays_that_give_one_label_to_two_nodes_at_once_one_does(
 async def test_an_entry_that_others_would_not_understand_is_not_shared(
     one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry
 ) -> None:
-    one.tokens.revoke("two\nlines", NOW_MS)
-    one.tokens.revoke("jti-1", NOW_MS)
+    one.tokens.revoke("two\nlines", now_ms=NOW_MS)
+    one.tokens.revoke("jti-1", now_ms=NOW_MS)
     async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry) as second:
         await until(lambda: other.tokens.jtis() == {"jti-1"})
         await current(first, second)
@@ -259,8 +259,8 @@ async def test_no_more_entries_are_read_than_the_bound(
 ) -> None:
     monkeypatch.setattr("relay.state.sharer.MAX_KEYS", 1)
     async with one.joined(nats.config, registry) as member:
-        one.tokens.revoke("first", NOW_MS)
-        one.tokens.revoke("second", NOW_MS)
+        one.tokens.revoke("first", now_ms=NOW_MS)
+        one.tokens.revoke("second", now_ms=NOW_MS)
         member.part.ledgers.changed("token_revocation")
         await until(lambda: not member.part.ledgers.understands)
         assert (
@@ -281,7 +281,7 @@ async def test_a_fault_of_our_own_in_one_kind_ends_no_sharing_and_is_logged_with
         one.revoke(NODE_ID, first)
         fault = await first.fake.lines.until("shared ledger failed")
         assert "LookupError: planted" in fault["exception"]
-        one.tokens.revoke("meanwhile", NOW_MS)
+        one.tokens.revoke("meanwhile", now_ms=NOW_MS)
         first.part.ledgers.changed("token_revocation")
         await until(lambda: other.tokens.jtis() == {"meanwhile"})
         monkeypatch.undo()
@@ -298,7 +298,7 @@ async def test_a_ledger_that_cannot_be_written_keeps_no_other_waiting(
         whole = file.read_bytes()
         file.write_bytes(b"damaged\n" + whole)
         one.revoke(NODE_ID, first)
-        one.tokens.revoke("meanwhile", NOW_MS)
+        one.tokens.revoke("meanwhile", now_ms=NOW_MS)
         first.part.ledgers.changed("token_revocation")
         await until(lambda: other.tokens.jtis() == {"meanwhile"})
         await until(lambda: second.counted_entries("failed", REVOCATION) >= 1)
@@ -326,7 +326,7 @@ async def test_a_stream_that_is_full_is_told_and_what_is_in_it_is_known_all_the_
     nats.make_streams()
     check_often(monkeypatch)
     for number in range(32):
-        one.tokens.revoke(str(number), NOW_MS)
+        one.tokens.revoke(str(number), now_ms=NOW_MS)
     async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry):
         await until(lambda: first.counted_entries("failed", "token_revocation") >= 1)
         await until(lambda: len(other.tokens.jtis()) == first.counted_entries("appended", "token_revocation"))
@@ -456,7 +456,7 @@ async def test_no_secret_and_no_free_text_is_in_what_the_servers_keep(
     used, revoked = (one.join_tokens.create(TENANT, 3600, 2, one.ca.root_pem()) for _ in range(2))
     one.join_tokens.spend(used.id, OTHER_NODE_ID)
     one.join_tokens.revoke(revoked.id)
-    one.tokens.revoke("a jti", NOW_MS)
+    one.tokens.revoke("a jti", now_ms=NOW_MS)
     one.keys.add(bytes(key_named("the key of tokens").verify_key), NOW_MS)
     one.names.label(NODE_ID, TENANT, "pump")
     one.ca.revoke(NODE_ID, reason)

@@ -23,8 +23,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_revoked_stays_revoked(path: Path) -> None:
-    RevokedTokens(path).revoke("a", 1)
-    RevokedTokens(path).revoke("b/c=", 2)
+    RevokedTokens(path).revoke("a", now_ms=1)
+    RevokedTokens(path).revoke("b/c=", now_ms=2)
     assert RevokedTokens(path).jtis() == {"a", "b/c="}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -32,10 +32,10 @@ def test_what_was_revoked_stays_revoked(path: Path) -> None:
 def test_who_watches_sees_a_revocation_and_no_change_when_it_is_repeated(path: Path) -> None:
     tokens = RevokedTokens(path)
     before = tokens.ledger.stamp
-    RevokedTokens(path).revoke("a", 1)
+    RevokedTokens(path).revoke("a", now_ms=1)
     after = tokens.ledger.stamp
     assert after != before
-    RevokedTokens(path).revoke("a", 2)
+    RevokedTokens(path).revoke("a", now_ms=2)
     assert tokens.ledger.stamp == after
 
 
@@ -46,7 +46,7 @@ def test_a_damaged_list_is_an_error_and_never_an_empty_one(path: Path, content: 
     with pytest.raises(LedgerError, match=path.name):
         tokens.jtis()
     with pytest.raises(LedgerError, match=path.name):
-        tokens.revoke("a", 1)
+        tokens.revoke("a", now_ms=1)
     assert path.read_text() == content
 
 

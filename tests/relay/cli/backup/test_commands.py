@@ -198,7 +198,7 @@ def used(tmp_path: Path) -> StateFiles:
     join_tokens(state).create("acme", 3600, 1, ca.root_pem())
     key = load_or_create_key(state.token_key, os.urandom)
     TokenKeys(state.token_keys, ca, FakeClock(NOW_MS)).add(bytes(key.verify_key), NOW_MS)
-    RevokedTokens(state.revoked_tokens).revoke("a-token", NOW_MS)
+    RevokedTokens(state.revoked_tokens).revoke("a-token", now_ms=NOW_MS)
     NameLedger(state.node_names, FakeClock(NOW_MS)).label(NODE_ID, "acme", "greenhouse pi")
     make_private_directory(state.own_tls.key.parent)
     for pair in (state.own_tls, state.broker_client_tls):
