@@ -356,7 +356,8 @@ def enable(
     if as_json:
         return
     for row in (row for row in rows if row.sensitive):
-        say(f"only a token that names {row.name} reaches it: relay token issue --kinds {row.name}")
+        command = f"relay token issue --sub NAME --kinds 'system.*,linux.*,{row.name}'"
+        say(f"only a token that names {row.name} reaches it: {command}")
     if "linux.files" in names:
         say('linux.files shows nothing until ["linux.files"] in kubelet.toml names directories')
 
