@@ -31,7 +31,6 @@ _ARCHITECTURES = ("amd64", "arm64")
 _NOT_PUBLIC = re.compile(r"\.example\b")
 _FOR_THE_BUILD = (
     "SOURCE_DATE_EPOCH",
-    "DEB_REVISION",
     "DPKG_DEB_COMPRESSOR_TYPE",
     "DPKG_DEB_COMPRESSOR_LEVEL",
 )

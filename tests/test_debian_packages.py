@@ -19,6 +19,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ LINTIAN_BOUND_S = 900
 """It computes for a minute on a machine of its own, and for several beside other tests."""
 BUILD_BOUND_S = 1200
 """Of all packages: a few minutes, beside other tests on two slow cores three times as long."""
+VERSION = metadata.version("edge-kubelet")
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
 STATES = ("/var/lib/edge-kubelet", "/var/lib/edge-relay")
 PROGRAMS = ("relay", "kubelet")
@@ -118,11 +120,11 @@ class Built:
 
     @property
     def packages(self) -> list[Path]:
-        return sorted(self.source.glob("pool/*/*-2+*.deb"))
+        return sorted(self.source.glob(f"pool/*/*_{VERSION}-*.deb"))
 
     @property
     def older(self) -> list[Path]:
-        return sorted(self.source.glob("pool/*/*-1+*.deb"))
+        return sorted(self.source.glob(f"pool/*/*_{PREVIOUS['version']}-*.deb"))
 
     @property
     def wheels(self) -> list[Path]:
@@ -153,13 +155,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def build(work: Path) -> None:
-    """Make a release below ``work``, with keys of its own there, and of a revision that 0.2 never had."""
+    """Make a release below ``work``, with keys of its own there."""
 
     def run(*command: str | Path, directory: Path = PROJECT, **variables: str) -> None:
         environment = {**os.environ, **FAST, **variables}
         subprocess.run(command, cwd=directory, env=environment, timeout=BUILD_BOUND_S, check=True)
 
-    older = sources_of(PREVIOUS["released"], work)
+    older = sources_of(PREVIOUS, work)
     (older / ".venv").symlink_to(PROJECT / ".venv")
     python, wheels, man = older / ".venv/bin/python", work / "wheels", work / "man"
     of_older = {"PYTHONPATH": str(older), "SOURCE_DATE_EPOCH": "1795425948"}
@@ -179,7 +181,6 @@ def build(work: Path) -> None:
         *("--out", work / "dist", "--earlier", work / "earlier"),
         *("--openpgp-key", "release@edge.example", "--minisign-key", work / "minisign.key"),
         GNUPGHOME=str(home),
-        DEB_REVISION="2",
     )
     # gpg has started it for this key.
     run("gpgconf", "--kill", "gpg-agent", GNUPGHOME=str(home))
@@ -529,16 +530,16 @@ def test_a_fleet_goes_from_0_2_to_this_version_and_back_while_calls_are_made(
     assert "node.key" in kept
     site.start_caller()
     restarts = []
-    for step, revision in (
-        (upgrade_hub, "-2+"),
-        (upgrade_board, "-2+"),
-        (roll_back_board, "-1+"),
-        (roll_back_hub, "-1+"),
+    for step, version in (
+        (upgrade_hub, VERSION),
+        (upgrade_board, VERSION),
+        (roll_back_board, PREVIOUS["version"]),
+        (roll_back_hub, PREVIOUS["version"]),
     ):
         begun = site.called(time.time())
         site.type(step)
         package = "edge-relay" if step.machine == "hub" else "edge-kubelet"
-        assert revision in site.version(package)
+        assert version in site.version(package)
         renewed = site.ready()
         unit = f"{package}.service"
         assert renewed[unit] != before[unit]
@@ -546,7 +547,7 @@ def test_a_fleet_goes_from_0_2_to_this_version_and_back_while_calls_are_made(
         restarts.append((begun, site.called(time.time())))
         assert site.kept() == kept
         # 0.2 owned the short names, which are alternatives since.
-        assert site.owns(f"/usr/bin/{package.removeprefix('edge-')}") is (revision == "-1+")
+        assert site.owns(f"/usr/bin/{package.removeprefix('edge-')}") is (version == PREVIOUS["version"])
     site.called(time.time())
     site.stop_caller()
     assert failed_outside(site.printed(), restarts) == []
@@ -572,7 +573,7 @@ def test_what_another_user_had_in_the_places_of_a_package_stops_neither_an_upgra
         (package,) = (each for each in built.packages if each.name.startswith(f"edge-{program}_"))
         for _ in range(2):
             site.install(package)
-        assert "-2+" in site.version(f"edge-{program}")
+        assert VERSION in site.version(f"edge-{program}")
         assert site.root.run("stat", "--format=%U %a", secret) == "root 600\n"
         site.root.run("mount", "-t", "tmpfs", "tmpfs", state)
         of_service = site.root.begin("runuser", "-u", f"edge-{program}", "--", "sh", "-c", "echo; exec cat")
@@ -628,7 +629,7 @@ def test_links_that_a_services_user_has_planted_change_no_file_of_others_and_sto
     as_service("kubelet", "ln -s /srv/theirs/sudoers kubelet.json; ln -s /srv/theirs/root.key node.key")
     for program in PROGRAMS:
         site.install(package[program])
-        assert "-2+" in site.version(f"edge-{program}")
+        assert VERSION in site.version(f"edge-{program}")
         assert fails(program, "doctor")
     for command in ("relay ca init", "relay ca list", "relay node list", "relay audit verify"):
         assert fails(*command.split()).startswith("relay: ")

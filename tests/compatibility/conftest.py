@@ -1,4 +1,4 @@
-"""The two versions that must work together: this checkout, and the wheel of the minor version before it."""
+"""The versions that must work together: this checkout, and the wheels of the minor versions before it."""
 
 import os
 import shutil
@@ -32,9 +32,9 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Programs:
 
 
 @pytest.fixture(scope="session")
-def released(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """The programs of the last wheel that was released, which an operator may go back to."""
-    return _built(tmp_path_factory.mktemp("released"), PREVIOUS["released"])
+def oldest(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """The programs of the wheel of the version before that."""
+    return _built(tmp_path_factory.mktemp("oldest"), PREVIOUS["oldest"])
 
 
 def _built(work: Path, version: Mapping[str, Any]) -> Programs:

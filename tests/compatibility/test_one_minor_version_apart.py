@@ -43,7 +43,7 @@ async def test_both_combinations_work(
         await agent.uses(node_id)
 
 
-@pytest.mark.parametrize("of_relay", ["previous", "released"])
+@pytest.mark.parametrize("of_relay", ["oldest", "previous"])
 async def test_a_relay_that_does_not_know_a_kind_does_not_lose_the_node_that_has_it(
     site: Site, of_relay: str, current: Programs, request: pytest.FixtureRequest
 ) -> None:
@@ -87,23 +87,23 @@ async def test_a_relay_of_the_previous_version_shows_and_finds_a_label_in_the_fo
 
 @pytest.mark.timeout(300)
 async def test_relay_and_node_are_upgraded_in_place_version_by_version_while_calls_are_made(
-    site: Site, previous: Programs, released: Programs, current: Programs
+    site: Site, oldest: Programs, previous: Programs, current: Programs
 ) -> None:
-    await site.relay(previous, "ca", "init")
-    await site.start_relay(previous)
-    node_id = await site.enroll(previous, previous)
-    await site.start_node(previous)
-    async with site.agent(previous) as agent:
+    await site.relay(oldest, "ca", "init")
+    await site.start_relay(oldest)
+    node_id = await site.enroll(oldest, oldest)
+    await site.start_node(oldest)
+    async with site.agent(oldest) as agent:
         await agent.uses(node_id)
-    await site.start_caller(previous, f"sys.{node_id}.sysmetrics.snapshot")
+    await site.start_caller(oldest, f"sys.{node_id}.sysmetrics.snapshot")
 
     async def called(since: float) -> float:
         await until(lambda: first_answer(site.printed(), since), 60)
         return first_answer(site.printed(), since) or since
 
     restarts = []
-    running = previous
-    for version in (released, current):
+    running = oldest
+    for version in (previous, current):
         for name, start in (("relay", site.start_relay), ("node", site.start_node)):
             stopped = await called(time.time())
             await site.processes.stop(name)

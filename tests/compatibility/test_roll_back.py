@@ -1,4 +1,4 @@
-"""What this version has written, the last released one reads: an operator can go back to it."""
+"""What this version has written, the one before it reads: an operator can go back to it."""
 
 import json
 from collections.abc import AsyncIterator
@@ -57,8 +57,8 @@ async def shown(site: Site, programs: Programs) -> dict[str, Any]:
     return {each: json.loads(await site.relay(programs, *each.split(), "--json")) for each in commands}
 
 
-async def test_the_released_version_goes_on_with_the_state_that_this_one_has_written(
-    site: Site, current: Programs, released: Programs, tmp_path: Path
+async def test_the_version_before_goes_on_with_the_state_that_this_one_has_written(
+    site: Site, current: Programs, previous: Programs, tmp_path: Path
 ) -> None:
     node_id = await decided(site, current, tmp_path / "mocks")
     # What Ada's client has is not written: she needs a browser. To seal a fleet ends the way back.
@@ -68,16 +68,16 @@ async def test_the_released_version_goes_on_with_the_state_that_this_one_has_wri
     ours = await shown(site, current)
     await site.processes.stop("relay")
 
-    theirs = await shown(site, released)
+    theirs = await shown(site, previous)
     for command, rows in theirs.items():
         pairs = zip(rows, ours[command], strict=True)
         # What only this version knows of it, that one does not show.
         assert all(own | row == own for row, own in pairs), command
-    await site.start_relay(released)
-    await site.start_node(released)
-    async with site.agent(released) as agent:
+    await site.start_relay(previous)
+    await site.start_node(previous)
+    async with site.agent(previous) as agent:
         await agent.uses(node_id)
-    await site.relay(released, "node", "label", node_id, "Pump")
+    await site.relay(previous, "node", "label", node_id, "Pump")
     # It appends to the files, and changes nothing of what was there; and back again.
     for file, data in before.items():
         assert (site.relay_state / file.path).read_bytes().startswith(data)
