@@ -61,7 +61,7 @@ class OAuthError(PeerError):
         self.code, self.status, self.ended = code, status, ended
 
 
-OnThread = Callable[..., Awaitable[Any]]
+ToThread = Callable[..., Awaitable[Any]]
 """Returns what a function returns that waits for files; raises SignInRefusedError if too many wait."""
 
 
@@ -215,7 +215,7 @@ class AuthorizationServer:
 
     # --- token -------------------------------------------------------------------------------------------
 
-    async def tokens(self, form: FormValues, on_thread: OnThread) -> dict[str, Any]:
+    async def tokens(self, form: FormValues, on_thread: ToThread) -> dict[str, Any]:
         """Return the answer to a token request.
 
         Raises:
@@ -241,7 +241,7 @@ class AuthorizationServer:
                 )
 
     async def _redeemed_code(
-        self, form: FormValues, client_id: str, on_thread: OnThread, *, asserted: bool
+        self, form: FormValues, client_id: str, on_thread: ToThread, *, asserted: bool
     ) -> dict[str, Any]:
         digest = _digest(form.one("code"))
         if (replayed := self._redeemed.get(digest)) is not None:
@@ -262,7 +262,7 @@ class AuthorizationServer:
         return begun
 
     async def _refreshed(
-        self, token: str, client_id: str, on_thread: OnThread, *, asserted: bool
+        self, token: str, client_id: str, on_thread: ToThread, *, asserted: bool
     ) -> dict[str, Any]:
         try:
             found = self._grants.presented(token, client_id)
@@ -429,7 +429,7 @@ class AuthorizationServer:
 
     # --- revoke ------------------------------------------------------------------------------------------
 
-    async def revoke(self, form: FormValues, on_thread: OnThread) -> Sequence[Grant]:
+    async def revoke(self, form: FormValues, on_thread: ToThread) -> Sequence[Grant]:
         """End the grant of the token in ``form``, a refresh or an access token, and return it: RFC 7009.
 
         Raises:
