@@ -23,7 +23,8 @@ LAST_LINES, LAST_S = 10, 1.0
 """Of the log of a unit, beside what systemd says of it, which may take its time too."""
 _FIELDS = "MESSAGE,PRIORITY,_SYSTEMD_UNIT,UNIT,SYSLOG_IDENTIFIER"
 _JOURNALCTL = (
-    "journalctl", "--quiet", "--no-pager", "--reverse", "--output=json", f"--output-fields={_FIELDS}"
+    # All: it prints null for a text of more than 4096 bytes otherwise.
+    "journalctl", "--quiet", "--no-pager", "--all", "--reverse", "--output=json", f"--output-fields={_FIELDS}"
 )  # fmt: skip
 _UNIT_FIELDS = ("_SYSTEMD_UNIT", "UNIT")
 _MOST_UNITS = 4096
@@ -134,8 +135,10 @@ async def _read(
         printed = await machine.run(command, LONGEST_OUTPUT, within_s)
     except OSError as error:
         raise ToolFault("program_missing", str(error)) from error
-    # With nothing found a search ends with 1, as grep does.
-    if printed.code not in (0, 1, None):
+    # With nothing found a search ends with 1, as grep does, and so does a boot that is not kept; but so does
+    # a journal that may not be read.
+    found_nothing = printed.code == 1 and not printed.text and journal_is_readable(machine)
+    if printed.code not in (0, None) and not found_nothing:
         raise ToolFault("journal_unreadable", f"journalctl ends with {printed.code}")
     entries = await asyncio.to_thread(lambda: list(_entries(printed.text)))
     return entries, printed.code is not None
@@ -151,7 +154,7 @@ def _answer(entries: list[dict[str, Any]], number: int, *, complete: bool) -> di
 
 def _entries(text: str) -> Iterator[dict[str, Any]]:
     """Yield the entries of ``text``; a line that was cut by the limit is left out."""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a text may have other ends of lines
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):

@@ -29,13 +29,17 @@ class Printed(NamedTuple):
     code: int | None
 
 
+_KILLED_WITHIN_S = 0.5
+
+
 async def printed_by(
     command: Sequence[str], limit: int = 64 * 1024, within_s: float | None = None
 ) -> Printed:
     """Return what ``command`` prints, of which ``limit`` bytes are read; then it is stopped.
 
     For handlers of packages too. It is stopped too after ``within_s``, and where its caller is cancelled, as
-    the deadline of a command does, with the programs that it has started.
+    the deadline of a command does, with the programs that it has started. One that a disk or a share holds
+    in the kernel ends when that answers: nothing waits for it.
 
     Raises:
         OSError: it cannot be started.
@@ -56,7 +60,9 @@ async def printed_by(
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_KILLED_WITHIN_S):
+                    await process.wait()
     return Printed(data[:limit].decode("utf-8", "replace"), code)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -825,8 +826,9 @@ async def test_lines_of_a_journal_are_escaped_redacted_and_paged(pi: Board) -> N
     pi.programs = journal(
         entry("login of pi, password=hunter2 \x1b[31m"),
         entry([104, 105, 255], 1, PRIORITY=None, UNIT="nginx.service"),
-        entry("older", 2),
+        entry("two\u2028lines", 2).replace("\\u2028", "\u2028"),
     )
+    assert (await pi.ask("linux.journal", "get"))["lines"][2]["text"] == "two\\u2028lines"
     answer = await pi.ask("linux.journal", "get", lines=2)
     assert [each["text"] for each in answer["lines"]] == [
         "login of pi, password=[redacted] \\x1b[31m",
@@ -909,6 +911,15 @@ async def test_what_is_asked_of_a_journal_reaches_journalctl_as_its_options(pi: 
         "--boot=-1",
         "--grep=a\\.b\\ \\(c\\)",
     } <= set(pi.commands[-1])
+
+
+async def test_a_journal_that_may_not_be_read_is_no_empty_one(pi: Board) -> None:
+    """For both journalctl ends with 1."""
+    pi.programs = journal(code=1)
+    with pytest.raises(ToolFault, match="journal_unreadable"):
+        await pi.ask("linux.journal", "get", search="x")
+    pi.write({"/var/log/journal/1/system.journal": ""})
+    assert (await pi.ask("linux.journal", "get", search="x"))["lines"] == []
 
 
 async def test_a_search_that_ran_out_of_time_answers_with_what_it_found(pi: Board) -> None:
@@ -1117,3 +1128,14 @@ async def test_a_program_that_never_ends_is_stopped_with_those_that_it_started(
         assert (answer["lines"], answer["complete"]) == ([], False)
     child = int(started.read_text(encoding="ascii"))
     await until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text())
+
+
+@pytest.mark.integration
+async def test_a_program_that_the_kernel_holds_after_it_was_killed_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def held(_process: Process) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Process, "wait", held)
+    assert await printed_by(["sleep", "600"], within_s=0.1) == Printed("", None)
