@@ -17,6 +17,14 @@ _NAME = (
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|credential|psk"
     r"|(?:api|access|account|private|preshared|auth|encryption|secret)[_-]?key)"
 )
+_QUOTE = r"(?:\\{0,4}[\"'])"
+"""Also that of JSON within a string of JSON."""
+_IS = r"\s{0,64}[:=]\s{0,64}"
+_VALUE = (
+    r"(?:(?<=\")(?:\\.|[^\"\\\n]){1,4096}|(?<=')(?:\\.|[^'\\\n]){1,4096}"
+    r"|[^\s\"'\\][^\s\"]{0,4095})"
+)
+"""All that is quoted, or a word."""
 _NAMES = ("pass", "pwd", "secret", "token", "credential", "psk", "key")
 
 _BEGIN = r"-----BEGIN [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
@@ -33,17 +41,22 @@ _FORMS = tuple(
         ),
         # A line of such a key, where each is an entry of its own.
         (("",), r"^()[A-Za-z0-9+/]{40,80}={0,2}$"),
-        # Credentials in a URL: the password of user:password@host.
-        (("://",), r"(?<=://)([^\s/@:]{0,64}:)[^\s/@]{1,256}(?=@)"),
+        # Credentials in a URL: the password of user:password@host, or a token in the place of both.
+        (("://",), r"(?<=://)([^\s/@:]{0,64}:)[^\s/]{1,256}(?=@)"),
+        (("://",), r"(?<=://)()[^\s/@:]{20,256}(?=@)"),
         # HTTP authorization, in a header or a curl command.
         (
             ("authorization",),
-            rf"\b((?:proxy-)?authorization\s{{0,64}}[:=]\s{{0,64}}[\"']?(?:basic|bearer|digest|token)\s{{1,64}}){_WORD}{{4,}}",
+            rf"\b((?:proxy-)?authorization{_QUOTE}?{_IS}{_QUOTE}?(?:basic|bearer|digest|token)\s{{1,64}}){_WORD}{{4,}}",
         ),
         (("bearer",), rf"\b(bearer\s{{1,64}}){_WORD}{{12,}}"),
-        # name=value and name: value, in JSON too, whose name says what it is.
-        (_NAMES, rf"({_NAME}[A-Za-z0-9_-]{{0,24}}[\"']?\s{{0,64}}[:=]\s{{0,64}}[\"']?)[^\s\"',;&]{{1,512}}"),
-        (("--",), r"(--(?:password|passwd|token|secret|api-key)\s{1,64})\S{1,512}"),
+        # name=value and name: value, in JSON too, whose name says what it is; and options of such a name.
+        (_NAMES, rf"({_NAME}[A-Za-z0-9_-]{{0,24}}{_QUOTE}?{_IS}{_QUOTE}?){_VALUE}"),
+        (("--",), rf"((?<![a-z0-9-])--[a-z0-9-]{{0,32}}?{_NAME}\s{{1,64}}{_QUOTE}?){_VALUE}"),
+        (("sshpass",), r"(\bsshpass\s{1,64}-p\s{0,64})\S{1,512}"),
+        (("mysql", "mariadb"), r"(\b(?:mysql|mariadb)[a-z-]{0,16}\s[^\n]{0,256}?(?<=\s)-p)\S{1,512}"),
+        # In .netrc.
+        (("login",), r"(\blogin\s{1,64}\S{1,64}\s{1,64}password\s{1,64})\S{1,512}"),
         # A session of a browser, in a header.
         (("cookie",), r"\b((?:set-)?cookie\s{0,64}:\s{0,64})[^\r\n]{1,4096}"),
         # What crypt(3) makes of a password, as in /etc/shadow.
