@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
 import psutil
@@ -47,7 +48,9 @@ def resolvers(machine: LinuxMachine) -> list[str]:
 
 def interfaces(machine: LinuxMachine) -> list[str]:
     """Return the names of the interfaces, without the loopback interface."""
-    return [each.name for each in machine.matching("/sys/class/net", "*") if each.name != "lo"]
+    found = machine.matching("/sys/class/net", "*")
+    # A file there lists the bonds.
+    return [each.name for each in found if each.name != "lo" and each.is_dir()]
 
 
 def link_changes(machine: LinuxMachine, interface: str) -> int | None:
@@ -103,15 +106,22 @@ class NetworkHandler(LinuxHandler):
         addresses, names = _addresses(), interfaces(self.machine)
         allowed = [name for name in names if self.allows("interfaces", name)]
         known = [route for route in routes(self.machine) if self.allows("interfaces", route.interface)]
-        outside = {each.split("/")[0] for name in {*names} - {*allowed} for each in addresses.get(name, ())}
         listening = await asyncio.to_thread(_listening)
+        if self.ceiling.of("linux.network").restricts("interfaces"):
+            # Of an address that no allowed interface is known to have, the owner may not allow it.
+            inside = {_ip(each) for name in allowed for each in addresses.get(name, ())}
+            listening = [
+                each
+                for each in listening
+                if (ip := _ip(each["address"])) in inside or ip.is_unspecified or ip.is_loopback
+            ]
         return {
             "interfaces": self._interfaces(allowed, addresses),
             "withheld": len(names) - len(allowed),
             "routes": [route._asdict() for route in known[:_MOST_ROUTES]],
             "resolvers": resolvers(self.machine),
             "gateway": self._gateway(known),
-            "listening": [each for each in listening if each["address"] not in outside],
+            "listening": listening,
         }
 
     def _interfaces(
@@ -140,7 +150,12 @@ class NetworkHandler(LinuxHandler):
 
     def _gateway(self, known: list[Route]) -> str:
         default = [each for each in known if each.destination == "default" and each.gateway]
-        gateways = [each.gateway for each in sorted(default, key=lambda each: each.metric)]
+        # The table is of IPv4.
+        gateways = [
+            each.gateway
+            for each in sorted(default, key=lambda each: each.metric)
+            if each.gateway and "." in each.gateway
+        ]
         for line in (self.machine.text("/proc/net/arp") or "").splitlines()[1:]:
             columns = line.split()
             if gateways and columns and columns[0] == gateways[0]:
@@ -155,8 +170,20 @@ def _addresses() -> dict[str, list[str]]:
     with suppress(OSError):
         for name, entries in psutil.net_if_addrs().items():
             ip = [each for each in entries if each.family in (socket.AF_INET, socket.AF_INET6)]
-            shown[name] = [f"{each.address}{_length(each.netmask)}" for each in ip]
+            # An address with a label of its own (eth0:1) is of the interface all the same.
+            known = shown.setdefault(name.partition(":")[0], [])
+            known += [f"{each.address}{_length(each.netmask)}" for each in ip]
     return shown
+
+
+def _ip(address: str) -> IPv4Address | IPv6Address:
+    """Return ``address`` without zone and length, and one of IPv4 as that.
+
+    >>> _ip("fe80::1%wlan0/64"), _ip("::ffff:192.0.2.1")
+    (IPv6Address('fe80::1'), IPv4Address('192.0.2.1'))
+    """
+    ip = ip_address(address.partition("/")[0].partition("%")[0])
+    return (ip.version == 6 and ip.ipv4_mapped) or ip  # noqa: PLR2004 - of IP
 
 
 def _length(netmask: str | None) -> str:

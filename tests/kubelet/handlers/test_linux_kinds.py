@@ -7,10 +7,14 @@ import threading
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from socket import AF_INET, AF_INET6, SOCK_STREAM
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nacl.signing import SigningKey
+from psutil import CONN_LISTEN
 
 from kubelet.ceiling import LISTS, Ceiling, OutsideCeilingError, table_of
 from kubelet.handlers.base import NO_FILES, BuiltInHandler, FindingSource, OwnFiles, ToolFault
@@ -943,6 +947,8 @@ async def test_the_network_of_a_board(pi: Board) -> None:
             "/sys/class/net/wlan0/speed": "-1",
             "/sys/class/net/wlan0/statistics/rx_bytes": "1000",
             "/proc/net/arp": "IP address HW type\n192.168.1.1 0x1 0x2 aa:bb:cc:dd:ee:ff * wlan0\n",
+            # A default route of a lower metric.
+            "/proc/net/ipv6_route": f"{'0' * 32} 00 {'0' * 32} 00 {'fe8':0<31}1 64 1 0 450003 wlan0\n",
         }
     )
     answer = await pi.ask("linux.network")
@@ -955,7 +961,8 @@ async def test_the_network_of_a_board(pi: Board) -> None:
         1000,
     )
     assert answer["routes"] == [
-        {"destination": "default", "gateway": "192.168.1.1", "interface": "wlan0", "metric": 600}
+        {"destination": "default", "gateway": "192.168.1.1", "interface": "wlan0", "metric": 600},
+        {"destination": "default", "gateway": "fe80::1", "interface": "wlan0", "metric": 100},
     ]
     assert (answer["resolvers"], answer["gateway"]) == (["192.168.1.1"], "reachable")
 
@@ -963,17 +970,34 @@ async def test_the_network_of_a_board(pi: Board) -> None:
 async def test_of_an_interface_outside_the_ceiling_neither_routes_nor_ports_are_shown(
     pi: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pi.write({"/sys/class/net/eth0/flags": "0x1003"})
-    port = {"protocol": "tcp", "port": 22, "process": None}
-    ports = [{**port, "address": address} for address in ("0.0.0.0", "10.1.1.2", "192.168.1.20")]  # noqa: S104 - it is shown
-    addresses = {"wlan0": ["192.168.1.20/24"], "eth0": ["10.1.1.2/24"]}
-    monkeypatch.setattr("kubelet.handlers.linux_network._addresses", lambda: addresses)
-    monkeypatch.setattr("kubelet.handlers.linux_network._listening", lambda: ports)
+    pi.write({"/sys/class/net/eth0/flags": "0x1003", "/sys/class/net/bonding_masters": "bond0\n"})
+    shown = ("0.0.0.0", "10.1.1.2", "127.0.0.53", "::", "::1")  # noqa: S104 - they are shown
+    hidden = ("10.9.9.9", "192.168.1.20", "::ffff:192.168.1.20", "fe80::1")
+    of_wlan = [(AF_INET, "192.168.1.20"), (AF_INET6, "fe80::1%wlan0")]
+    interfaces = {"wlan0": of_wlan, "wlan0:1": [(AF_INET, "10.9.9.9")], "eth0": [(AF_INET, "10.1.1.2")]}
+    addresses = {
+        name: [SimpleNamespace(family=family, address=each, netmask=None) for family, each in known]
+        for name, known in interfaces.items()
+    }
+    sockets = [
+        SimpleNamespace(
+            type=SOCK_STREAM, status=CONN_LISTEN, laddr=SimpleNamespace(ip=ip, port=22), raddr=(), pid=None
+        )
+        for ip in (*shown, *hidden)
+    ]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: addresses)
+    monkeypatch.setattr("psutil.net_connections", lambda _: sockets)
+    answer = await pi.ask("linux.network")
+    assert {each["address"] for each in answer["listening"]} == {*shown, *hidden}
     pi.limit("linux.network", interfaces=["!wlan*"])
     answer = await pi.ask("linux.network")
     assert [each["name"] for each in answer["interfaces"]] == ["eth0"]
     assert (answer["withheld"], answer["routes"], answer["gateway"]) == (1, [], "unknown")
-    assert answer["listening"] == ports[:2]
+    assert {each["address"] for each in answer["listening"]} == {*shown}
+    # Without AF_NETLINK it is not known whose an address is.
+    monkeypatch.setattr("psutil.net_if_addrs", Mock(side_effect=OSError))
+    answer = await pi.ask("linux.network")
+    assert {each["address"] for each in answer["listening"]} == {*shown} - {"10.1.1.2"}
 
 
 PI_5 = {
