@@ -58,11 +58,15 @@ class HealthFinding(NamedTuple):
 
 
 class Growth:
-    """How much each of some counters has grown within the last hour, by what was read in it."""
+    """How much each of some counters has grown within the last hour, by what was read in it.
+
+    Attributes:
+        seen: of those that count since the boot, the last count and when it had grown, in us since then.
+    """
 
     def __init__(self) -> None:
         self._read: dict[str, deque[tuple[int, int]]] = {}
-        self._grown_us: dict[str, int] = {}
+        self.seen: dict[str, tuple[int, int]] = {}
 
     def of(self, name: str, count: int, now_us: int, within_us: int = _HOUR_US) -> tuple[int, int]:
         """Return by how much the counter ``name``, which is ``count`` now, has grown, and in what time."""
@@ -79,11 +83,9 @@ class Growth:
 
     def last_us(self, name: str, count: int, now_us: int) -> int | None:
         """Return when ``name`` was last seen to grow; that is now, if it is not 0 at the first look."""
-        known = self._read.get(name)
-        if count > (known[-1][1] if known else 0):
-            self._grown_us[name] = now_us
-        self.of(name, count, now_us)
-        return self._grown_us.get(name)
+        if count > self.seen.get(name, (0, 0))[0]:
+            self.seen[name] = count, now_us
+        return self.seen[name][1] if name in self.seen else None
 
 
 class Look(NamedTuple):
@@ -138,7 +140,9 @@ def memory_findings(look: Look) -> Iterator[HealthFinding]:
         yield HealthFinding("memory_pressure", severity, None, evidence, ask)
     vmstat = (line.partition(" ") for line in (machine.text("/proc/vmstat") or "").splitlines())
     counts = {name: int(count) for name, _, count in vmstat if count.isdecimal()}
-    if "pswpin" in counts:
+    swaps = (machine.text("/proc/swaps") or "").splitlines()[1:]
+    # What comes back from compressed memory wears no card, and costs microseconds.
+    if "pswpin" in counts and not (swaps and all(each.startswith("/dev/zram") for each in swaps)):
         grown, over_us = look.growth.of("pswpin", counts["pswpin"], look.now_us, _RATE_US)
         rate = 1e6 * grown / over_us if over_us >= _LEAST_US else 0.0
         if evidence := look.above(rate, "swap_pages_per_s", "per_second"):
@@ -195,35 +199,71 @@ def storage_findings(look: Look) -> Iterator[HealthFinding]:
         if count := machine.number(file):
             evidence = {"value": count, "unit": "count"}
             yield HealthFinding("filesystem_errors", "error", file.parent.name, evidence)
+    meant = _meant_read_only(machine)
     for mount in mounts(machine):
-        if mount.read_only and mount.device.startswith("/dev/"):
+        on_disk = mount.read_only and mount.device.startswith("/dev/")
+        if on_disk and (mount.has_failed or not meant(mount.path)):
             yield HealthFinding("filesystem_read_only", "error", mount.path, {})
 
 
 class FileSystem(NamedTuple):
-    """A file system that can be written to, unless its super block is ``read_only``."""
+    """A file system that can be written to, unless its super block is ``read_only``.
+
+    ``has_failed``: the kernel says that an error has made it so, as it does from 6.15 on.
+    """
 
     path: str
     device: str
     read_only: bool
+    has_failed: bool
 
 
 def mounts(machine: LinuxMachine) -> list[FileSystem]:
     """Return each file system once, where it is first mounted."""
     first: dict[str, FileSystem] = {}
-    for line in (machine.text("/proc/self/mountinfo") or "").splitlines():
-        left, _, right = line.partition(" - ")
-        place, kind = left.split(), right.split()
-        if len(place) > 4 and len(kind) > 2 and kind[0] in _WRITABLE:  # noqa: PLR2004 - columns of proc(5)
-            path = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), place[4])
+    for device, path, kind, source, options in _mounted(machine):
+        if kind in _WRITABLE:
             # A sandbox makes mounts read-only; only the super block tells of the file system itself.
-            first.setdefault(place[2], FileSystem(path, kind[1], "ro" in kind[2].split(",")))
+            has_failed = not options.isdisjoint(("emergency_ro", "shutdown"))
+            first.setdefault(device, FileSystem(path, source, has_failed or "ro" in options, has_failed))
     return list(first.values())
+
+
+def _mounted(machine: LinuxMachine) -> Iterator[tuple[str, str, str, str, frozenset[str]]]:
+    """Yield of each mount its device's number, path, kind, source, and the options of the super block."""
+    for line in (machine.text("/proc/self/mountinfo") or "").split("\n"):
+        left, _, right = line.partition(" - ")
+        # A blank in a name is escaped, and no other character of Unicode that divides words.
+        place, what = left.split(" "), right.split(" ")
+        if len(place) > 4 and len(what) > 2:  # noqa: PLR2004 - columns of proc(5)
+            yield place[2], _unescaped(place[4]), what[0], what[1], frozenset(what[2].split(","))
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
+
+
+def _meant_read_only(machine: LinuxMachine) -> Callable[[str], bool]:
+    """Return what says of a mount point whether it is read-only by the owner's choice.
+
+    That is one of fstab, and one with a lower layer of an overlay: boards whose card shall never be written.
+    """
+    lines = (line.split() for line in (machine.text("/etc/fstab") or "").split("\n"))
+    named = {_unescaped(words[1]) for words in lines if len(words) > 3 and "ro" in words[3].split(",")}  # noqa: PLR2004 - columns of fstab(5)
+    lower = [
+        f"{_unescaped(path)}/"
+        for _, _, kind, _, options in _mounted(machine)
+        if kind == "overlay"
+        for option in options
+        if option.startswith("lowerdir")
+        for path in option.partition("=")[2].split(":")
+    ]
+    return lambda path: path in named or any(each.startswith(f"{path.rstrip('/')}/") for each in lower)
 
 
 def space_findings(look: Look, printed: str, paths: Mapping[str, str]) -> Iterator[HealthFinding]:
     """Yield file systems that are nearly full by what ``stat`` printed of ``paths``, and when."""
-    for each in filter(None, map(_MEASURED.fullmatch, printed.splitlines())):
+    for each in filter(None, map(_MEASURED.fullmatch, printed.split("\n"))):
         path = paths.get(each["path"])
         # Not all have a number of inodes.
         for code, of, left in (("disk_nearly_full", 1, 2), ("inodes_nearly_full", 3, 4)):

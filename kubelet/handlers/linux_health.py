@@ -130,7 +130,9 @@ class HealthHandler(LinuxHandler, FindingSource):
         }
         answers = await asyncio.gather(*sources.values(), return_exceptions=True)
         for what, answer in zip(sources, answers, strict=True):
-            if isinstance(answer, ToolFault):
+            if isinstance(answer, OSError):  # of a card that fails
+                unavailable.append(Unavailable(what, "no_answer"))
+            elif isinstance(answer, ToolFault):
                 unavailable.append(Unavailable(what, _why(what, answer)))
             elif isinstance(answer, BaseException):
                 raise answer
@@ -157,6 +159,7 @@ class HealthHandler(LinuxHandler, FindingSource):
         try:
             while True:
                 self.on_findings(by_code((await self.found()).findings))
+                self._keep_seen()
                 await asyncio.sleep(INTERVAL_S)
         finally:
             self._end()
@@ -180,6 +183,14 @@ class HealthHandler(LinuxHandler, FindingSource):
                 self.log.warning("how the last boot ended is not known", reason=printable(str(error)))
             else:
                 self._boot = boot
+                self._growth.seen = dict(boot.seen)
+
+    def _keep_seen(self) -> None:
+        if self._boot is not None and self._boot.seen != self._growth.seen:
+            try:
+                self._boot.keep(self._growth.seen)
+            except OSError as error:
+                self.log.warning("what the kernel counts will be news again", reason=printable(str(error)))
 
     def _end(self) -> None:
         if self._boot is not None:
@@ -212,7 +223,7 @@ class HealthHandler(LinuxHandler, FindingSource):
 
     def _updates(self) -> Iterator[HealthFinding]:
         """Yield that updates wait for long, by what linux.packages keeps."""
-        pending = None if self.own.state_dir is None else WaitingUpdates.read(self.own.state_dir)
+        pending = self._waiting_updates()
         if pending is None:
             return
         for since_ms, count, limit, severity in (
@@ -225,6 +236,12 @@ class HealthHandler(LinuxHandler, FindingSource):
                     "updates_pending", severity, None, evidence, Ask("linux.packages"), since_ms
                 )
                 return
+
+    def _waiting_updates(self) -> WaitingUpdates | None:
+        """Return what linux.packages keeps, while this node has that kind, which keeps it up to date."""
+        if self.own.state_dir is None or "linux.packages" not in self.announced:
+            return None
+        return WaitingUpdates.read(self.own.state_dir)
 
     def _reboot(self) -> Iterator[HealthFinding]:
         reasons = reboot_reasons(self.machine, os.uname().release)
@@ -242,7 +259,7 @@ class HealthHandler(LinuxHandler, FindingSource):
             yield Unavailable("smart", "needs_group", "disk")
         if self._boot is None:
             yield Unavailable("last_boot", "not_permitted")
-        if self.own.state_dir is None or WaitingUpdates.read(self.own.state_dir) is None:
+        if self._waiting_updates() is None:
             yield Unavailable("updates", "kind_not_enabled")
 
     async def _of_files(self, look: Look) -> Iterable[HealthFinding]:
@@ -334,12 +351,14 @@ class BootRecord:
 
     Attributes:
         unclean: whether the boot before this one ended uncleanly; None where that is not known.
+        seen: what was counted in this boot, as ``Growth`` has it: it is no news for a daemon that restarts.
     """
 
     def __init__(self, directory: Path, boot_id: str) -> None:
         self._file = directory / _FILE
         self._boot_id = boot_id
         self.unclean: bool | None = None
+        self.seen: Mapping[str, tuple[int, int]] = {}
 
     def begin(self) -> None:
         """Read how the boot before ended, and note that the daemon runs.
@@ -348,6 +367,15 @@ class BootRecord:
             OSError, StateError: the record cannot be read or written.
         """
         self.unclean = self._read()
+        self._write(runs=True)
+
+    def keep(self, seen: Mapping[str, tuple[int, int]]) -> None:
+        """Note what was counted.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.seen = dict(seen)
         self._write(runs=True)
 
     def end(self) -> None:
@@ -363,12 +391,14 @@ class BootRecord:
             kept = loads(read_state(self._file), max_bytes=_MAX_BYTES)
             same_boot = kept["boot_id"] == self._boot_id
             unclean = kept["unclean"] if same_boot else kept["runs"]
+            seen = kept.get("seen", {}) if same_boot else {}
+            self.seen = {str(name): (int(count), int(us)) for name, (count, us) in seen.items()}
         except FileNotFoundError:
             return None
-        except (StrictJsonError, StateError, KeyError, TypeError):
+        except (StrictJsonError, StateError, KeyError, TypeError, ValueError, AttributeError):
             return None  # it is replaced
         return unclean if isinstance(unclean, bool) else None
 
     def _write(self, *, runs: bool) -> None:
-        record = {"boot_id": self._boot_id, "runs": runs, "unclean": self.unclean}
+        record = {"boot_id": self._boot_id, "runs": runs, "unclean": self.unclean, "seen": self.seen}
         write_atomic(self._file, json.dumps(record) + "\n")

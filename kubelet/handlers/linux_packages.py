@@ -173,11 +173,18 @@ def reboot_reasons(machine: LinuxMachine, kernel: str) -> list[str] | None:
 def _updates(manager: _Manager, printed: str) -> Iterator[Update]:
     """Yield the updates in what ``manager`` printed."""
     end = len(printed) if manager.end is None or (found := printed.find(manager.end)) < 0 else found
-    for each in manager.update.finditer(printed, 0, end):
-        said = each.groupdict()
+    # Of several newer versions of one package the last is the newest.
+    newest = {each["name"]: each.groupdict() for each in manager.update.finditer(printed, 0, end)}
+    for said in newest.values():
         origin = said.get("origin")
         security = None if origin is None else "security" in origin.lower()
-        yield Update(said["name"], said.get("installed"), said["available"], security)
+        installed = said.get("installed")
+        yield Update(
+            said["name"],
+            installed if installed and _VERSION.fullmatch(installed) else None,
+            said["available"],
+            security,
+        )
 
 
 class PackagesHandler(LinuxHandler):

@@ -6,6 +6,7 @@ import os
 import threading
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
+from errno import EIO
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SOCK_STREAM
 from types import SimpleNamespace
@@ -121,9 +122,27 @@ async def test_the_boards_owner_sets_from_when_on_something_is_a_finding(pi: Boa
     assert codes(await pi.ask("linux.health")) == []
 
 
-async def test_a_sandbox_that_makes_mounts_read_only_is_no_finding(pi: Board) -> None:
-    pi.write({"/proc/self/mountinfo": "30 1 179:2 / / ro,relatime - ext4 /dev/mmcblk0p2 rw\n"})
-    assert codes(await pi.ask("linux.health")) == []
+READ_ONLY_BOARD = """\
+30 1 0:25 / / rw - overlay overlayroot rw,lowerdir=/media/root-ro/x:/y,upperdir=/media/root-rw/overlay
+31 30 179:2 / /media/root-ro ro,relatime - ext4 /dev/mmcblk0p2 ro
+32 30 179:1 / /boot/firmware ro - vfat /dev/mmcblk0p1 ro
+"""
+
+
+@pytest.mark.parametrize(
+    ("mounted", "found"),
+    [
+        ("30 1 179:2 / / ro,relatime - ext4 /dev/mmcblk0p2 rw\n", []),  # by a sandbox
+        (READ_ONLY_BOARD, []),
+        (READ_ONLY_BOARD.replace("/dev/mmcblk0p1 ro", "/dev/mmcblk0p1 rw,emergency_ro"), ["/boot/firmware"]),
+        ("33 30 8:1 / /data rw - xfs /dev/sda1 rw,shutdown\n", ["/data"]),
+    ],
+)
+async def test_a_file_system_that_is_meant_to_be_read_only_is_no_finding(
+    pi: Board, mounted: str, found: Sequence[str]
+) -> None:
+    pi.write({"/proc/self/mountinfo": mounted, "/etc/fstab": "LABEL=x /boot/firmware vfat defaults,ro 0 2\n"})
+    assert [each["subject"] for each in (await pi.ask("linux.health"))["findings"]] == found
 
 
 async def test_units_that_failed_or_restart_are_found_with_the_tool_to_ask_next(pi: Board) -> None:
@@ -201,10 +220,12 @@ async def test_a_file_system_that_is_nearly_full(
 
 
 async def test_a_mount_point_with_blanks_and_letters_beyond_ascii_is_measured(pi: Board) -> None:
-    pi.write({"/proc/self/mountinfo": "30 1 8:1 / /media/B\u00fcro\\0401 rw - vfat /dev/sda1 rw\n"})
-    pi.programs = {"stat": Printed(f"1000 10 0 0 {pi.root}/media/B\u00fcro 1\n", 0)}
+    pi.write(
+        {"/proc/self/mountinfo": "30 1 8:1 / /media/B\u00fcro\\0401\u2028\u3000 rw - vfat /dev/sda1 rw\n"}
+    )
+    pi.programs = {"stat": Printed(f"1000 10 0 0 {pi.root}/media/B\u00fcro 1\u2028\u3000\n", 0)}
     assert codes(await pi.ask("linux.health")) == [
-        ("disk_nearly_full", "error", "/media/B\\xfcro\\x201"),
+        ("disk_nearly_full", "error", "/media/B\\xfcro\\x201\\u2028\\u3000"),
     ]
 
 
@@ -243,10 +264,12 @@ async def test_a_board_is_looked_at_between_calls_and_what_is_open_is_reported_b
     ],
 )
 async def test_what_is_counted_since_the_boot_is_news_for_an_hour(
-    pi: Board, files: Mapping[str, str], code: str
+    pi: Board, state: Path, files: Mapping[str, str], code: str
 ) -> None:
     health = pi.handler("linux.health")
-    pi.write(files)
+    health.own = OwnFiles(state)
+    pi.write({"/proc/sys/kernel/random/boot_id": "one", **files})
+    await run_once(health)
     first = await asked(health, "snapshot")
     assert codes(first) == [(code, "warning", None)]
     pi.monotonic_us += HOUR_US
@@ -254,6 +277,10 @@ async def test_what_is_counted_since_the_boot_is_news_for_an_hour(
     assert [each["since_ms"] for each in again["findings"]] == [NOW_MS - 3_600_000]
     pi.monotonic_us += 1
     assert codes(await asked(health, "snapshot")) == []
+    restarted = pi.handler("linux.health")
+    restarted.own = OwnFiles(state)
+    await run_once(restarted)
+    assert codes(await asked(restarted, "snapshot")) == []
     if code == "process_killed_for_memory":
         ask = {"kind": "linux.journal", "verb": "get", "search": "Killed process"}
         assert [each["ask"] for each in first["findings"]] == [ask]
@@ -274,6 +301,9 @@ async def test_swapping_and_throttling_are_found_by_what_was_counted_between_loo
     pi.monotonic_us += 60_000_000
     pi.write({"/proc/vmstat": "pswpin 1060000\n"})
     assert ("swap_storm", "warning", None) not in codes(await asked(health, "snapshot"))
+    pi.monotonic_us += 60_000_000
+    pi.write({"/proc/vmstat": "pswpin 2060000\n", "/proc/swaps": "Filename Type\n/dev/zram0 partition\n"})
+    assert ("swap_storm", "warning", None) not in codes(await asked(health, "snapshot"))
 
 
 async def test_when_a_disk_is_full_at_the_present_rate(pi: Board) -> None:
@@ -286,11 +316,13 @@ async def test_when_a_disk_is_full_at_the_present_rate(pi: Board) -> None:
         pi.monotonic_us += 60_000_000
 
 
-async def run_once(board: Board, health: BuiltInHandler) -> None:
+async def run_once(health: BuiltInHandler) -> None:
     """Run ``health`` in the background until it has looked once, then stop it as the daemon does."""
-    seen = len(board.commands)
+    assert isinstance(health, FindingSource)
+    looked: list[object] = []
+    health.on_findings = looked.append
     running = asyncio.create_task(health.run())
-    await until(lambda: len(board.commands) > seen)
+    await until(lambda: looked)
     running.cancel()
     await asyncio.wait([running])
 
@@ -303,7 +335,7 @@ async def test_a_boot_after_one_that_did_not_stop_the_daemon_was_unclean(
     pi.write({boot_id: "one"})
     before = pi.handler("linux.health")
     before.own = own
-    await run_once(pi, before)
+    await run_once(before)
     if not stopped:
         record = state / "boot.json"
         record.write_text(record.read_text().replace('"runs": false', '"runs": true'), encoding="ascii")
@@ -311,22 +343,30 @@ async def test_a_boot_after_one_that_did_not_stop_the_daemon_was_unclean(
     for _ in range(2):  # a start within the same boot changes nothing
         after = pi.handler("linux.health")
         after.own = own
-        await run_once(pi, after)
+        await run_once(after)
         assert [each["code"] for each in (await asked(after, "snapshot"))["findings"]] == expected
     pi.monotonic_us = 24 * HOUR_US + 1
     assert (await asked(after, "snapshot"))["findings"] == []
 
 
 @pytest.mark.parametrize(
-    "record", ["", "[]", '{"boot_id": "one"}', '{"boot_id": "one", "runs": 1, "unclean": 1}']
+    "record",
+    [
+        "",
+        "[]",
+        '{"boot_id": "one"}',
+        '{"boot_id": "one", "runs": 1, "unclean": 1}',
+        '{"boot_id": "two", "unclean": null, "seen": {"oom_kill": 1}}',
+    ],
 )
 async def test_a_record_of_the_boot_that_is_damaged_is_replaced(pi: Board, state: Path, record: str) -> None:
     (state / "boot.json").write_text(record, encoding="ascii")
     pi.write({"/proc/sys/kernel/random/boot_id": "two"})
     health = pi.handler("linux.health")
     health.own = OwnFiles(state)
-    await run_once(pi, health)
-    assert json.loads((state / "boot.json").read_text()) == {"boot_id": "two", "runs": False, "unclean": None}
+    await run_once(health)
+    record_of_now = {"boot_id": "two", "runs": False, "unclean": None, "seen": {}}
+    assert json.loads((state / "boot.json").read_text()) == record_of_now
 
 
 @pytest.mark.parametrize(
@@ -352,6 +392,7 @@ async def test_updates_that_wait_for_long_are_found_by_what_linux_packages_keeps
     await updates_of(pi, OwnFiles(state))
     health = pi.handler("linux.health")
     health.own = OwnFiles(state)
+    health.announced = frozenset({"linux.packages"})
     assert (await asked(health, "snapshot"))["findings"] == []
     kept = json.loads((state / "updates.json").read_text())
     assert kept == {"pending": 2, "security": 1, "since_ms": NOW_MS, "security_since_ms": NOW_MS}
@@ -364,6 +405,11 @@ async def test_updates_that_wait_for_long_are_found_by_what_linux_packages_keeps
         assert [(each["severity"], each["since_ms"]) for each in found] == (
             [] if severity is None else [(severity, since_ms)]
         )
+        health.announced = frozenset()  # nothing keeps it up to date any more
+        answer = await asked(health, "snapshot")
+        assert answer["findings"] == []
+        assert {"what": "updates", "why": "kind_not_enabled"} in answer["unavailable"]
+        health.announced = frozenset({"linux.packages"})
 
 
 async def test_programs_that_hang_are_waited_for_at_the_same_time(pi: Board) -> None:
@@ -774,8 +820,14 @@ edition=&quot;9&quot;/&gt;</description>\
     [
         ("/usr/bin/apt-get", APT, (2, 1), ("openssl", "3.0.15-1", "3.0.16-1", True)),
         (
+            "/usr/bin/apt-get",
+            f"Inst app [5.4.0+git.{'0' * 64}] (5.5-1 Debian:12/stable [arm64])\n",
+            (1, 0),
+            ("app", None, "5.5-1", False),
+        ),
+        (
             "/usr/bin/dnf",
-            "bash 5.2.26-3.fc40\n\nmesa 24.1.0~rc1^git3-1.fc40\n\n",
+            "bash 5.2.25-1.fc40\nbash 5.2.26-3.fc40\n\nmesa 24.1.0~rc1^git3-1.fc40\n\n",
             (2, None),
             ("bash", None, "5.2.26-3.fc40", None),
         ),
@@ -1125,6 +1177,15 @@ async def test_an_unreadable_card_is_waited_for_on_no_event_loop(
         answer = await asked(health, "snapshot")
         assert {"what": "files", "why": "no_answer"} in answer["unavailable"]
     answers.set()
+
+
+async def test_a_card_that_fails_costs_what_is_read_from_it_alone(
+    pi: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubelet.handlers.linux_health.reboot_reasons", Mock(side_effect=OSError(EIO, "")))
+    health = pi.handler("linux.health")
+    await run_once(health)
+    assert {"what": "files", "why": "no_answer"} in (await asked(health, "snapshot"))["unavailable"]
 
 
 @pytest.mark.integration
