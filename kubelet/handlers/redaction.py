@@ -17,15 +17,15 @@ _NAME = (
     r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|credential|psk"
     r"|(?:api|access|account|private|preshared|auth|encryption|secret)[_-]?key)"
 )
-_QUOTE = r"(?:\\{0,4}[\"'])"
-"""Also that of JSON within a string of JSON."""
-_IS = r"\s{0,64}[:=]\s{0,64}"
-_VALUE = (
-    r"(?:(?<=\")(?:\\.|[^\"\\\n]){1,4096}|(?<=')(?:\\.|[^'\\\n]){1,4096}"
-    r"|[^\s\"'\\][^\s\"]{0,4095})"
-)
-"""All that is quoted, or a word."""
 _NAMES = ("pass", "pwd", "secret", "token", "credential", "psk", "key")
+_CLOSE = r"(?:\\?[\"'])?\s{0,64}"
+# A value ends with the quote that began it, which may be doubled or escaped within. Without one, punctuation
+# ends it only where something else can follow: the next name, a quote or a blank.
+_QUOTE = r"(\\?[\"'])?"
+_VALUE = (
+    r"(?(2)(?:\2\2|(?!\2)\\?.)+"
+    r"|(?!\\?[\"'])(?:[^\s\"',;&]|[,;&](?![\s\"']|$|[\w.-]{1,32}[\"']?[=:])|[\"'](?![\s,;:)\]}]|$))+)"
+)
 
 _BEGIN = r"-----BEGIN [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
 _END = r"-----END [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
@@ -47,12 +47,19 @@ _FORMS = tuple(
         # HTTP authorization, in a header or a curl command.
         (
             ("authorization",),
-            rf"\b((?:proxy-)?authorization{_QUOTE}?{_IS}{_QUOTE}?(?:basic|bearer|digest|token)\s{{1,64}}){_WORD}{{4,}}",
+            rf"\b((?:proxy-)?authorization{_CLOSE}[:=]\s{{0,64}}\[?(?:\\?[\"'])?(?:basic|bearer|digest|token)\s{{1,64}}){_WORD}{{4,}}",
         ),
         (("bearer",), rf"\b(bearer\s{{1,64}}){_WORD}{{12,}}"),
-        # name=value and name: value, in JSON too, whose name says what it is; and options of such a name.
-        (_NAMES, rf"({_NAME}[A-Za-z0-9_-]{{0,24}}{_QUOTE}?{_IS}{_QUOTE}?){_VALUE}"),
-        (("--",), rf"((?<![a-z0-9-])--[a-z0-9-]{{0,32}}?{_NAME}\s{{1,64}}{_QUOTE}?){_VALUE}"),
+        # name=value and name: value, in JSON too, whose name says what it is.
+        (
+            _NAMES,
+            rf"({_NAME}[A-Za-z0-9_-]{{0,24}}{_CLOSE}[:=]\s{{0,64}}(?:\[(?=\\?[\"']))?{_QUOTE}){_VALUE}",
+        ),
+        # An option that ends with such a name, and its value as the next word, also in a list of JSON.
+        (
+            _NAMES,
+            rf"((?<![\w-])--?(?:[\w-]{{0,32}}[_-])?{_NAME}(?:\s{{1,64}}|[\"'],\s{{0,64}}(?=[\"'])){_QUOTE})(?!--){_VALUE}",
+        ),
         (("sshpass",), r"(\bsshpass\s{1,64}-p\s{0,64})\S{1,512}"),
         (("mysql", "mariadb"), r"(\b(?:mysql|mariadb)[a-z-]{0,16}\s[^\n]{0,256}?(?<=\s)-p)\S{1,512}"),
         # In .netrc.
