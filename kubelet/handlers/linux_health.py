@@ -98,6 +98,7 @@ class HealthHandler(LinuxHandler, FindingSource):
     def prepare(self) -> None:
         self._growth = Growth()
         self._boot: BootRecord | None = None
+        self._failed: set[str] = set()
         self._files, self._sensors = BlockingCalls(1), BlockingCalls(1)
 
     @property
@@ -130,7 +131,8 @@ class HealthHandler(LinuxHandler, FindingSource):
         }
         answers = await asyncio.gather(*sources.values(), return_exceptions=True)
         for what, answer in zip(sources, answers, strict=True):
-            if isinstance(answer, OSError):  # of a card that fails
+            self._tell(what, answer)
+            if isinstance(answer, OSError):
                 unavailable.append(Unavailable(what, "no_answer"))
             elif isinstance(answer, ToolFault):
                 unavailable.append(Unavailable(what, _why(what, answer)))
@@ -141,6 +143,14 @@ class HealthHandler(LinuxHandler, FindingSource):
         found.sort(key=lambda each: (_SEVERITIES.index(each.severity), each.code, each.subject or ""))
         shown = [self._with_allowed_ask(each) for each in found if self._shows(each)]
         return HealthFound(shown, len(found) - len(shown), unavailable)
+
+    def _tell(self, what: str, answer: object) -> None:
+        """Log, once until it can be read again, that a disk or a driver has failed."""
+        if not isinstance(answer, OSError):
+            self._failed.discard(what)
+        elif what not in self._failed:
+            self._failed.add(what)
+            self.log.warning("what is wrong is not known", what=what, reason=printable(str(answer)))
 
     def _shows(self, finding: HealthFinding) -> bool:
         what = _LISTS.get(finding.code)

@@ -6,12 +6,19 @@ Must not let a text leave the node that has not been redacted.
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kubelet.handlers.base import HandlerFactory, ToolFault
-from kubelet.handlers.machine import LONGEST_OUTPUT, LinuxHandler, LinuxMachine, fitting, lacks_systemd
+from kubelet.handlers.machine import (
+    LONGEST_OUTPUT,
+    LinuxHandler,
+    LinuxMachine,
+    Printed,
+    fitting,
+    lacks_systemd,
+)
 from kubelet.handlers.redaction import redacted
 from kubelet.handlers.systemd import is_unit_name, journal_is_readable, unit
 from schemas.text import free_text
@@ -23,9 +30,9 @@ LAST_LINES, LAST_S = 10, 1.0
 """Of the log of a unit, beside what systemd says of it, which may take its time too."""
 _FIELDS = "MESSAGE,PRIORITY,_SYSTEMD_UNIT,UNIT,SYSLOG_IDENTIFIER"
 _JOURNALCTL = (
-    # All: it prints null for a text of more than 4096 bytes otherwise.
-    "journalctl", "--quiet", "--no-pager", "--all", "--reverse", "--output=json", f"--output-fields={_FIELDS}"
+    "journalctl", "--quiet", "--no-pager", "--reverse", "--output=json", "--all", f"--output-fields={_FIELDS}"
 )  # fmt: skip
+"""Without ``--all`` a text of more than 4096 bytes is left out."""
 _UNIT_FIELDS = ("_SYSTEMD_UNIT", "UNIT")
 _MOST_UNITS = 4096
 _NO_UNIT = ""
@@ -52,7 +59,7 @@ class JournalHandler(LinuxHandler):
         """Return the newest lines that match, at most as many as are asked for and fit into one answer.
 
         Raises:
-            ToolFault: ``no_such_unit``, ``journal_unreadable``, or ``program_missing``.
+            ToolFault: ``no_such_unit``, ``journal_unreadable``, ``program_failed``, or ``program_missing``.
             OutsideCeilingError: the board's owner does not allow the unit, whether there is one or not.
         """
         number = arguments.get("lines", USUAL_LINES)
@@ -76,9 +83,10 @@ class JournalHandler(LinuxHandler):
             command += [f"--grep={re.escape(arguments['search'])}", "--case-sensitive=true"]
         if "cursor" in arguments:
             command.append(f"--after-cursor={arguments['cursor']}")
-        entries, complete = await _read(self.machine, [*command, *matches], SEARCH_S)
+        may_fail = not {"search", "boot"}.isdisjoint(arguments)
+        printed = await _read(self.machine, [*command, *matches], SEARCH_S, may_fail=may_fail)
         # On a thread: megabytes are parsed, and all that is shown is searched for secrets.
-        answer = await asyncio.to_thread(_answer, entries, number, complete=complete)
+        answer = await asyncio.to_thread(_answer, printed, number)
         return {"withheld": withheld, **answer}
 
     async def _allowed(self) -> tuple[list[str], int]:
@@ -90,7 +98,7 @@ class JournalHandler(LinuxHandler):
         printed = await asyncio.gather(
             *(self.machine.printed("journalctl", f"--field={each}", "--quiet") for each in _UNIT_FIELDS)
         )
-        names = sorted(filter(is_unit_name, {name for text in printed for name in text.splitlines()}))
+        names = sorted(filter(is_unit_name, {name for text in printed for name in text.split("\n")}))
         allowed = [name for name in names if self.allows("units", name)][:_MOST_UNITS]
         matches = _of_units(allowed)
         if self.allows("units", _NO_UNIT):
@@ -118,49 +126,53 @@ async def last_lines(machine: LinuxMachine, unit_name: str, *, is_limited: bool)
     """
     matches = _of_units([unit_name]) if is_limited else [f"--unit={unit_name}"]
     command = [*_JOURNALCTL, f"--lines={LAST_LINES}", *matches]
-    entries, _ = await _read(machine, command, LAST_S)
+    printed = await _read(machine, command, LAST_S)
+    entries = await asyncio.to_thread(_entries, printed.text)
     lines = map(_line, entries[:LAST_LINES])
     return [{member: line[member] for member in ("at_ms", "priority", "text")} for line in lines]
 
 
 async def _read(
-    machine: LinuxMachine, command: Sequence[str], within_s: float
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return the entries that journalctl prints in time, and whether these are all.
+    machine: LinuxMachine, command: Sequence[str], within_s: float, *, may_fail: bool = False
+) -> Printed:
+    """Return what journalctl prints in time. ``may_fail``: with nothing found it ends with 1, as grep does.
 
     Raises:
-        ToolFault: ``program_missing`` or ``journal_unreadable``.
+        ToolFault: ``program_missing``, ``program_failed`` or ``journal_unreadable``.
     """
     try:
         printed = await machine.run(command, LONGEST_OUTPUT, within_s)
     except OSError as error:
         raise ToolFault("program_missing", str(error)) from error
-    # With nothing found a search ends with 1, as grep does, and so does a boot that is not kept; but so does
-    # a journal that may not be read.
-    found_nothing = printed.code == 1 and not printed.text and journal_is_readable(machine)
-    if printed.code not in (0, None) and not found_nothing:
-        raise ToolFault("journal_unreadable", f"journalctl ends with {printed.code}")
-    entries = await asyncio.to_thread(lambda: list(_entries(printed.text)))
-    return entries, printed.code is not None
+    # It ends with 1 too where it may read nothing.
+    readable = not printed.code or journal_is_readable(machine)
+    if printed.code and not (printed.code == 1 and may_fail and readable):
+        code = "program_failed" if readable else "journal_unreadable"
+        raise ToolFault(code, f"journalctl ends with {printed.code}")
+    return printed
 
 
-def _answer(entries: list[dict[str, Any]], number: int, *, complete: bool) -> dict[str, Any]:
+def _answer(printed: Printed, number: int) -> dict[str, Any]:
+    entries, complete = _entries(printed.text), printed.code is not None
     lines = fitting(map(_line, entries[:number]))
     cursor = entries[len(lines) - 1].get("__CURSOR") if lines else None
-    more = len(entries) > len(lines) or not complete
+    # Counted by what was printed: one of these may be no entry.
+    more = printed.text.count("\n") > number or len(entries) > len(lines) or not complete
     continued = cursor if more and isinstance(cursor, str) and _CURSOR.fullmatch(cursor) else None
     return {"lines": lines, "complete": complete, "next": continued}
 
 
-def _entries(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the entries of ``text``; a line that was cut by the limit is left out."""
-    for line in text.split("\n"):  # a text may have other ends of lines
+def _entries(text: str) -> list[dict[str, Any]]:
+    """Return the entries of ``text``; a line that was cut by the limit is left out."""
+    found = []
+    for line in text.split("\n"):  # a text may have other characters that end a line
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and "__REALTIME_TIMESTAMP" in entry:
-            yield entry
+            found.append(entry)
+    return found
 
 
 def _line(entry: Mapping[str, Any]) -> dict[str, Any]:

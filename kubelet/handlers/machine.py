@@ -10,9 +10,10 @@ import json
 import os
 import signal
 import time
-from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,17 +34,23 @@ _KILLED_WITHIN_S = 0.5
 
 
 async def printed_by(
-    command: Sequence[str], limit: int = 64 * 1024, within_s: float | None = None
+    command: Sequence[str],
+    limit: int = 64 * 1024,
+    within_s: float | None = None,
+    held: MutableMapping[str, Process] | None = None,
 ) -> Printed:
     """Return what ``command`` prints, of which ``limit`` bytes are read; then it is stopped.
 
     For handlers of packages too. It is stopped too after ``within_s``, and where its caller is cancelled, as
     the deadline of a command does, with the programs that it has started. One that a disk or a share holds
-    in the kernel ends when that answers: nothing waits for it.
+    in the kernel ends when that answers: nothing waits for it, and while it is in ``held`` it is not started
+    again, as if stopped at once.
 
     Raises:
         OSError: it cannot be started.
     """
+    if held is not None and command[0] in held and held[command[0]].returncode is None:
+        return Printed("", None)
     process = await asyncio.create_subprocess_exec(
         *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, process_group=0
     )
@@ -60,9 +67,12 @@ async def printed_by(
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_KILLED_WITHIN_S):
                     await process.wait()
+            except TimeoutError:
+                if held is not None:
+                    held[command[0]] = process
     return Printed(data[:limit].decode("utf-8", "replace"), code)
 
 
@@ -75,16 +85,21 @@ PROGRAM_TIMEOUT_S = 4.0
 
 
 class LinuxMachine:
-    """The machine below ``root``. ``monotonic_us`` counts as systemd does: microseconds since the boot."""
+    """The machine below ``root``. ``monotonic_us`` counts as systemd does: microseconds since the boot.
+
+    Attributes:
+        held: the programs that were killed and have not ended, by name.
+    """
 
     def __init__(
         self,
         root: Path = Path("/"),
-        run: Callable[[Sequence[str], int, float], Awaitable[Printed]] = printed_by,
+        run: Callable[[Sequence[str], int, float], Awaitable[Printed]] | None = None,
         monotonic_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
     ) -> None:
         self._root = root
-        self.run = run
+        self.held: dict[str, Process] = {}
+        self.run = run or partial(printed_by, held=self.held)
         self.monotonic_us = monotonic_us
 
     def path(self, path: str) -> Path:

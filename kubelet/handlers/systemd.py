@@ -99,7 +99,7 @@ async def unit(machine: LinuxMachine, name: str, check: Callable[[str], None]) -
 
 def _blocks(text: str) -> Iterator[dict[str, str]]:
     for block in text.split("\n\n"):
-        pairs = (line.partition("=") for line in block.splitlines())
+        pairs = (line.partition("=") for line in block.split("\n"))
         yield {name: value for name, equals, value in pairs if equals}
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
+import signal
 import threading
-from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from errno import EIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from schemas.certificates import self_signed_leaf
 from schemas.kind_packages import read_shipped
 from schemas.payloads import OpenFinding
 from tests.fakes.board import HOUR_US, PI, UPTIME_US, Board, asked, entry, journal, show, stat
-from tests.fakes.polling import until
+from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 
@@ -975,7 +975,10 @@ async def test_a_journal_that_may_not_be_read_is_no_empty_one(pi: Board) -> None
     with pytest.raises(ToolFault, match="journal_unreadable"):
         await pi.ask("linux.journal", "get", search="x")
     pi.write({"/var/log/journal/1/system.journal": ""})
-    assert (await pi.ask("linux.journal", "get", search="x"))["lines"] == []
+    for asks in ({"search": "x"}, {"boot": -1}):
+        assert (await pi.ask("linux.journal", "get", **asks))["lines"] == []
+    with pytest.raises(ToolFault, match="program_failed"):
+        await pi.ask("linux.journal", "get", cursor="s=1;i=1")
 
 
 async def test_a_search_that_ran_out_of_time_answers_with_what_it_found(pi: Board) -> None:
@@ -1184,8 +1187,10 @@ async def test_a_card_that_fails_costs_what_is_read_from_it_alone(
 ) -> None:
     monkeypatch.setattr("kubelet.handlers.linux_health.reboot_reasons", Mock(side_effect=OSError(EIO, "")))
     health = pi.handler("linux.health")
+    health.log = Mock()
     await run_once(health)
     assert {"what": "files", "why": "no_answer"} in (await asked(health, "snapshot"))["unavailable"]
+    assert health.log.warning.call_count == 1
 
 
 @pytest.mark.integration
@@ -1216,11 +1221,17 @@ async def test_a_program_that_never_ends_is_stopped_with_those_that_it_started(
 
 
 @pytest.mark.integration
-async def test_a_program_that_the_kernel_holds_after_it_was_killed_is_not_waited_for(
+async def test_a_program_that_the_kernel_holds_after_it_was_killed_is_neither_waited_for_nor_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def held(_process: Process) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(Process, "wait", held)
-    assert await printed_by(["sleep", "600"], within_s=0.1) == Printed("", None)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
+    machine = LinuxMachine()
+    assert await machine.run(["sleep", "600"], 1, 0.1) == Printed("", None)
+    # A share that hangs would have one more of it with each look.
+    assert await machine.run(["sleep", "0"], 1, 0.1) == Printed("", None)
+    monkeypatch.undo()
+    os.killpg(killed.pop(), signal.SIGKILL)
+    await until(lambda: machine.held["sleep"].returncode is not None)
+    assert await machine.run(["sleep", "0"], 1, BOUND_S) == Printed("", 0)
+    assert killed == []
