@@ -145,9 +145,9 @@ async def _read(
     except OSError as error:
         raise ToolFault("program_missing", str(error)) from error
     # It ends with 1 too where it may read nothing.
-    readable = not printed.code or journal_is_readable(machine)
-    if printed.code and not (printed.code == 1 and may_fail and readable):
-        code = "program_failed" if readable else "journal_unreadable"
+    is_readable = not printed.code or journal_is_readable(machine)
+    if printed.code and not (printed.code == 1 and may_fail and is_readable):
+        code = "program_failed" if is_readable else "journal_unreadable"
         raise ToolFault(code, f"journalctl ends with {printed.code}")
     return printed
 
