@@ -202,7 +202,7 @@ def storage_findings(look: Look) -> Iterator[HealthFinding]:
     meant = _meant_read_only(machine)
     for mount in mounts(machine):
         on_disk = mount.read_only and mount.device.startswith("/dev/")
-        if on_disk and (mount.has_failed or not meant(mount.path)):
+        if on_disk and (mount.has_failed or mount.path not in meant):
             yield HealthFinding("filesystem_read_only", "error", mount.path, {})
 
 
@@ -243,22 +243,22 @@ def _unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
 
 
-def _meant_read_only(machine: LinuxMachine) -> Callable[[str], bool]:
-    """Return what says of a mount point whether it is read-only by the owner's choice.
+def _meant_read_only(machine: LinuxMachine) -> set[str]:
+    """Return the mount points that are read-only by the owner's choice, so that a card is never written.
 
-    That is one of fstab, and one with a lower layer of an overlay: boards whose card shall never be written.
+    Those of fstab, and lower layers of overlays. A layer of a container is below a mount point, and is none.
     """
     lines = (line.split() for line in (machine.text("/etc/fstab") or "").split("\n"))
-    named = {_unescaped(words[1]) for words in lines if len(words) > 3 and "ro" in words[3].split(",")}  # noqa: PLR2004 - columns of fstab(5)
-    lower = [
-        f"{_unescaped(path)}/"
+    named = {words[1] for words in lines if len(words) > 3 and "ro" in words[3].split(",")}  # noqa: PLR2004 - columns of fstab(5)
+    lower = {
+        path
         for _, _, kind, _, options in _mounted(machine)
         if kind == "overlay"
         for option in options
         if option.startswith("lowerdir")
         for path in option.partition("=")[2].split(":")
-    ]
-    return lambda path: path in named or any(each.startswith(f"{path.rstrip('/')}/") for each in lower)
+    }
+    return set(map(_unescaped, named | lower))
 
 
 def space_findings(look: Look, printed: str, paths: Mapping[str, str]) -> Iterator[HealthFinding]:

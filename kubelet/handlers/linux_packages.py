@@ -163,10 +163,10 @@ def reboot_reasons(machine: LinuxMachine, kernel: str) -> list[str] | None:
     if machine.path("/run/reboot-required").exists():
         packages = redacted(machine.text("/run/reboot-required.pkgs") or "")
         reasons += packages.split()[:_MOST_REASONS] or ["update"]
-    modules = machine.matching("/lib/modules", "*")
-    if modules and not machine.path(f"/lib/modules/{kernel}").exists():
+    modules = [each.name for each in machine.matching("/lib/modules", "*")]
+    if modules and kernel not in modules:
         # An update has replaced the modules of the kernel that runs.
-        reasons.append(f"kernel-{modules[-1].name}")
+        reasons.append(f"kernel-{modules[-1]}")
     return list(dict.fromkeys(reasons))[:_MOST_REASONS] or None
 
 

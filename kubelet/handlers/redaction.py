@@ -19,13 +19,11 @@ _NAME = (
 )
 _NAMES = ("pass", "pwd", "secret", "token", "credential", "psk", "key")
 _CLOSE = r"(?:\\?[\"'])?\s{0,64}"
-# A value ends with the quote that began it, which may be doubled or escaped within. Without one, punctuation
-# ends it only where something else can follow: the next name, a quote or a blank.
-_QUOTE = r"(\\?[\"'])?"
-_VALUE = (
-    r"(?(2)(?:\2\2|(?!\2)\\?.)+"
-    r"|(?!\\?[\"'])(?:[^\s\"',;&]|[,;&](?![\s\"']|$|[\w.-]{1,32}[\"']?[=:])|[\"'](?![\s,;:)\]}]|$))+)"
-)
+# A value ends with its quote, which may begin in Some("...") or b'...' too, and be doubled or escaped in it.
+# Without one, punctuation ends it only where something else can follow: the next name, a quote or a blank.
+_QUOTE = r"(?:(?:[A-Za-z_.:]{0,32}[(\[]){0,2}[bru]{0,2}(\\?[\"']))?"
+_BARE = r"(?:[^\s\"',;&]|[,;&](?![\s\"']|$|[\w.-]{1,32}[\"']?[=:])|[\"'](?![\s,;:)\]}]|$))+"
+_VALUE = rf"(?(2)(?:\2\2|(?!\2)\\?.)+|(?:\{{[^}}]*\}}?|(?!\\?[\"']){_BARE}))"
 
 _BEGIN = r"-----BEGIN [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
 _END = r"-----END [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
@@ -53,7 +51,7 @@ _FORMS = tuple(
         # name=value and name: value, in JSON too, whose name says what it is.
         (
             _NAMES,
-            rf"({_NAME}[A-Za-z0-9_-]{{0,24}}{_CLOSE}[:=]\s{{0,64}}(?:\[(?=\\?[\"']))?{_QUOTE}){_VALUE}",
+            rf"({_NAME}[A-Za-z0-9_-]{{0,24}}{_CLOSE}[:=]\s{{0,64}}{_QUOTE}){_VALUE}",
         ),
         # An option that ends with such a name, and its value as the next word, also in a list of JSON.
         (

@@ -123,9 +123,13 @@ async def test_the_boards_owner_sets_from_when_on_something_is_a_finding(pi: Boa
 
 
 READ_ONLY_BOARD = """\
-30 1 0:25 / / rw - overlay overlayroot rw,lowerdir=/media/root-ro/x:/y,upperdir=/media/root-rw/overlay
+30 1 0:25 / / rw - overlay overlayroot rw,lowerdir=/y:/media/root-ro,upperdir=/media/root-rw/overlay
 31 30 179:2 / /media/root-ro ro,relatime - ext4 /dev/mmcblk0p2 ro
 32 30 179:1 / /boot/firmware ro - vfat /dev/mmcblk0p1 ro
+"""
+OF_A_CONTAINER = """\
+30 1 179:2 / / rw - ext4 /dev/mmcblk0p2 ro
+31 30 0:9 / /var/lib/docker/x rw - overlay overlay rw,lowerdir=/var/lib/docker/y
 """
 
 
@@ -136,6 +140,7 @@ READ_ONLY_BOARD = """\
         (READ_ONLY_BOARD, []),
         (READ_ONLY_BOARD.replace("/dev/mmcblk0p1 ro", "/dev/mmcblk0p1 rw,emergency_ro"), ["/boot/firmware"]),
         ("33 30 8:1 / /data rw - xfs /dev/sda1 rw,shutdown\n", ["/data"]),
+        (OF_A_CONTAINER, ["/"]),
     ],
 )
 async def test_a_file_system_that_is_meant_to_be_read_only_is_no_finding(
