@@ -147,7 +147,7 @@ class NodeDirectory:
             fail(f"'{legible(reference)}' fits {of}: give the id; see `{listed_by}`", EXIT_NO)
         if candidates != 1:
             close = [name for error in errors for name in error.close][:_MAX_CLOSE]
-            fail(f"{UnknownNodeError(reference, close, candidates)}; see `{listed_by}`", EXIT_NO)
+            fail(f"{UnknownNodeError(reference, lambda: close, candidates)}; see `{listed_by}`", EXIT_NO)
         return found[0]
 
 

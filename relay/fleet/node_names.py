@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Protocol
 
@@ -72,16 +73,25 @@ class KnownNodes(Protocol):
 class UnknownNodeError(PeerError):
     """A reference or a selector fits no node, or several. The text is one line, safe to show, and bounded.
 
+    ``close`` returns names of the tenant that were perhaps meant, the closest first. To find them takes
+    milliseconds, so it is called only for the text.
+
     Attributes:
-        close: names of the tenant that were perhaps meant, the closest first.
         candidates: how many nodes a prefix fits.
     """
 
-    def __init__(self, reference: str, close: Sequence[str] = (), candidates: int = 0) -> None:
-        super().__init__(reference, close, candidates)
+    def __init__(
+        self, reference: str, close: Callable[[], Sequence[str]] = tuple, candidates: int = 0
+    ) -> None:
+        super().__init__(reference, candidates)
         self.reference = reference
-        self.close = tuple(close)
         self.candidates = candidates
+        self._close = close
+
+    @cached_property
+    def close(self) -> Sequence[str]:
+        """Names that were perhaps meant."""
+        return tuple(self._close())
 
     @property
     def headline(self) -> str:
@@ -218,7 +228,7 @@ class NodeNames:
         else:
             return [self.resolve(tenant, selector, admits)]
         if not (members := sorted(filter(admits, found))):
-            raise UnknownNodeError(selector, self._close_tags(tenant, selector, admits))
+            raise UnknownNodeError(selector, partial(self._close_tags, tenant, selector, admits))
         return members
 
     def change(self, changed: Mapping[str, NodeName | None]) -> set[str]:
@@ -264,14 +274,14 @@ class NodeNames:
     def _by_prefix(self, tenant: str, reference: str, admits: Admits) -> str:
         prefix = id_prefix_of(reference)
         if prefix is None:
-            raise UnknownNodeError(reference, self._close_labels(tenant, reference, admits))
+            raise UnknownNodeError(reference, partial(self._close_labels, tenant, reference, admits))
         ids = self._nodes.ids_of(tenant)
         start = bisect_left(ids, prefix)
         # "~" is behind every character of an id.
         end = bisect_left(ids, prefix + "~", start)
         fitting = list(filter(admits, ids[start:end]))
         if len(fitting) != 1:
-            close = self._close_labels(tenant, reference, admits)
+            close = partial(self._close_labels, tenant, reference, admits)
             raise UnknownNodeError(reference, close, candidates=len(fitting))
         return fitting[0]
 

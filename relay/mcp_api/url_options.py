@@ -76,9 +76,10 @@ class UrlOptionReader:
             dashed=_choice(given, "names", _NAMES, "dotted") == "dashed",
             selection=Selection(
                 view=View(_choice(given, "view", tuple(View), self._default_view)),
-                nodes=tuple(_values(given, "nodes", "labels or ids of nodes")),
+                # Each once: every call and every list looks for each of them.
+                nodes=tuple(dict.fromkeys(_values(given, "nodes", "labels or ids of nodes"))),
                 kinds=frozenset(map(self._kind, _values(given, "kinds", self._allowed_kinds()))),
-                tags=tuple(map(_tag, _values(given, "tags", "such as site=north or gateway"))),
+                tags=tuple(dict.fromkeys(map(_tag, _values(given, "tags", "such as site=north or gateway")))),
             ),
         )
 
