@@ -15,7 +15,7 @@ from attrs import define, field
 
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayToolCall
-from relay.fleet.facts import FindNodesEntry, found_node
+from relay.fleet.facts import FindNodesEntry, found_node, shows
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.node_record import NodeRecord
@@ -28,7 +28,8 @@ from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.times import with_iso
 
-SAMPLE_REF = "system.metrics.sample@1.0.0"
+METRICS = "system.metrics"
+SAMPLE_REF = f"{METRICS}.sample@1.0.0"
 MAX_NODES = 10_000
 
 _KEPT = {
@@ -147,6 +148,7 @@ class FindNodes:
 
     def _entry(self, node: NodeRecord, rights: Rights) -> FindNodesEntry:
         entry = found_node(node, self._fleet.names, rights)
-        if (measured := self._measured(node.node_id)) is not None:
+        measured = self._measured(node.node_id) if shows(node, rights, METRICS) else None
+        if measured is not None:
             entry["measured"] = with_iso(measured, {"ts_ms": "ts"})
         return entry

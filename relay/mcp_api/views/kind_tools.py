@@ -44,7 +44,8 @@ def summed_up(samples: Sequence[Mapping[str, Any]], moments: Mapping[str, str]) 
             {
                 "name": path,
                 "min": min(values),
-                "mean": round(sum(values) / len(values), 3),
+                # A sum of what a node states may be beyond what a number holds.
+                "mean": round(sum(value / len(values) for value in values), 3),
                 "max": max(values),
             }
             for path, values in series.items()

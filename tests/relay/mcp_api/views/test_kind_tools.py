@@ -558,6 +558,12 @@ def test_each_number_has_its_minimum_mean_and_maximum() -> None:
     }
 
 
+def test_the_mean_of_what_no_machine_has_is_a_number_all_the_same() -> None:
+    """The document allows it, and JSON has no infinity."""
+    samples = [{"ts_ms": 1, "load": {"one": 1.7e308}}] * 3
+    assert summed_up(samples, MOMENTS)["numbers"][0]["mean"] == pytest.approx(1.7e308)
+
+
 def test_a_sample_of_thousands_of_numbers_has_statistics_of_the_first() -> None:
     numbers = summed_up([{"ts_ms": 1, "per_core": [1] * 4096}], MOMENTS)["numbers"]
     assert [each["name"] for each in numbers] == [f"per_core.{place}" for place in range(MAX_NUMBERS)]
