@@ -222,7 +222,9 @@ class CallGateway:
             waits = isinstance(tool, RelayTool) and tool.waits
             # A poll may be made twice, and must end with its caller: its key buys nothing.
             if isinstance(key, str) and not (waits and tool.idempotent):
-                return await self._idempotent_calls.run(key, tool, principal, record, share)
+                return await self._idempotent_calls.run(
+                    key, tool, principal, request.selection, record, share
+                )
             if waits:
                 record.release_share()
             return await self._executor.run(tool, record)

@@ -18,6 +18,7 @@ import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from functools import partial
 from hashlib import sha256
 from typing import Any, Generic, TypeVar
@@ -28,9 +29,11 @@ from structlog.typing import FilteringBoundLogger
 from relay.audit.log import AuditUnavailableError
 from relay.audit.writer import AuditWriter
 from relay.auth.agent_tokens import AgentName, Principal
+from relay.auth.permissions import Rights
 from relay.calls.executor import CallExecutor, CallRecord
 from relay.calls.relay_tools import RelayTool
 from relay.calls.results import CallAnswer, refused_by_node
+from relay.fleet.selection import Selection
 from relay.fleet.tools import Tool
 from relay.limits.rate_limits import Limiter
 from relay.observability.ascii_json import encoded
@@ -231,6 +234,12 @@ class IdempotencyStore(Generic[AnswerT]):
                     )
 
 
+def _known(facts: Rights | Selection) -> list[object]:
+    """Return the members of ``facts`` as JSON, the same for equal ones."""
+    members = (getattr(facts, field.name) for field in dataclass_fields(facts))
+    return [sorted(each) if isinstance(each, frozenset) else each for each in members]
+
+
 def _holders(key: CallKey) -> tuple[object, object, object]:
     caller = key[0]
     return caller, caller[1], "all"
@@ -246,8 +255,14 @@ class IdempotentCalls:
     _log: FilteringBoundLogger
     _running: set[asyncio.Task[CallAnswer]] = field(init=False, factory=set)
 
-    async def run(
-        self, key: str, tool: Tool | RelayTool, principal: Principal, record: CallRecord, share: Limiter
+    async def run(  # noqa: PLR0913, PLR0917 - what decides the answer, and what counts it
+        self,
+        key: str,
+        tool: Tool | RelayTool,
+        principal: Principal,
+        selection: Selection,
+        record: CallRecord,
+        share: Limiter,
     ) -> CallAnswer:
         """Make the call, or join the one in flight, or answer with its outcome.
 
@@ -255,12 +270,18 @@ class IdempotentCalls:
 
         Raises:
             ToolError, AuditUnavailableError: as ``CallExecutor.run``; ENVELOPE_INVALID if the key was used
-                for other arguments; RATE_LIMITED if too many keys are in use.
+                for other arguments, or where the answer depends on them, with other rights or by another
+                selection; RATE_LIMITED if too many keys are in use.
         """
         # Hashed: where the form of calls is not enforced, a key may have any length.
         hashed_key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
         key_of_call: CallKey = (principal.name, tool.canonical, hashed_key)
-        arguments = sha256(jcs(record.call.arguments)).hexdigest()
+        decides: object = record.call.arguments
+        if isinstance(tool, RelayTool):
+            decides = [decides, _known(principal.rights), _known(selection)]
+        elif tool.surface.verb.guarded:
+            decides = [decides, _known(principal.rights)]
+        arguments = sha256(jcs(decides)).hexdigest()
         try:
             keyed = self._store.open(
                 key_of_call, arguments, record.correlation_id, repeatable=tool.idempotent

@@ -21,6 +21,7 @@ from relay.calls.idempotency import (
     KeyedCommands,
     Quota,
 )
+from relay.fleet.selection import WHOLE_FLEET
 from relay.limits.rate_limits import PER_AGENT, Limiter
 from relay.routing.port import Command, Idempotency, LocalRouter
 from relay.settings.config import EnvelopeMode
@@ -153,9 +154,9 @@ async def test_every_part_of_who_calls_counts_even_where_the_tool_is_the_same(
     tool = stage.hub.fleet.resolve(ECHO_NAME, who.rights)
     for principal in (who, replace(who, **other), who):
         record = CallRecord(stage.hub.ulids.new(), stage.request().call, stage.seconds())
-        assert (
-            await stage.hub.idempotent_calls.run("k", tool, principal, record, Limiter(PER_AGENT, 0.0))
-        ).error is None
+        run = stage.hub.idempotent_calls.run
+        answer = await run("k", tool, principal, WHOLE_FLEET, record, Limiter(PER_AGENT, 0.0))
+        assert answer.error is None
     assert len(router.commands) == 2
 
 

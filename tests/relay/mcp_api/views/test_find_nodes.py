@@ -104,6 +104,31 @@ async def test_a_node_that_only_announced_was_never_seen_to_connect(stage: ViewS
     assert "since_ms" not in node
 
 
+async def test_what_a_node_measured_is_shown_to_a_token_for_it_alone(stage: ViewStage) -> None:
+    stage.node("barn", capabilities=[ECHO, METRICS])
+    stage.router.answer = lambda command: {"ok": True, "result": {**SAMPLE, "node_id": command.node_id}}
+    await stage.result("sys.snapshot", node="barn")
+    for kinds, is_shown in (((), True), (("system.echo",), False), (("*", "!system.metrics"), False)):
+        stage.kinds = kinds
+        (node,) = (await stage.result("find_nodes"))["nodes"]
+        assert ("measured" in node) is is_shown
+
+
+async def test_an_idempotency_key_gives_no_answer_beyond_a_narrower_token_or_url(stage: ViewStage) -> None:
+    for label in ("barn", "vault"):
+        stage.node(label)
+    keyed = {"edge-kubelet/idempotency-key": "a-key-of-this-agent"}
+    barn = Selection(nodes=("barn",))
+    for call in ({"name": "find_nodes"}, {"nodes": "*"}):
+        first = await stage.result(meta=keyed, **call)
+        assert await stage.result(meta=keyed, **call) == first
+        for narrower, selection in ((("barn",), Selection()), ((), barn)):
+            stage.nodes = narrower
+            refused = await stage.error(meta=keyed, selection=selection, **call)
+            assert "The idempotency key was used" in refused["message"]
+        stage.nodes = ()
+
+
 async def test_what_a_node_measured_last_is_shown_beside_it(stage: ViewStage) -> None:
     node_id = stage.node("barn", capabilities=[METRICS])
     stage.router.answer = lambda command: {"ok": True, "result": {**SAMPLE, "node_id": command.node_id}}
