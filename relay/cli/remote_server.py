@@ -9,7 +9,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -173,6 +174,27 @@ def profile_path() -> Path:
 def kept_profile() -> Profile | None:
     """Return the profile of ``relay login``; None if there is none, or no home directory for one."""
     return read_profile(profile_path()) if home_directory() is not None else None
+
+
+@contextmanager
+def new_token(path: Path, *, is_for_it: bool) -> Iterator[Path]:
+    """Hold the file of a token that is to be tried, and keep that as ``path`` once the block has ended well.
+
+    It is that of the environment, else what is kept already if it ``is_for_it``, for the same server, else
+    the answer to a question.
+    """
+    if not os.environ.get(TOKEN_VARIABLE, "").strip() and is_for_it and path.exists():
+        check_token_file(path)
+        yield path
+        return
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    keep_given_token(new)
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def keep_given_token(path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -298,16 +298,21 @@ def login(
         return
     if url is None:
         fail("the URL is missing: the MCP server, for example https://relay.example", EXIT_USAGE)
-    if token_file is None:
-        remote.keep_given_token(own_token)
+    named, before = remote.with_path(url), remote.kept_profile()
+    is_for_it = before is not None and before.url == named
+    with (
+        nullcontext(check_token_file(token_file))
+        if token_file is not None
+        else remote.new_token(own_token, is_for_it=is_for_it)
+    ) as tried:
+        options = remote.RemoteOptions(named, token_file=tried, root=root, plain=plain)
+        listed = remote.run_command(remote.survey(options), as_json=as_json)
     profile = Profile(
-        url=remote.with_path(url),
+        url=named,
         token_file=check_token_file(token_file or own_token),
         root=root.absolute() if root is not None else None,
         plain=plain,
     )
-    options = remote.RemoteOptions(profile.url, token_file=profile.token_file, root=root, plain=plain)
-    listed = remote.run_command(remote.survey(options), as_json=as_json)
     profile.write(path)
     answer(
         {"profile": str(path), "url": profile.url, "tools": len(listed)},

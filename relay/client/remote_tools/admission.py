@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from shlex import quote
 from typing import Any
 
 from attrs import define
@@ -189,7 +190,7 @@ class Admission:
             raise ToolUnauthorized(
                 f"{name} is not what it was when it was pinned: {'; '.join(changes)}",
                 reason=Reason.PIN,
-                suggested_fix=f"Review the change, then run: relay tools --accept {name}",
+                suggested_fix=f"Review the change, then run: relay tools --accept {quote(name)}",
             )
 
 

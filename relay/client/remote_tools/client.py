@@ -504,8 +504,8 @@ class RemoteTools:
                 fault = await self._catalogue.check_answered(entry, structured)
         except TimeoutError:
             fault = "its manifest could not be verified within the deadline"
-        except NotConnectedError as error:
-            raise self._failures.of_connecting(error) from error
+        except NotConnectedError:
+            fault = "the server was not reached again for its manifest"
         if fault is not None:
             raise unverified(fault, may_have_run=True)
 

@@ -283,7 +283,8 @@ class Pins:
         return [
             f"{printable(member, _SHOWN)}: {_difference(pinned.get(member), plain.get(member))}"
             for member in sorted({*pinned, *plain})
-            if pinned.get(member) != plain.get(member)
+            # As text: to Python True is 1, and to a schema it is not.
+            if json.dumps(pinned.get(member), sort_keys=True) != json.dumps(plain.get(member), sort_keys=True)
         ]
 
     def remember(self, surfaces: Mapping[str, Surface]) -> None:

@@ -94,6 +94,8 @@ _OTHER_CODE = _Row("The server reported an error: {shown}", _REPORT, ran=True)
 
 _ANSWERED = "The server answered with HTTP {code}."
 _TOO_MANY = 429
+_LAST_OF_HTTP = 505
+"""What RFC 9110 has last."""
 _BY_STATUS = {
     **dict.fromkeys(
         REFUSALS, _Row("The server refused the credential with HTTP {code}.", _CREDENTIAL, ToolUnauthorized)
@@ -270,7 +272,8 @@ def of_fault(fault: Reason, wire: WireAttempt, *, idempotent: bool) -> RemoteToo
 
 def of_status(status: int, wire: WireAttempt, *, idempotent: bool) -> RemoteToolError:
     """Return the error of an HTTP status."""
-    row = _BY_STATUS.get(status, _OTHER_STATUS)
+    # Of a proxy that has waited for the server in vain (Cloudflare's 524) as of the server itself.
+    row = _BY_STATUS.get(status, _BY_STATUS[500] if status > _LAST_OF_HTTP else _OTHER_STATUS)
     delay_ms = wire.retry_after_ms if row.kind is ToolProviderFailure else None
     return row.error(Reason.HTTP_STATUS, idempotent=idempotent, code=status, retry_after_ms=delay_ms)
 

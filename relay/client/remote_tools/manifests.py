@@ -98,6 +98,8 @@ class ManifestVerifier:
             UnverifiedToolError, MCPError: as ``verified``.
         """
         nodes = arguments.get("nodes", ())
+        if not isinstance(nodes, str | list | tuple):
+            raise UnverifiedToolError("nodes is neither a text nor a list")
         named = [arguments.get("node"), *([nodes] if isinstance(nodes, str) else nodes)]
         for reference in dict.fromkeys(named):
             if not isinstance(reference, str) or _is_selector(reference):

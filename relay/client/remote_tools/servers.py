@@ -139,7 +139,8 @@ class HttpServer:
             _ = parts.port
         except ValueError:
             raise wrong from None
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.fragment or parts.username:
+        has_credentials = "@" in parts.netloc
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.fragment or has_credentials:
             raise wrong
         if is_loopback(parts.hostname):
             return

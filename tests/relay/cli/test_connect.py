@@ -141,6 +141,9 @@ def test_what_was_connected_is_taken_out_with_its_token(connect: Connect, home: 
     kept = home / ".config" / "edge-kubelet" / "claude-code-edge.token"
     kept.parent.mkdir(parents=True)
     kept.write_text(TOKEN)
+    elsewhere = home / "elsewhere.json"
+    assert connect("claude-code", "--remove", "--client-config", str(elsewhere)).code == 0
+    assert kept.exists()  # the usual configuration refers to it
     removed = connect("claude-code", "--remove")
     assert removed.code == 0, removed.err
     assert json.loads(config.read_text()) == {"theme": "dark"}

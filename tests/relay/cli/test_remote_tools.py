@@ -266,6 +266,22 @@ async def test_a_login_that_fails_keeps_the_profile_as_it_was(
     assert (await relay("login")).code == 2
 
 
+async def test_a_token_goes_to_no_other_server_and_is_kept_once_its_own_has_taken_it(
+    relay: Command, monkeypatch: pytest.MonkeyPatch, logged_in: Path
+) -> None:
+    async with FakeMcpServer(token="first").over_http() as first, FakeMcpServer().over_http() as second:
+        monkeypatch.setenv("EDGE_TOKEN", "first")
+        assert (await relay("login", first)).code == 0
+        monkeypatch.delenv("EDGE_TOKEN")
+        assert (await relay("login", first)).code == 0  # the one that is kept for it
+        assert (await relay("login", second)).code == 2  # which is not for that one
+        monkeypatch.setenv("EDGE_TOKEN", "second")
+        assert (await relay("login", "http://127.0.0.1:9/mcp")).code != 0
+        monkeypatch.delenv("EDGE_TOKEN")
+        assert (await relay("call", "echo", '{"message": "ping"}')).code == 0
+    assert {file.name for file in logged_in.parent.iterdir()} == {"profile.json", "profile.token"}
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"url": "https://x"}'])
 async def test_a_damaged_profile_says_what_to_do(relay: Command, logged_in: Path, content: str) -> None:
     keep(logged_in, content)

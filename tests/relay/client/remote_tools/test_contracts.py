@@ -234,6 +234,12 @@ def test_servers_do_not_share_their_pins(file: Path) -> None:
     assert Pins(file, "two").changes("echo", {"description": "a"}) == ['description: from "b" to "a"']
 
 
+def test_what_python_holds_for_equal_and_a_schema_does_not_is_a_change(file: Path) -> None:
+    Pins(file, "one").remember({"echo": {"inputSchema": {"const": True}}})
+    assert Pins(file, "one").changes("echo", {"inputSchema": {"const": 1}}) != []
+    assert Pins(file, "one").changes("echo", {"inputSchema": {"const": True}}) == []
+
+
 def test_the_pin_that_another_process_wrote_first_counts(file: Path) -> None:
     one, two = Pins(file, "server"), Pins(file, "server")
     one.remember({"echo": {"description": "a"}})

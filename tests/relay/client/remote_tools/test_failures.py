@@ -158,6 +158,7 @@ def test_each_code_of_another_server_is_a_typed_error(
         (503, ToolProviderFailure, True),
         (504, ToolTimeout, True),
         (501, ToolProviderFailure, False),
+        (524, ToolProviderFailure, True),
     ],
 )
 def test_each_status_is_a_typed_error(

@@ -298,6 +298,7 @@ async def test_no_proxy_and_no_credential_comes_from_the_environment(
         "https://",
         "relay.example",
         "https://user:secret@relay.example/mcp",
+        "https://:secret@relay.example/mcp",
         "https://relay.example/mcp#part",
         "https://relay.example:99999/mcp",
         "https://[::1/mcp",
