@@ -143,7 +143,8 @@ class CallGateway:
         try:
             return await self._run(request, record)
         except ToolError as error:
-            is_away = error.failure is Failure.NODE_OFFLINE
+            # Of a call that is followed after its answer the node may go away: that was sent.
+            is_away = error.failure is Failure.NODE_OFFLINE and not record.answered
             # Its traceback refers to the record: both would wait for the garbage collector.
             record.error = (self._with_absence(error, record) if is_away else error).with_traceback(None)
         except AuditUnavailableError as error:

@@ -334,7 +334,8 @@ class IdempotentCalls:
             raise
         except ToolError as error:
             outcome = _without_traceback(error) if record.answered else None
-            self._store.ended(key_of_call, error.failure, outcome)
+            went_away = record.answered and error.failure is Failure.NODE_OFFLINE
+            self._store.ended(key_of_call, None if went_away else error.failure, outcome)
             raise
         # The text alone: parsed, it takes about three times the memory.
         size = len(answer.text) + sum(len(image["data"]) for image in answer.images)

@@ -405,7 +405,10 @@ class TelemetryHub:
         if subscription.expires_s > now:
             return None
         silent = now - stream.received_s >= lease_s(subscription.interval_s)
-        return ToolError(Failure.NODE_OFFLINE if silent else Failure.DEADLINE_EXCEEDED)
+        if silent:
+            # Its row says that the command was never sent.
+            return ToolError(Failure.NODE_OFFLINE, "The node had answered, and sends nothing any more.")
+        return ToolError(Failure.DEADLINE_EXCEEDED)
 
     def _denied(self, stream: Stream, principal: Principal) -> ToolError | None:
         try:

@@ -11,6 +11,7 @@ from relay.auth.agent_tokens import Principal
 from relay.calls.relay_tools import StreamClosedError
 from relay.calls.results import CallAnswer
 from relay.fleet.node_names import UnknownNodeError
+from relay.fleet.node_record import Where
 from relay.limits.rate_limits import Allowance
 from relay.settings.config import EnvelopeMode
 from schemas.errors import Failure
@@ -391,8 +392,12 @@ async def test_a_capability_that_is_gone_ends_its_stream_with_the_code_that_fits
 async def test_a_node_that_sends_nothing_for_a_lease_ends_an_open_call(followed: Followed) -> None:
     async with following(followed, followed.agent()) as (_, call):
         followed.frames.offline.add(NODE_ID)
+        followed.hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
         followed.pass_time(SECONDS_OF_A_LEASE)
-        assert code_of(await asyncio.wait_for(call, 30)) == "E_NODE_OFFLINE"
+        answer = await asyncio.wait_for(call, 30)
+        assert code_of(answer) == "E_NODE_OFFLINE"
+        assert answer.error is not None
+        assert "never sent" not in str(answer.error)  # the node had answered
 
 
 async def test_an_open_call_counts_in_the_audit_until_it_ends_and_takes_no_share(followed: Followed) -> None:
