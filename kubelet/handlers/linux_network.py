@@ -149,13 +149,9 @@ class NetworkHandler(LinuxHandler):
         return shown
 
     def _gateway(self, known: list[Route]) -> str:
-        default = [each for each in known if each.destination == "default" and each.gateway]
-        # The table is of IPv4.
-        gateways = [
-            each.gateway
-            for each in sorted(default, key=lambda each: each.metric)
-            if each.gateway and "." in each.gateway
-        ]
+        # Of IPv4 alone, as the table is.
+        default = [each for each in known if each.destination == "default" and "." in (each.gateway or "")]
+        gateways = [each.gateway for each in sorted(default, key=lambda each: each.metric)]
         for line in (self.machine.text("/proc/net/arp") or "").splitlines()[1:]:
             columns = line.split()
             if gateways and columns and columns[0] == gateways[0]:
