@@ -4,13 +4,15 @@ Must not write a token into a configuration, a backup or a command line. Only ``
 the client that runs it. ``relay stdio`` prints nothing on standard output, which carries the protocol.
 """
 
+import asyncio
 import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,10 +48,13 @@ from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.state_owner import act_as_owner_of, needed_home_directory
+from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
 _PROGRAM = "relay"
 _MAX_LINE = 4096
+_MAX_DOCUMENT = 64 << 10
+_ANSWERS_WITHIN_S = 30.0
 _PATHS = {View.TOOLS: TOOLS_PATH, View.KINDS: KINDS_PATH}
 
 
@@ -104,19 +109,15 @@ def connect(
         path = _PATHS[view or View.KINDS] if path == MCP_PATH else path
         plan.sign_in(relay, mcp_url(relay, path), dry_run=dry_run, as_json=as_json)
         return
-    kept = token_file is None
-    lies_in = plan.token_file if token_file is None else check_token_file(token_file)
-    if kept and not dry_run:
-        remote.keep_given_token(lies_in)
     connection = ClientTarget(
         url=relay,
         program=_own_program(),
-        token_file=lies_in,
+        token_file=plan.token_file if token_file is None else check_token_file(token_file),
         path=_PATHS[view or View.KINDS] if path == MCP_PATH else path,
         root=root.absolute() if root is not None else None,
         plain=plain,
     )
-    plan.connect(connection, dry_run=dry_run, as_json=as_json)
+    plan.connect(connection, is_token_given=token_file is not None, dry_run=dry_run, as_json=as_json)
 
 
 @headers_app.command(hidden=True, epilog=example("relay headers --token-file token"))
@@ -159,19 +160,29 @@ class _Plan:
                 change.write()
         self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
 
-    def connect(self, connection: ClientTarget, *, dry_run: bool, as_json: bool) -> None:
-        """Show the change, prove the connection, and write it."""
+    def connect(
+        self, connection: ClientTarget, *, is_token_given: bool, dry_run: bool, as_json: bool
+    ) -> None:
+        """Show the change, prove the connection, and write it; a token that is not given is kept with it."""
         self._check_installed()
         entry = self.client.entry(connection)
         added = self._edit(entry)
         change = planned(self.file, added)
-        self._show(change, added(""), as_json=as_json)
         if dry_run:
+            self._show(change, added(""), as_json=as_json)
             self._report(change, as_json=as_json, written=False)
             return
-        tools = _tools(connection, over_stdio="command" in entry)
-        if change.is_needed:
-            change.write()
+        # The token that is kept may be that of another server, of which this one must not learn it.
+        is_for_it = self.client.reaches(change.before, self.name, connection.url)
+        with (
+            nullcontext(connection.token_file)
+            if is_token_given
+            else remote.new_token(self.token_file, is_for_it=is_for_it)
+        ) as tried:
+            self._show(change, added(""), as_json=as_json)
+            tools = _tools(replace(connection, token_file=tried), over_stdio="command" in entry)
+            if change.is_needed:
+                change.write()
         self._report(change, as_json=as_json, written=change.is_needed, tools=tools)
 
     def remove(self, *, dry_run: bool, as_json: bool) -> None:
@@ -250,21 +261,31 @@ async def _has_sign_in(relay: str) -> None:
     """
     import httpx2  # noqa: PLC0415 - for a command that runs
 
-    from relay.client.http import CONNECT_TIMEOUT_S, tls_by, transport_to, why_unreachable  # noqa: PLC0415 - as above
+    from relay.client.http import CONNECT_TIMEOUT_S, UNCOMPRESSED, tls_by, transport_to, why_unreachable  # noqa: PLC0415 - as above
 
     url = f"{relay}/.well-known/oauth-authorization-server"
-    transport = transport_to(relay, tls_by(None))
+    client = httpx2.AsyncClient(
+        transport=transport_to(relay, tls_by(None)), timeout=CONNECT_TIMEOUT_S, trust_env=False
+    )
+    document = b""
     try:
-        async with httpx2.AsyncClient(
-            transport=transport, timeout=CONNECT_TIMEOUT_S, trust_env=False
-        ) as http:
-            answer = await http.get(url)
+        async with (
+            asyncio.timeout(_ANSWERS_WITHIN_S),
+            client,
+            client.stream("GET", url, headers=UNCOMPRESSED) as answer,
+        ):
+            async for part in answer.aiter_raw():
+                document += part
+                if len(document) > _MAX_DOCUMENT:
+                    break
     except httpx2.HTTPError as error:
         reason, advice = why_unreachable(error, relay, None)
         raise ConnectError(f"{relay} is not reached: {reason}{(advice and f'; {advice}') or ''}") from None
+    except TimeoutError:
+        raise ConnectError(f"{relay} does not answer in {_ANSWERS_WITHIN_S:.0f} s") from None
     try:
-        issuer = answer.json()["issuer"] if answer.is_success else None
-    except (ValueError, TypeError, KeyError):
+        issuer = loads(document, max_bytes=_MAX_DOCUMENT)["issuer"] if answer.is_success else None
+    except (StrictJsonError, TypeError, KeyError):
         issuer = None
     if issuer is None:
         raise ConnectError(f"{relay} has no sign-in: its operator invites people by `relay people invite`")

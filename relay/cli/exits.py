@@ -2,12 +2,14 @@
 
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
 is missing or exposed, a port is taken), or the relay has failed; 4 something that was there is lost; 70 a
-fault of our own in a command; 78 the settings cannot be used, and a restart does not help. Results go to
-standard output, everything else to standard error. Must not import what an installation of a node lacks.
+fault of our own in a command; 78 the settings cannot be used, and a restart does not help; 130 a signal has
+ended it before it had an answer. Results go to standard output, everything else to standard error. Must not
+import what an installation of a node lacks.
 """
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     import asyncio
 
 EXIT_LOST = 4
+EXIT_STOPPED = 130
 
 _T = TypeVar("_T")
 
@@ -32,7 +35,8 @@ def run_until_stopped(
 ) -> _T | None:
     """Return what ``work`` returns, or None when one of ``signals`` ends it: that is no failure.
 
-    After the first signal the process ignores them: another would interrupt what ``work`` does to end.
+    After the first signal the process ignores them: another would interrupt what ``work`` does to end. They
+    are handled where Python allows it, in the main thread.
     """
     import asyncio  # noqa: PLC0415 - most commands do without
 
@@ -47,7 +51,7 @@ def run_until_stopped(
                 signal.signal(number, signal.SIG_IGN)
             task.cancel()
 
-        for number in signals:
+        for number in signals if threading.current_thread() is threading.main_thread() else ():
             loop.add_signal_handler(number, stop)
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()

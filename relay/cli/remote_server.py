@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from relay.cli.exits import fail
+from relay.cli.exits import EXIT_STOPPED, fail, run_until_stopped
 from relay.client.connect import Machine
 from relay.client.credentials import TOKEN_VARIABLE, Profile, check_token_file, keep_token, read_profile
 from schemas.addresses import KINDS_PATH, PLAIN_OPTION
@@ -183,31 +183,23 @@ def new_token(path: Path, *, is_for_it: bool) -> Iterator[Path]:
     It is that of the environment, else what is kept already if it ``is_for_it``, for the same server, else
     the answer to a question.
     """
-    if not os.environ.get(TOKEN_VARIABLE, "").strip() and is_for_it and path.exists():
+    given = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not given and is_for_it and path.exists():
         check_token_file(path)
         yield path
-        return
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    keep_given_token(new)
-    try:
-        yield new
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def keep_given_token(path: Path) -> None:
-    """Keep the token of the environment, else what is there already, else the answer to a question."""
-    given = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if not given and path.exists():
-        check_token_file(path)
         return
     if not given:
         if not sys.stdin.isatty():
             fail(f"there is no token: give one with --token-file, or in {TOKEN_VARIABLE}", EXIT_USAGE)
         given = str(typer.prompt("Token of the agent (relay token issue)", hide_input=True))
-    keep_token(path, given)
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    keep_token(new, given)
+    try:
+        yield new
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 async def survey(options: RemoteOptions) -> "list[Surveyed]":
@@ -253,9 +245,11 @@ def _http_server(options: RemoteOptions) -> "HttpServer":
 
 
 def run_command(work: "Coroutine[Any, Any, ResultT]", *, as_json: bool) -> ResultT:
-    """Run ``work``; print an error of a remote call, and exit with the code of its type."""
-    import asyncio  # noqa: PLC0415 - with the import below
-    import logging  # noqa: PLC0415
+    """Run ``work``; print an error of a remote call, and exit with the code of its type.
+
+    A signal cancels it, so that the server that it has started ends, and the end of its call is recorded.
+    """
+    import logging  # noqa: PLC0415 - with the import below
 
     from relay.remote_tools import AuditFailedError, RemoteToolError  # noqa: PLC0415 - as above
 
@@ -263,13 +257,20 @@ def run_command(work: "Coroutine[Any, Any, ResultT]", *, as_json: bool) -> Resul
     for name in ("mcp", "client", "relay.remote_tools"):
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
+
+    async def answer() -> tuple[ResultT]:
+        return (await work,)
+
     try:
-        return asyncio.run(work)
+        answered = run_until_stopped(answer())
     except RemoteToolError as error:
         _show_error(error, as_json=as_json)
         raise SystemExit(_EXITS[type(error).__name__]) from None
     except AuditFailedError as error:
         fail(str(error), EXIT_CANNOT_RUN)
+    if answered is None:
+        raise SystemExit(EXIT_STOPPED)
+    return answered[0]
 
 
 def _show_error(error: "RemoteToolError", *, as_json: bool) -> None:

@@ -35,6 +35,7 @@ _INDENT = re.compile(r"^([ \t]+)\"", re.MULTILINE)
 _USUAL_INDENT = "  "
 _COMMENTS_ABOVE = re.compile(r"(?:[ \t]*(?://[^\n]*)?\n)*")
 _TABLE = re.compile(r"^\s*\[")
+_COMMENT = re.compile(r"^\s*(#|$)")
 
 
 class ConnectError(OperatorError):
@@ -183,15 +184,23 @@ def _read_toml(text: str) -> dict[str, Any]:
 
 
 def _without_table(text: str, section: str, name: str) -> str:
-    """Return ``text`` without the lines of the server's table and of the tables below it."""
+    """Return ``text`` without the lines of the server's table and of the tables below it.
+
+    Comments behind its last value stay: they belong to what follows, a server that is switched off by them.
+    """
     own = re.compile(rf"^\s*\[\s*{re.escape(section)}\s*\.\s*\"?{re.escape(name)}\"?\s*[.\]]")
-    kept, inside = [], False
+    kept, inside = list[str](), False
+    behind = list[str]()
     for line in text.splitlines(keepends=True):
         if _TABLE.match(line):
             inside = own.match(line) is not None
         if not inside:
-            kept.append(line)
-    return "".join(kept)
+            kept += [*behind, line]
+        if inside and _COMMENT.match(line) and (behind or line.strip()):
+            behind.append(line)
+        else:
+            behind = []
+    return "".join(kept + behind)
 
 
 def _started(target: ClientTarget) -> dict[str, Any]:
@@ -247,6 +256,11 @@ class McpClient(NamedTuple):
     signs_in: Callable[[str], dict[str, Any]] | None = _by_url
     makes_directory: bool = False
     edit: Edit = edit_json
+
+    def reaches(self, text: str, name: str, relay: str) -> bool:
+        """Return whether the server of ``name`` in the configuration ``text`` is ``relay``, without path."""
+        url = f"{relay}/"
+        return text.count(url) > self.edit(text, self.section, name, None).count(url)
 
 
 class ClientName(StrEnum):

@@ -147,6 +147,7 @@ class FakeMcpServer:
         refuses_followers: how it answers it otherwise.
         ttl_ms: how long it says that a list of tools is good for.
         silent: whether a list of tools is not answered.
+        session: the id of the sessions that it opens, whose end it does not answer.
         page_size: how many tools a page has; by default all.
         listing: what is listed instead of the tools.
         results: the structured content of further tools, by name.
@@ -177,6 +178,7 @@ class FakeMcpServer:
     next_answer: HttpAnswer | None = None
     next_list: HttpAnswer | None = None
     silent: bool = False
+    session: str | None = None
     page_size: int | None = None
     listing: dict[str, Any] | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -314,6 +316,8 @@ class FakeMcpServer:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         path = request.split(" ")[1]
+        if request.startswith("DELETE") and self.session is not None:
+            await self.released.wait()
         if not request.startswith("POST"):
             return _put(writer, self.documents.get(path, HttpAnswer(405)))
         message = json.loads(body)
@@ -337,6 +341,8 @@ class FakeMcpServer:
                 await writer.drain()
             writer.transport.abort()
             return False
+        if message.get("method") == "initialize" and self.session is not None:
+            made = HttpAnswer(200, json.dumps(made).encode(), {"Mcp-Session-Id": self.session})
         return _put(writer, made)
 
     async def _follow(self, id_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -133,7 +133,13 @@ class Catalogue:
     async def entries(self, wanted: Callable[[str], bool]) -> list[CatalogueEntry]:
         """List the tools again, and return those whose name is ``wanted``: only they are verified."""
         await self._list()
-        return [await self._made(tool) for tool in tuple(self._listed_as.values()) if wanted(tool.name)]
+        made = []
+        for tool in tuple(self._listed_as.values()):
+            if wanted(tool.name):
+                made.append(await self._made(tool))
+                # To compile a schema takes time: a deadline has to end this between two of thousands.
+                await asyncio.sleep(0)
+        return made
 
     def changes(self, entry: CatalogueEntry) -> list[str]:
         if self._pins is None or entry.contract.name in self._as_pinned:

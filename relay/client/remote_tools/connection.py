@@ -65,6 +65,7 @@ UNSTATED_S = 60.0
 """How long the list of a server is used that states nothing: one of the old era."""
 
 ENDPOINT_WITHIN_S = 10.0
+_CLOSED_WITHIN_S = 2.0
 _OK = 200
 _FIRST_NOT_OK = 300
 _ENDED = (httpx2.HTTPError, httpx2.StreamError, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -182,7 +183,13 @@ class ServerConnection:
         live, self._live = self._live, None
         if live is not None:
             live.stop.set()
-            await asyncio.wait([live.task])
+            # A server's program is ended by the SDK, within bounds, and must not be left in the middle of it.
+            bound_s = _CLOSED_WITHIN_S if isinstance(self.server, HttpServer) else None
+            _, open_still = await asyncio.wait([live.task], timeout=bound_s)
+            if open_still:
+                # The server does not answer that the session is over.
+                live.task.cancel()
+                await asyncio.wait(open_still)
 
     async def _connected(self) -> _Live:
         try:

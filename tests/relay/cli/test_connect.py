@@ -3,6 +3,8 @@
 With a relay and the clients themselves: ``tests/conformance/test_connect.py``.
 """
 
+import asyncio
+import gzip
 import json
 import os
 import subprocess
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.mcp_server import FakeMcpServer
 from tests.fakes.ports import unused_port
+from tests.fakes.raw_http_server import RawServer, http_answer
 from tests.fakes.relay_command import Outcome, run_here
 
 TOKEN = "a.secret.token"
@@ -125,14 +129,32 @@ def test_a_relay_that_cannot_be_reached_changes_no_configuration(
     assert files_below(home) == {token_file.name}
 
 
-def test_a_token_of_the_environment_is_kept_in_a_private_file(
+@pytest.mark.integration
+async def test_a_token_goes_to_no_other_relay_and_is_kept_with_the_change(
     connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EDGE_TOKEN", TOKEN)
-    connect("codex", "--url", f"http://127.0.0.1:{unused_port()}")
-    kept = home / ".config" / "edge-kubelet" / "codex-edge.token"
-    assert kept.read_text().strip() == TOKEN
-    assert kept.stat().st_mode & 0o777 == 0o600
+    kept = home / ".config" / "edge-kubelet" / "cursor-edge.token"
+    (home / ".cursor").mkdir()
+
+    async def connected(url: str, token: str = "") -> Outcome:
+        monkeypatch.setenv("EDGE_TOKEN", token)
+        options = ("--url", url.removesuffix("/mcp"), "--view", "tools")
+        return await asyncio.to_thread(connect, "cursor", *options)
+
+    async with (
+        FakeMcpServer(token=TOKEN).over_http() as first,
+        FakeMcpServer(token="b").over_http() as second,
+    ):
+        assert (await connected(first, "wrong")).code == 11
+        assert not kept.exists()
+        assert (await connected(first, TOKEN)).code == 0
+        assert (await connected(first)).code == 0  # by the token that is kept for it
+        assert "there is no token" in (await connected(second)).err  # which is not for that one
+        assert (await connected(second, "wrong")).code == 11
+        assert (kept.read_text().strip(), kept.stat().st_mode & 0o777) == (TOKEN, 0o600)
+        assert (await connected(second, "b")).code == 0
+    assert [file.name for file in kept.parent.iterdir()] == [kept.name]
+    assert kept.read_text().strip() == "b"
 
 
 def test_what_was_connected_is_taken_out_with_its_token(connect: Connect, home: Path) -> None:
@@ -270,6 +292,25 @@ def test_what_does_not_go_with_a_sign_in(
     assert text in refused.err
     assert refused.code != 0
     assert token_file.exists()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http_answer(200, gzip.compress(b" " * (1 << 24)), **{"Content-Encoding": "gzip"}),
+        http_answer(200, b" " * (1 << 17)),
+        http_answer(404, b"{}"),
+        http_answer(200, b"[]"),
+    ],
+    ids=["compressed", "long", "absent", "list"],
+)
+async def test_what_is_no_sign_in_is_read_within_bounds(connect: Connect, home: Path, answer: bytes) -> None:
+    async with RawServer.running(answer) as server:
+        refused = await asyncio.to_thread(connect, "codex", "--url", server.url, "--sign-in")
+    assert "has no sign-in" in refused.err
+    assert "accept-encoding: identity" in server.asked[0].head.lower()
+    assert files_below(home) == set()
 
 
 @pytest.mark.integration

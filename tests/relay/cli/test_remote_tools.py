@@ -3,7 +3,9 @@
 import asyncio
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from relay.cli.remote_server import with_path
 from schemas.projection import META_SAFETY_CLASS
 from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.polling import wait_until
 from tests.fakes.relay_command import Outcome, run_here
 
 pytestmark = pytest.mark.integration
@@ -380,6 +383,22 @@ async def test_a_server_over_stdio_is_started(
     program = f"{sys.executable} -m tests.fakes.mcp_server {tmp_path / 'log'}"
     outcome = await relay("call", "add", '{"a": 1, "b": 2}', "--stdio", program, "-o", "sum")
     assert (outcome.code, outcome.out) == (0, "3\n")
+
+
+def test_a_call_that_a_signal_ends_is_recorded_and_leaves_no_program(tmp_path: Path) -> None:
+    pid, log, records = (tmp_path / name for name in ("pid", "log", "records"))
+    program = f"sh -c 'echo $$ > {pid}; exec {sys.executable} -m tests.fakes.mcp_server {log}'"
+    command = [sys.executable, "-m", "relay", "call", "delay", "--stdio", program, "--audit", str(records)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: log.exists() and log.read_text() != "")
+        process.terminate()
+        assert process.wait(60) == 130
+    assert [json.loads(line).get("reason") for line in records.read_text().splitlines()] == [
+        None,
+        "cancelled",
+    ]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 async def test_a_call_over_a_second_shows_that_it_waits(relay: Command) -> None:

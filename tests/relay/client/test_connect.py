@@ -207,6 +207,9 @@ A = "[mcp_servers.edge]"
 """
 
 
+TOP = 'model = "some-model"\n\n'
+
+
 def test_in_toml_a_table_is_appended_and_every_line_stays() -> None:
     after = edit_toml(BEFORE, "mcp_servers", "edge", TABLE)
     assert after.startswith(BEFORE)
@@ -222,6 +225,13 @@ def test_in_toml_a_table_is_replaced_with_the_tables_below_it() -> None:
     expected["mcp_servers"]["edge"] = TABLE
     assert tomllib.loads(after) == expected
     assert "# what I like" in after
+
+
+def test_in_toml_the_comments_behind_a_table_stay() -> None:
+    behind = '# [mcp_servers.db]  switched off\n# command = "d"\n\n# mine\n'
+    old = f'[mcp_servers.edge]\n# of this table\ncommand = "y"\n\n{behind}'
+    for after in ("[mcp_servers.other]\na = 1\n", ""):
+        assert edit_toml(f"{TOP}{old}{after}", "mcp_servers", "edge", None) == f"{TOP}{behind}{after}"
 
 
 def test_in_toml_a_quoted_header_is_the_same_table() -> None:

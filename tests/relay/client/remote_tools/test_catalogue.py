@@ -15,6 +15,7 @@ from relay.remote_tools import (
     ToolNotFound,
     ToolProviderFailure,
     ToolRule,
+    ToolTimeout,
     ToolUnauthorized,
 )
 from tests.fakes.guarded import Guarded, over_http
@@ -214,3 +215,11 @@ async def test_a_call_is_not_repeated_of_a_tool_that_changed_with_the_session() 
         assert (error.reason, error.may_have_run) == (Reason.CONTRACT, True)
         assert fake.sent("echo") == 2
         assert (await client.tools.execute("echo", PING)).structured == PING
+
+
+async def test_a_deadline_ends_a_list_whose_schemas_take_long_to_compile() -> None:
+    slow = {"type": "object", "properties": {"a": {"pattern": "\\pL{400}"}}}
+    tools = [{"name": f"t{number}", "inputSchema": slow} for number in range(1000)]
+    async with over_http(FakeMcpServer(tools=tools)) as client:
+        with pytest.raises(ToolTimeout):
+            await client.tools.list_tools(deadline_s=1)

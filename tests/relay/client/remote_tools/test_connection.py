@@ -384,3 +384,15 @@ async def test_a_server_that_speaks_neither_is_reported_as_before() -> None:
         with pytest.raises(ToolProviderFailure) as caught:
             await client.tools.list_tools()
     assert caught.value.code == 404
+
+
+@pytest.mark.integration
+async def test_a_server_that_does_not_answer_the_end_of_its_session_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_CLOSED_WITHIN_S", 0.1)
+    fake = FakeMcpServer(legacy=True, session="x")
+    async with fake.over_http() as url, asyncio.timeout(30):
+        async with guarded(HttpServer(url)) as client:
+            await client.tools.execute("echo", PING)
+        assert not fake.released.is_set()
