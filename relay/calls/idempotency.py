@@ -281,6 +281,8 @@ class IdempotentCalls:
             decides = [decides, _known(principal.rights), _known(selection)]
         elif tool.surface.verb.guarded:
             decides = [decides, _known(principal.rights)]
+        elif record.directed is not None and record.directed.for_s is not None:
+            decides = [decides, record.directed.for_s]
         arguments = sha256(jcs(decides)).hexdigest()
         try:
             keyed = self._store.open(

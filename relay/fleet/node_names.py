@@ -380,10 +380,10 @@ class NameSearch:
             unnamed = [node_id for node_id in node_ids if node_id not in texts.node_ids]
             return [node_id for node_id, _ in texts.named] + unnamed
         found = texts.named
-        for word in words:
+        for word in dict.fromkeys(words):
             found = _with_word(found, word)
         exact, starting = f" {' '.join(words)}\n", found
-        for word in words:
+        for word in dict.fromkeys(words):
             start = f" {word}"
             starting = [named for named in starting if start in named[1]]
         best = [node_id for node_id, text in starting if text.startswith(exact)]

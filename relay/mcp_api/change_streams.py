@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 import mcp_types as types
 from attrs import define, field
+from mcp.server.connection import Connection
 from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
@@ -133,6 +134,10 @@ class FollowedResources:
     _held: Tally[AgentName]
     _followed: dict[Place, tuple[str, Callable[[], None]]] = field(init=False, factory=dict)
 
+    @property
+    def uris(self) -> Collection[str]:
+        return [uri for uri, _ in self._followed.values()]
+
     def add(self, uri: str) -> bool:
         """Follow ``uri``; return whether it can be followed, and there are not too many."""
         place, name = self._place_of(uri), self._principal.name
@@ -171,14 +176,37 @@ class FollowedResources:
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 
-# The keys under which a session of the old era keeps its subscription to changes.
-_SUBSCRIPTION = "subscription"
-_SUBSCRIBED = "subscribed"
-_RESOURCES = "resources"
+_FOLLOWING = "following"
+"""The key under which a session of the old era keeps what it follows."""
 
 RESOURCE_SUBSCRIPTIONS = ("resources/subscribe", "resources/unsubscribe")
 """The methods of the old era by which a session follows a resource."""
 NOT_FOLLOWED = "This resource cannot be followed, or too many are; only node://{node_id}/telemetry changes."
+
+
+@define(eq=False, repr=False)
+class _Following:
+    """What a session of the old era follows, by the token that its owner has used last.
+
+    Attributes:
+        selection: what it is notified of changes of; None until the client is ready.
+        uris: the resources that its client follows.
+        resources: those of them that the token sees, once there were any.
+        by_token: what ends with the token, and begins again with the next.
+        counted: what else this token holds while the session lasts.
+    """
+
+    connection: Connection
+    principal: Principal
+    selection: Selection | None = None
+    uris: Collection[str] = ()
+    resources: FollowedResources | None = None
+    by_token: ExitStack = field(init=False, factory=ExitStack)
+    counted: ExitStack = field(init=False, factory=ExitStack)
+
+    def close(self) -> None:
+        self.by_token.close()
+        self.counted.close()
 
 
 @define(eq=False, repr=False)
@@ -208,57 +236,82 @@ class ChangeStreams:
 
     def count_session(self, context: Context) -> None:
         """Count a session of the old era while it lasts; its notifications end with its token."""
-        connection = connection_of(context)
-        if _SUBSCRIPTION in connection.state:
-            return  # a client may initialize repeatedly: one session is counted once
-        subscription = connection.state[_SUBSCRIPTION] = ExitStack()
-        connection.exit_stack.callback(self._streams.hold(caller_of(context).principal, subscription.close))
+        self._following(context)
 
     def follow_session(self, context: Context) -> None:
         """Notify a session of the old era of changes while it lasts and its token is accepted."""
-        connection, principal = connection_of(context), caller_of(context).principal
-        if _SUBSCRIBED in connection.state:
-            return  # a client may send ``initialized`` twice
-        connection.state[_SUBSCRIBED] = True
-        subscription = connection.state.setdefault(_SUBSCRIPTION, ExitStack())
-        stop = self._notifier.listen(
-            principal.rights, context.session.send_tool_list_changed, self._selection_of(context)
-        )
-        subscription.callback(stop)
-        ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), subscription.close)
-        connection.exit_stack.callback(ending.cancel)
-        connection.exit_stack.callback(stop)
+        following = self._following(context)
+        if following.selection is None:  # a client may send ``initialized`` twice
+            following.selection = self._selection_of(context)
+            self._listen(following)
 
     def subscribe(self, context: Context) -> None:
         """Let a session of the old era follow a resource while it lasts, or no longer."""
-        connection, uri = connection_of(context), str((context.params or {}).get("uri"))
-        followed: FollowedResources | None = connection.state.get(_RESOURCES)
+        following, uri = self._following(context), str((context.params or {}).get("uri"))
         if context.method == RESOURCE_SUBSCRIPTIONS[1]:
-            if followed is not None:
-                followed.remove(uri)
+            if following.resources is not None:
+                following.resources.remove(uri)
+                following.uris = following.resources.uris
             return
-        if followed is None:
-            followed = connection.state[_RESOURCES] = self._followed(context)
-        if not followed.add(uri):
+        if following.resources is None:
+            following.resources = self._resources(following)
+        if not following.resources.add(uri):
             raise MCPError(types.INVALID_PARAMS, NOT_FOLLOWED)
+        following.uris = following.resources.uris
 
-    def _followed(self, context: Context) -> FollowedResources:
-        """Return what a session follows; its updates are sent in a task that ends with it or its token."""
+    def renew(self, connection: Connection, principal: Principal) -> None:
+        """Let a session of the old era follow by the token that its owner uses now, what that may see.
+
+        Tokens of a sign-in last an hour, sessions longer.
+        """
+        following: _Following | None = connection.state.get(_FOLLOWING)
+        if following is None:
+            return
+        with following.by_token.pop_all(), following.counted.pop_all():
+            following.principal = principal
+            self._hold(following)
+            if following.selection is not None:
+                self._listen(following)
+            if following.resources is not None:
+                following.resources = self._resources(following)
+                for uri in following.uris:
+                    following.resources.add(uri)
+
+    def _following(self, context: Context) -> "_Following":
+        """Return what the session follows; it is counted from the first time that this is asked."""
         connection = connection_of(context)
+        following: _Following | None = connection.state.get(_FOLLOWING)
+        if following is None:
+            following = connection.state[_FOLLOWING] = _Following(connection, caller_of(context).principal)
+            self._hold(following)
+            connection.exit_stack.callback(following.close)
+        return following
+
+    def _hold(self, following: "_Following") -> None:
+        principal, end = following.principal, following.by_token.close
+        following.counted.callback(self._streams.hold(principal, end))
+        ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), end)
+        following.counted.callback(ending.cancel)
+
+    def _listen(self, following: "_Following") -> None:
+        changed, rights = following.connection.send_tool_list_changed, following.principal.rights
+        following.by_token.callback(
+            self._notifier.listen(rights, changed, following.selection or WHOLE_FLEET)
+        )
+
+    def _resources(self, following: "_Following") -> FollowedResources:
+        """Return what a session follows by its token; its updates are sent in a task that ends with that."""
         updates = PendingUpdates[str]()
 
         async def send_updates() -> None:
             while (uri := await updates.next()) is not None:
-                await context.session.send_resource_updated(uri)  # the SDK drops what has no stream
+                await following.connection.send_resource_updated(uri)  # dropped where there is no stream
 
         sending = asyncio.create_task(send_updates())
-        followed = FollowedResources(
-            self._telemetry, caller_of(context).principal, updates.add, self._followed_by
-        )
-        for stack in (connection.state.setdefault(_SUBSCRIPTION, ExitStack()), connection.exit_stack):
-            stack.callback(sending.cancel)
-            stack.callback(followed.close)
-        return followed
+        resources = FollowedResources(self._telemetry, following.principal, updates.add, self._followed_by)
+        following.by_token.callback(sending.cancel)
+        following.by_token.callback(resources.close)
+        return resources
 
     async def listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams

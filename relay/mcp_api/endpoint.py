@@ -333,7 +333,8 @@ class McpEndpoint:
             session_idle_timeout=SESSION_IDLE_S,
         )
         # The SDK has no public way to find a session's transport.
-        self._sessions = EstablishedSessions(self._manager._server_instances)  # noqa: SLF001
+        transports = self._manager._server_instances  # noqa: SLF001
+        self._sessions = EstablishedSessions(transports, self._changes.renew)
 
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._manager.run()
@@ -387,6 +388,7 @@ class McpEndpoint:
         caller: Caller = scope[CALLER_IN_SCOPE]
         scope["user"] = _session_owner(*caller.principal.name)
         if not _opens_session(caller):
+            self._sessions.of(caller)  # by a newer token, it goes on by that
             if scope["method"] == "GET":  # only for the event stream of a session
                 with self._logs.watched(caller, send) as watched:
                     await self._exchange(scope, receive, watched)

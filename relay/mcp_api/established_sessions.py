@@ -8,15 +8,16 @@ session, nor decide what is plain: ``endpoint`` does.
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
 from attrs import define, field
+from mcp.server.connection import Connection
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, REQUEST_CANCELLED, StreamableHTTPServerTransport
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from relay.auth.agent_tokens import AgentName, Caller
+from relay.auth.agent_tokens import Caller, Principal
 from relay.http.http_protocol import HttpAnswer, PendingAnswer
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.observability.ascii_json import encoded
@@ -31,25 +32,25 @@ class EstablishedSession:
     """One session, with the SDK's connection and the transport that ends it.
 
     Attributes:
+        principal: its owner, with the token that was used last.
         calls: those in flight here, by the ids of their requests.
     """
 
-    _connection: Any
+    connection: Connection
     _transport: StreamableHTTPServerTransport
-    owner: AgentName
+    principal: Principal
     calls: dict[int | str, asyncio.Task[HttpAnswer]] = field(init=False, factory=dict)
 
     @property
     def version(self) -> str:
-        version: str = self._connection.protocol_version
-        return version
+        return self.connection.protocol_version
 
     @property
     def is_open(self) -> bool:
         """Whether it has begun, and the SDK has not begun to end it."""
         idle = self._transport.idle_scope
         ends = self._transport.is_terminated or idle is None or idle.cancel_called
-        return bool(self._connection.initialize_accepted) and not ends
+        return self.connection.initialize_accepted and not ends
 
     async def answer(self, work: PendingAnswer) -> HttpAnswer:
         """Return the answer of a request; meanwhile the session does not end for want of one."""
@@ -92,9 +93,13 @@ async def _accepted() -> HttpAnswer:
 
 @define(eq=False, repr=False)
 class EstablishedSessions:
-    """The sessions of all agents, by id; ``transports`` are the SDK's."""
+    """The sessions of all agents, by id; ``transports`` are the SDK's.
+
+    ``renewed`` is called when the owner of one uses another token in it, or one with other rights.
+    """
 
     _transports: Mapping[str, StreamableHTTPServerTransport]
+    _renewed: Callable[[Connection, Principal], None]
     _sessions: dict[str, EstablishedSession] = field(init=False, factory=dict)
 
     def begin(self, context: Context) -> None:
@@ -103,7 +108,7 @@ class EstablishedSessions:
         transport = self._transports.get(connection.session_id)
         if transport is None or connection.session_id in self._sessions:
             return
-        session = EstablishedSession(connection, transport, caller_of(context).principal.name)
+        session = EstablishedSession(connection, transport, caller_of(context).principal)
         self._sessions[connection.session_id] = session
         connection.exit_stack.callback(self._end, connection.session_id)
 
@@ -111,8 +116,12 @@ class EstablishedSessions:
         """Return the open session that a request of ``caller`` is in, if it is the caller's own."""
         session = self._sessions.get(caller.headers.get(_SESSION_ID, ""))
         version = caller.headers.get(_VERSION)
-        if session is None or session.owner != caller.principal.name or not session.is_open:
+        principal = caller.principal
+        if session is None or session.principal.name != principal.name or not session.is_open:
             return None
+        if session.principal is not principal and session.principal != principal:
+            session.principal = principal
+            self._renewed(session.connection, principal)
         return session if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS else None
 
     def _end(self, session_id: str) -> None:

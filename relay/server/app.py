@@ -568,7 +568,7 @@ class Relay:
             ValueError: a verb has a member of the name of one of theirs.
         """
         registry, kinds, gateway = self.environment.registry, self.environment.kinds, self.call_gateway
-        measurements = Measurements()
+        measurements = Measurements(self.fleet.tenant_of)
         self.executor.on_result(measurements.on_result)
         self.telemetry.on_sample(measurements.keep)
         choice = NodeChoice(self.fleet, self.environment.clock, gateway.charge)

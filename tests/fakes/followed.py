@@ -24,7 +24,7 @@ from relay.streams.telemetry.hub import TelemetryHub
 from relay.streams.telemetry.resource import TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
-from schemas.projection import META_FOLLOW_S
+from schemas.projection import META_FOLLOW_S, META_IDEMPOTENCY_KEY
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.routers import answered
@@ -116,7 +116,7 @@ class Followed:
     def agent(self, sub: str = "agent-1", **token: Any) -> Principal:
         return self.hub.authenticator.identify(self.hub.token(sub=sub, **token))
 
-    async def subscribe(
+    async def subscribe(  # noqa: PLR0913 - what a call can carry
         self,
         agent: Principal,
         interval_ms: int | None = 1000,
@@ -124,14 +124,17 @@ class Followed:
         tool: str = SUBSCRIBE,
         emit: Emit | None = None,
         follow_s: float | None = None,
+        key: str | None = None,
         **arguments: Any,
     ) -> CallAnswer:
-        """Call ``tool``; with ``emit``, as a call that has a progress token, followed for ``follow_s``."""
+        """Call ``tool`` under an idempotency ``key``; with ``emit``, by a progress token for ``follow_s``."""
         if interval_ms is not None:
             arguments["interval_ms"] = interval_ms
-        params: dict[str, Any] = {"name": tool, "arguments": arguments}
+        params: dict[str, Any] = {"name": tool, "arguments": arguments, "_meta": {}}
+        if key is not None:
+            params["_meta"][META_IDEMPOTENCY_KEY] = key
         if emit is not None:
-            params["_meta"] = {"progressToken": "token-1"}
+            params["_meta"]["progressToken"] = "token-1"
             if follow_s is not None:
                 params["_meta"][META_FOLLOW_S] = follow_s
         call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})

@@ -41,10 +41,11 @@ _KEPT = {
 
 @define(eq=False, repr=False)
 class Measurements:
-    """The last measurement of each node, those of at most ``max_nodes``."""
+    """The last measurement of each node in its tenant, those of at most ``max_nodes``."""
 
+    _tenant_of: Callable[[str], str | None]
     _max_nodes: int = MAX_NODES
-    _last: OrderedDict[str, Mapping[str, Any]] = field(init=False, factory=OrderedDict)
+    _last: OrderedDict[tuple[str | None, str], Mapping[str, Any]] = field(init=False, factory=OrderedDict)
 
     def on_result(self, tool: Tool, result: Mapping[str, Any]) -> None:
         if tool.surface.verb.output_ref == SAMPLE_REF:
@@ -59,13 +60,14 @@ class Measurements:
         }
         if not brief:
             return
-        self._last[node_id] = {"ts_ms": sample["ts_ms"], "uptime_s": sample["uptime_s"], **brief}
-        self._last.move_to_end(node_id)
+        key = self._tenant_of(node_id), node_id
+        self._last[key] = {"ts_ms": sample["ts_ms"], "uptime_s": sample["uptime_s"], **brief}
+        self._last.move_to_end(key)
         if len(self._last) > self._max_nodes:
             self._last.popitem(last=False)
 
     def last(self, node_id: str) -> Mapping[str, Any] | None:
-        return self._last.get(node_id)
+        return self._last.get((self._tenant_of(node_id), node_id))
 
 
 PAGE_SIZE = 50

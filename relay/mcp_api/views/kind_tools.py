@@ -149,8 +149,8 @@ _MANY = (
     "`fields` leave. `find_nodes` finds nodes."
 )
 _FOR_S = " With `for_s`, the answer comes after so many seconds, with statistics."
-_OF_MANY = "results.result."
-"""Where a node's result stands in an answer of several nodes."""
+_PLACES = ("", "results.result.", "results.values.")
+"""Where a node's result stands: alone, among those of several nodes, and where `fields` chooses of it."""
 
 
 class KindTool:
@@ -196,7 +196,7 @@ class KindTool:
             directed=self._directed,
             follows=self._verb.streams,
             asks=self._verb.asks,
-            untrusted=tuple(f"{before}{path}" for path in self._verb.untrusted for before in ("", _OF_MANY)),
+            untrusted=tuple(f"{before}{path}" for path in self._verb.untrusted for before in _PLACES),
         )
 
     def _directed(

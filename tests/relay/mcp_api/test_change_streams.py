@@ -359,6 +359,28 @@ async def test_what_a_session_follows_ends_with_it(followed_stage: FollowedStage
     assert followed.counted("telemetry_subscriptions") == 0
 
 
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_session_follows_by_the_token_that_its_owner_uses_now(
+    followed_stage: FollowedStage,
+    ended: bool,  # noqa: FBT001 - the first token, before the next was used
+) -> None:
+    followed, streams, agent = followed_stage.followed, followed_stage.streams, followed_stage.agent
+    outbound: Any = Outbound()
+    connection = Connection.for_loop(outbound)
+    async with connection.exit_stack:
+        context = replace(followed_stage.context(agent, connection), method="resources/subscribe")
+        streams.subscribe(replace(context, params={"uri": URI}))
+        if ended:
+            streams.revoke({agent.jti})
+        for nodes, is_told in ((None, True), ([OTHER_NODE_ID], False), (None, True)):
+            streams.renew(connection, followed.agent(nodes=nodes))
+            await followed.subscribe(agent)
+            followed.sample()
+            if is_told:
+                assert await outbound.next() == UPDATED
+    assert outbound.sent.empty()
+
+
 async def test_a_subscription_of_the_new_era_follows_resources_until_it_is_closed(
     followed_stage: FollowedStage,
 ) -> None:

@@ -4,6 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp_types import ToolListChangedNotification
 
@@ -43,6 +45,21 @@ async def test_a_client_of_the_new_era_is_told_that_the_list_has_changed(stage: 
         stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
         assert isinstance(await anext(changes), ToolsListChanged)
         assert len((await client.list_tools()).tools) == 4
+
+
+async def test_a_session_of_the_old_era_goes_on_by_the_next_token_of_its_owner(stage: Stage) -> None:
+    """Tokens of a sign-in last an hour; sessions, and their streams, longer."""
+    notes = Notified()
+    first, second = stage.hub.token(), stage.hub.token()
+    async with stage.http(first) as http:
+        transport = streamable_http_client(f"http://{stage.address}/mcp", http_client=http)
+        async with Client(transport, mode="legacy", message_handler=notes) as client:
+            await client.list_tools()
+            stage.mcp.revoke({stage.hub.authenticator.identify(first).jti})
+            http.headers["Authorization"] = f"Bearer {second}"
+            await client.session.send_ping()
+            stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+            assert isinstance(await notes.next(), ToolListChangedNotification)
 
 
 async def test_the_guarded_client_learns_that_a_tool_is_no_longer_there(

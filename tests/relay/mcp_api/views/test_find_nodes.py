@@ -114,6 +114,17 @@ async def test_what_a_node_measured_is_shown_to_a_token_for_it_alone(stage: View
         assert ("measured" in node) is is_shown
 
 
+async def test_what_a_node_measured_stays_in_the_tenant_that_it_was_in(stage: ViewStage) -> None:
+    node_id = stage.node("barn", capabilities=[ECHO, METRICS])
+    stage.router.answer = lambda command: {"ok": True, "result": {**SAMPLE, "node_id": command.node_id}}
+    await stage.result("sys.snapshot", node="barn")
+    stage.hub.clock.advance(1000)
+    leaf = stage.hub.ca.issue(node_id, tenant="globex", now_ms=stage.hub.clock())
+    stage.hub.connect(leaf, capabilities=[ECHO, METRICS], issued_at_ms=stage.hub.clock())
+    (node,) = (await stage.result("find_nodes", tenant="globex"))["nodes"]
+    assert "measured" not in node
+
+
 async def test_an_idempotency_key_gives_no_answer_beyond_a_narrower_token_or_url(stage: ViewStage) -> None:
     for label in ("barn", "vault"):
         stage.node(label)
@@ -255,8 +266,12 @@ async def test_a_label_beyond_ascii_is_found_and_shown_in_its_letters(stage: Vie
 BRIEF: dict[str, Any] = {"ts_ms": 1, "uptime_s": 2, "node_id": "n"}
 
 
+def tenant_of(_node_id: str) -> str:
+    return "acme"
+
+
 def test_the_newest_measurement_is_kept_briefly() -> None:
-    measurements = Measurements()
+    measurements = Measurements(tenant_of)
     cpu = {"cores": 4, "usage_pct": 1.0, "per_core_pct": [1.0] * 4096}
     measurements.keep("a", {**BRIEF, "cpu": cpu, "disk": [{"mount": "/"}] * 64})
     assert measurements.last("a") == {"ts_ms": 1, "uptime_s": 2, "cpu": {"usage_pct": 1.0}}
@@ -266,14 +281,14 @@ def test_the_newest_measurement_is_kept_briefly() -> None:
 
 
 def test_a_sample_of_other_parts_displaces_nothing() -> None:
-    measurements = Measurements()
+    measurements = Measurements(tenant_of)
     measurements.keep("a", {**BRIEF, "load": {"one": 0.5}})
     measurements.keep("a", {**BRIEF, "ts_ms": 9, "disk": []})
     assert measurements.last("a") == {"ts_ms": 1, "uptime_s": 2, "load": {"one": 0.5}}
 
 
 def test_of_too_many_nodes_those_measured_last_are_kept() -> None:
-    measurements = Measurements(max_nodes=2)
+    measurements = Measurements(tenant_of, max_nodes=2)
     for node_id in ("a", "b", "a", "c"):
         measurements.keep(node_id, {**BRIEF, "load": {"one": 0.5}})
     assert [measurements.last(node_id) is not None for node_id in ("a", "b", "c")] == [True, False, True]

@@ -378,6 +378,17 @@ async def test_a_node_is_followed_for_no_time_by_one_sample_and_without_a_token(
     assert followed.counted("telemetry_subscriptions") == 0
 
 
+async def test_statistics_are_not_the_answer_to_a_repetition_that_asks_for_none(followed: Followed) -> None:
+    followed.hub.make_views()
+    how: dict[str, Any] = {"tool": "sys.subscribe", "node": NODE_ID, "key": "one-key"}
+    agent = followed.agent()
+    first = await followed.subscribe(agent, **how)
+    assert (await followed.subscribe(agent, **how)).result == first.result
+    refused = await followed.subscribe(agent, **how, for_s=0)
+    assert refused.error is not None
+    assert "The idempotency key was used" in refused.error["message"]
+
+
 @pytest.mark.parametrize("for_s", [61, -1, 0.5, "10"])
 async def test_a_node_is_followed_for_a_minute_at_most(followed: Followed, for_s: object) -> None:
     followed.hub.make_views()

@@ -368,3 +368,12 @@ async def test_what_tells_more_is_named_as_the_client_lists_it_and_only_where_it
     tool = f"health-{'01hzx9k3m4p7q8r9s0t1v2w3x0'}-health-snapshot"
     named = (await agent.ask(tool))["findings"][0]["ask"]["tool"]
     assert named == "units-01hzx9k3m4p7q8r9s0t1v2w3x0-units-get"
+
+
+async def test_the_texts_that_a_third_party_wrote_are_named_wherever_they_stand(agent: Agent) -> None:
+    how = {"name": "packages-snapshot", "arguments": {"nodes": ["barn"], "fields": ["distribution.name"]}}
+    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": how})
+    answer = await agent.methods.call(agent.caller, call, None)
+    assert answer["structuredContent"]["results"][0]["values"]["distribution.name"]
+    places = {f"{before}distribution.name" for before in ("", "results.result.", "results.values.")}
+    assert places <= set(answer["_meta"]["edge-kubelet/untrusted"])
