@@ -141,10 +141,11 @@ class Settings:
     def reloaded(self, new: "Settings") -> "Reloaded":
         """Return what a program that runs with these has after it has read ``new``."""
         changed = [setting for setting in self.table if self.get(setting) != new.get(setting)]
-        taken = {setting.name: new.given[setting.name] for setting in changed if setting.reloads}
+        taken = {setting.name: new.given.get(setting.name) for setting in changed if setting.reloads}
+        given = {name: each for name, each in (self.given | taken).items() if each is not None}
         return Reloaded(
-            Settings(self.table, [self.given, taken]),
-            applied={name: given.text for name, given in taken.items()},
+            Settings(self.table, [given]),
+            applied={name: "not set" if each is None else each.text for name, each in taken.items()},
             need_restart=[setting.name for setting in changed if not setting.reloads],
         )
 

@@ -74,6 +74,7 @@ class AuditLog:
     One thread at a time writes; any other may call ``sync`` meanwhile.
 
     Attributes:
+        max_bytes: from which size a file is full. May be changed.
         available: whether the newest line was written.
         head: the hash of the newest line.
         synced_head: that of the newest one that is on the disk, by which it can be proven later that none was
@@ -86,7 +87,7 @@ class AuditLog:
 
     _path: Path
     _now_ms: SystemClock
-    _max_bytes: int = MAX_FILE_BYTES
+    max_bytes: int = MAX_FILE_BYTES
     _reserved_bytes: int = RESERVED_BYTES
     available: bool = field(init=False, default=True)
     _file_changes: threading.Lock = field(init=False, factory=threading.Lock)
@@ -225,7 +226,7 @@ class AuditLog:
         """Begin a new file if this one is full, or was moved away."""
         self._checked_ms = now
         if self._in_place():
-            if os.fstat(self._descriptor).st_size < self._max_bytes:
+            if os.fstat(self._descriptor).st_size < self.max_bytes:
                 return
             # If the rename fails, this file is continued, and the next check tries again.
             with suppress(OSError):

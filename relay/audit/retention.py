@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relay.audit.files import end_of_chain, named, numbered
+from relay.audit.log import MAX_FILE_BYTES
 from relay.settings.config import AuditKeep
 from schemas.error_roots import StateError
 from schemas.files import open_state
@@ -35,6 +36,11 @@ class Removal:
     until_ms: int
 
 
+def file_bytes(keep: AuditKeep) -> int:
+    """Return from which size a file is full, so that some files are left of what is kept."""
+    return MAX_FILE_BYTES if keep.max_bytes is None else min(MAX_FILE_BYTES, keep.max_bytes // 4)
+
+
 def next_removal(path: Path, keep: AuditKeep, now_ms: int) -> Removal | None:
     """Return the file beside ``path``, the newest, that is to be removed now, if any.
 
@@ -49,7 +55,8 @@ def next_removal(path: Path, keep: AuditKeep, now_ms: int) -> Removal | None:
     total = sum(file.stat().st_size for file in (*full, path) if file.exists())
     _, until_ms = _times(oldest)
     too_old = keep.max_age_ms is not None and now_ms - until_ms > keep.max_age_ms
-    too_large = keep.max_bytes is not None and total > keep.max_bytes
+    # The last full file is all that is known of the past: only its age takes it.
+    too_large = keep.max_bytes is not None and total > keep.max_bytes and len(full) > 1
     if not too_old and not too_large:
         return None
     head = end_of_chain([oldest]).prev

@@ -29,7 +29,7 @@ from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError, Chained, NewLine, chained, sync_directory
-from relay.audit.retention import REMOVED_EVENT, BrokenSuccessionError, next_removal
+from relay.audit.retention import REMOVED_EVENT, BrokenSuccessionError, file_bytes, next_removal
 from relay.observability.ascii_json import members_of
 from relay.settings.config import KEEP_ALL, AuditKeep
 from schemas.text import printable
@@ -105,8 +105,8 @@ class AuditWriter:
     """Writes ``file`` until it is closed.
 
     Attributes:
-        always: whether each line is synced before its call is made. May be changed, as may all here:
-        keep: which full files are not removed.
+        always: whether each line is synced before its call is made. May be changed, as may ``loop_wait_s``.
+        keep: which full files are not removed: ``retain`` changes it.
         loop_wait_s: so long the event loop waits for a line that is no call's.
     """
 
@@ -153,6 +153,10 @@ class AuditWriter:
     def head(self) -> str:
         """The hash of the newest line that is on the disk."""
         return self._file.synced_head
+
+    def retain(self, keep: AuditKeep) -> None:
+        """Remove from now on what ``keep`` does not keep, in files of a size that fits it."""
+        self.keep, self._file.max_bytes = keep, file_bytes(keep)
 
     async def record(self, members: str, *, otherwise: Callable[[BaseException], str] | None = None) -> None:
         """Write a line, and return when it is in the file, and synced if each line is.

@@ -77,7 +77,15 @@ class BrokerStore:
                     async with asyncio.timeout(_TIMEOUT_S):
                         limited = await self._limit(port)
                     self._reported = None
-            except (OSError, ValueError, KeyError, TypeError, _StoreError) as error:
+            except (
+                OSError,
+                EOFError,
+                LookupError,
+                ValueError,
+                TypeError,
+                AttributeError,
+                _StoreError,
+            ) as error:
                 self._report(f"{type(error).__name__}: {error}")
             await self._sleep(_MEASURED_S if limited else _ASKED_AGAIN_S)
 

@@ -109,7 +109,8 @@ class RelayChecks:
         state = self.config.state
         own = [*state.ca.glob("*.key"), state.token_key, state.join_tokens]
         served = [] if self.config.tls is None else [self.config.tls.key]
-        return common_checks.keys([*own, state.own_tls.key, state.broker_client_tls.key, *served])
+        shown = (state.own_tls.key, state.broker_client_tls.key, state.cluster_tls.key)
+        return common_checks.keys([*own, *shown, *served])
 
     @_check(
         "certificates",
@@ -129,6 +130,9 @@ class RelayChecks:
             found.append(
                 self._life_of("the broker client's certificate", shown, "see the relay's log", by_relay)
             )
+        if (shown := self.config.state.cluster_tls.certificate).exists():
+            name = "the certificate for the other relays"
+            found.append(self._life_of(name, shown, "see the relay's log", by_relay))
         cluster = self.config.cluster
         if cluster is not None and "CERTIFICATE" in (pem := _pem(cluster.credentials)):
             found.append(self._life("the certificate of --cluster-credentials", pem, "`relay cluster renew`"))

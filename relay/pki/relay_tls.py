@@ -385,19 +385,28 @@ class RelayTls:
     async def refresh(self) -> bool:
         """Renew and load now what is due; return whether it succeeded. A failure is logged."""
         async with self._refreshing:
-            try:
-                for own in self._own:
-                    if await self._renew(own):
-                        self._log.info("own certificate issued", file=str(own.files.certificate))
-                # Not on a thread: a context must not change during a handshake.
-                if self._live is not None and self._live.refresh():
-                    self._log.info("certificate loaded")
-            except (StateError, PeerError, OSError) as error:
-                self._log.error("certificate not renewed", reason=printable(str(error)))
-                return False
+            # Each by itself: one that cannot be renewed must not let the others expire.
+            done = [await self._tried(self._renew(own)) for own in self._own]
+            return all([*done, await self._tried(self._load())])
+
+    async def _tried(self, work: Awaitable[None]) -> bool:
+        try:
+            await work
+        except (StateError, PeerError, OSError) as error:
+            self._log.error("certificate not renewed", reason=printable(str(error)))
+            return False
         return True
 
-    async def _renew(self, own: OwnCertificate) -> bool:
+    async def _load(self) -> None:
+        # Not on a thread: a context must not change during a handshake.
+        if self._live is not None and self._live.refresh():
+            self._log.info("certificate loaded")
+
+    async def _renew(self, own: OwnCertificate) -> None:
+        if await self._renewed(own):
+            self._log.info("own certificate issued", file=str(own.files.certificate))
+
+    async def _renewed(self, own: OwnCertificate) -> bool:
         # On a thread: issuing waits for the ledger's lock and for the disk.
         if self._certify is None:
             return await asyncio.to_thread(own.renew)

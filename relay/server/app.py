@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nacl.signing import SigningKey
 from starlette.routing import Route
 
-from relay.audit.log import MAX_FILE_BYTES, AuditLog
+from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.retention import file_bytes
 from relay.audit.writer import AuditWriter
 from relay.auth.agent_tokens import AcceptedKeys, Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
@@ -232,9 +233,7 @@ class Relay:
     def make_audit(self) -> None:
         environment = self.environment
         config, now_ms = environment.config, environment.now_ms
-        most = config.audit_keep.max_bytes
-        file_bytes = MAX_FILE_BYTES if most is None else min(MAX_FILE_BYTES, most // 4)
-        file = AuditLog(config.state.audit, now_ms, file_bytes)
+        file = AuditLog(config.state.audit, now_ms, file_bytes(config.audit_keep))
         always = config.audit_sync is AuditSync.ALWAYS
         self.audit = AuditWriter(file, now_ms, self.log, always, config.audit_keep)
         self.refusals = RefusalCounter(self.audit, self.log, environment.monotonic, environment.ulids.new)
@@ -782,7 +781,6 @@ class Relay:
         if cluster is not None and not cluster.is_sealed:
             self.log.error("people cannot sign in until `relay cluster seal`: relays would say their secrets")
             return
-        self.signs_in = True
         from relay.sign_in import composition  # noqa: PLC0415 - an option, with its libraries
         from relay.sign_in.metadata import CLIENT_PATHS  # noqa: PLC0415 - as above
 
@@ -812,6 +810,8 @@ class Relay:
             )
         self.application.begin_sign_in(application, paths, CLIENT_PATHS, url, front.page)
         self.mcp_endpoint.methods.challenge_to = self.application.challenge_to_more
+        # Last: where a file cannot be written, the next poll tries again.
+        self.signs_in = True
         self.log.info("people can sign in", url=url)
 
     def _tenants(self) -> frozenset[str]:
@@ -836,7 +836,7 @@ class Relay:
         self.options.change_default(config.default_view)
         self.timeouts.request = config.caller_timeout_s
         self.audit.always = config.audit_sync is AuditSync.ALWAYS
-        self.audit.keep = config.audit_keep
+        self.audit.retain(config.audit_keep)
 
     # --- how it runs -----------------------------------------------------------------------------------
 

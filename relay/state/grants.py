@@ -125,10 +125,11 @@ class GrantState(LedgerState):
     def __init__(self) -> None:
         self.by_id: dict[str, Grant] = {}
         self.by_handle: dict[str, str] = {}
-        self.newest_ms = 0
+        self.last_ms = 0
 
     def apply(self, entry: Entry) -> None:
-        self.newest_ms = max(self.newest_ms, int(entry["ts_ms"]))
+        # Not the newest: one entry of a clock that was ahead would end all that lasts less long.
+        self.last_ms = int(entry["ts_ms"])
         match entry["action"]:
             case "grant":
                 grant = Grant.of(entry)
@@ -142,9 +143,7 @@ class GrantState(LedgerState):
 
     def lasting(self) -> Sequence[Entry]:
         """Return what must stay in the file: what has ended says nothing more."""
-        return [
-            grant.entry(grant.made_ms) for grant in self.by_id.values() if grant.until_ms > self.newest_ms
-        ]
+        return [grant.entry(grant.made_ms) for grant in self.by_id.values() if grant.until_ms > self.last_ms]
 
     def live_of(self, person: str, now_ms: int) -> Sequence[Grant]:
         return [each for each in self.by_id.values() if each.person == person and each.until_ms > now_ms]

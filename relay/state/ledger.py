@@ -11,7 +11,7 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from io import FileIO
@@ -232,7 +232,9 @@ class Ledger(Generic[StateT]):
                 file.truncate(parsed.end)
             yield parsed.state
             if self._lasting is not None:
-                self._compact(self._lasting)
+                # What was appended is kept, and holds, where a full disk has no room for the shorter file.
+                with suppress(OSError):
+                    self._compact(self._lasting)
 
     def _compact(self, lasting: Callable[[StateT], Sequence[Entry]]) -> None:
         """Write the file anew, while it is locked; a process that waits for the lock opens the new one."""

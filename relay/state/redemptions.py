@@ -32,11 +32,11 @@ class RedemptionState(LedgerState):
     def __init__(self) -> None:
         self.claimed: dict[str, _Try] = {}
         self.counted: dict[str, _Try] = {}
-        self.newest_ms = 0
+        self.last_ms = 0
 
     def apply(self, entry: Entry) -> None:
         one = _Try(str(entry["by"]), int(entry["expires_at_ms"]))
-        self.newest_ms = max(self.newest_ms, int(entry["ts_ms"]))
+        self.last_ms = int(entry["ts_ms"])
         match entry["action"]:
             case "claim":
                 self.claimed.setdefault(entry["what"], one)
@@ -48,10 +48,10 @@ class RedemptionState(LedgerState):
     def lasting(self) -> Sequence[Entry]:
         """Return what must stay in the file: what has expired cannot be redeemed."""
         return [
-            _line(action, what, one, self.newest_ms)
+            _line(action, what, one, self.last_ms)
             for action, tries in zip(_ACTIONS, (self.claimed, self.counted), strict=True)
             for what, one in tries.items()
-            if one.expires_at_ms > self.newest_ms
+            if one.expires_at_ms > self.last_ms
         ]
 
 

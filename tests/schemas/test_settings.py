@@ -91,6 +91,12 @@ def test_a_setting_that_reloads_returns_to_its_default() -> None:
     assert old.reloaded(Settings((level,), [])).applied == {"level": "on"}
 
 
+def test_a_setting_that_has_no_default_can_be_taken_out_by_a_reload() -> None:
+    level = Setting("level", one_of(Mode), "A level.", reloads=True)
+    reloaded = Settings((level,), [{"level": Given("off", "file")}]).reloaded(Settings((level,), []))
+    assert (reloaded.applied, reloaded.settings.get(level)) == ({"level": "not set"}, None)
+
+
 def test_settings_are_made_again_of_what_is_told_of_them() -> None:
     settings = Settings(TABLE, [{"log_mode": Given("on", "file")}])
     again = settings_of(TABLE, json.loads(json.dumps(settings.serialized())))

@@ -11,13 +11,13 @@ command line, which every user of the machine can read.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -95,16 +95,17 @@ def ca_backup(
     passphrase = None if recipient or plain else _passphrase(passphrase_file, confirm=True)
     try:
         state, ca = state_files(state_dir), authority(state_dir)
-        if without_ca_key:
-            data = save_for_another_relay(state, ca, read_kept(state.settings), now_ms(), os.urandom)
-        else:
-            data = save(state, ca, now_ms())
-        if recipient:
-            data = encrypt_for(data, recipient)
-        elif passphrase is not None:
-            data = encrypt_with(data, passphrase)
-        with as_operator():
-            write_new(file, data)
+        # Made first: where it cannot be, no certificate must be issued for what it would hold.
+        with new_file(file) as written:
+            if without_ca_key:
+                data = save_for_another_relay(state, ca, read_kept(state.settings), now_ms(), os.urandom)
+            else:
+                data = save(state, ca, now_ms())
+            if recipient:
+                data = encrypt_for(data, recipient)
+            elif passphrase is not None:
+                data = encrypt_with(data, passphrase)
+            written.write(data)
     except FileExistsError:
         fail(f"{file} exists, and is not overwritten: name another file", EXIT_CANNOT_RUN)
     except (ArchiveError, EncryptionError) as error:
@@ -239,25 +240,31 @@ def _packed(files: Mapping[str, bytes], state: StateFiles, now_ms: int) -> bytes
     return pack(packed, now_ms)
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Write ``data`` into a new file that only its owner can read.
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Hold a new file that only the user who typed the command can read; it is on the disk after the block.
+
+    If the block fails, nothing is left of it.
 
     Raises:
         FileExistsError: the path exists; an older backup is never overwritten.
-        OSError: it cannot be written; nothing is left of it.
+        OSError: it cannot be written.
     """
-    descriptor = os.open(path, _NEW, PRIVATE)
+    with as_operator():
+        descriptor = os.open(path, _NEW, PRIVATE)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(descriptor)
     except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        with as_operator():
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
-    sync_directory(path.parent)
+    with as_operator():
+        sync_directory(path.parent)
 
 
 def restore(archive: bytes, state: StateFiles, kinds: Iterable[StateKind] = KINDS) -> bool:

@@ -8,6 +8,7 @@ token is accepted. Must not know MCP: what sends is passed in.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
@@ -98,12 +99,14 @@ class EventStream:
 
     Attributes:
         principal: of the caller that has it open, None while it is closed.
+        cursors: up to where each session was sent. An ended one is freed with the last that needs it: a
+            stream that is never opened must not keep it.
         elsewhere: the sessions that other relays keep, by id, each with its caller.
     """
 
     send: SendEvent
     principal: Principal | None = field(init=False, default=None)
-    cursors: dict[CallerSession, int] = field(init=False, factory=dict)
+    cursors: WeakKeyDictionary[CallerSession, int] = field(init=False, factory=WeakKeyDictionary)
     tasks: dict[CallerSession, asyncio.Task[None]] = field(init=False, factory=dict)
     elsewhere: dict[str, AgentName] = field(init=False, factory=dict)
 

@@ -203,7 +203,7 @@ def test_a_hash_that_was_noted_holds_no_longer_when_its_line_was_changed(audit: 
 
 def remove_oldest(audit: WrittenAudit) -> Removal:
     """Remove the oldest file as the relay does."""
-    removal = next_removal(audit.path, AuditKeep(max_bytes=1), audit.clock())
+    removal = next_removal(audit.path, AuditKeep(max_age_ms=1), audit.clock() + 10**9)
     assert removal is not None
     audit.write_facts(
         event=REMOVED_EVENT, file=removal.file.name, head=removal.head, until_ms=removal.until_ms
@@ -274,8 +274,9 @@ def test_a_file_is_removed_by_its_newest_line_or_by_the_size_of_all(audit: Writt
     assert removed(AuditKeep(max_bytes=size - 1)) == [oldest]
     assert removed(AuditKeep(max_age_ms=5000), until_ms + 5000) == []
     assert removed(AuditKeep(max_age_ms=5000), until_ms + 5001) == [oldest]
-    for _ in range(2):
-        remove_oldest(audit)
+    remove_oldest(audit)
+    assert removed(AuditKeep(max_bytes=1)) == []  # nor is the last full one removed for its size
+    remove_oldest(audit)
     assert removed(AuditKeep(1, 1), now_ms + 10**9) == []  # the file that is written to stays
 
 

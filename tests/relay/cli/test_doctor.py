@@ -18,7 +18,7 @@ from relay.cli.doctor import CHECKS, RelayChecks
 from relay.fleet.facts import NodeWarnings
 from relay.observability.metrics import Metrics
 from relay.pki.authority import CertificateAuthority
-from relay.pki.relay_tls import served_certificate
+from relay.pki.relay_tls import cluster_certificate, served_certificate
 from relay.settings.config import AuditKeep, ClusterConfig, ClusterServer, RelayConfig, TlsFiles
 from relay.settings.environment import now_ms
 from relay.settings.table import RELAY
@@ -185,6 +185,16 @@ async def test_a_certificate_for_the_servers_of_the_cluster_that_ends_is_found(
     if severity is not OK:
         assert finding.found.startswith("the certificate of --cluster-credentials")
         assert finding.fix == "`relay cluster renew`"
+
+
+async def test_a_certificate_for_the_other_relays_that_ends_is_found(checks: RelayChecks) -> None:
+    state, ca = checks.config.state, checks.authority
+    cluster_certificate(state.cluster_tls, ca, checks.now_ms, os.urandom).renew()
+    _, end_ms = validity_of(first_certificate_in(state.cluster_tls.certificate.read_text()))
+    state.own_tls.certificate.unlink()
+    later = replace(checks, config=replace(checks.config, tls=None), now_ms=lambda: SystemMs(end_ms + 1))
+    finding = await made(later, "certificates")
+    assert (finding.severity, "the certificate for the other relays" in finding.found) == (FAILURE, True)
 
 
 @pytest.mark.parametrize(

@@ -564,7 +564,8 @@ async def test_a_relay_without_the_ca_s_key_has_its_certificates_renewed_by_the_
     assert state.own_tls.certificate.read_bytes() == before
     elsewhere.away = False
     assert await tls.refresh()
-    assert elsewhere.asked == ["serve", "serve", "broker"]
+    # Each is asked for, whatever came of the one before.
+    assert elsewhere.asked == ["serve", "broker"] * 2
     assert state.own_tls.certificate.read_bytes() != before
     assert state.broker_client_tls.certificate.exists()
 

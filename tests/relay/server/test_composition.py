@@ -25,6 +25,7 @@ from relay.server.app import Relay
 from relay.server.status import RelayStatus
 from relay.settings.config import ClusterConfig, ExternalIssuerConfig
 from relay.state.key_files import load_or_create_key, read_key
+from relay.state.people import PeopleLedger, PersonRole
 from relay.state.tokens import key_id
 from schemas.addresses import mcp_url
 from schemas.registry import SchemaRegistry
@@ -278,3 +279,14 @@ def test_a_relay_without_options_loads_none_of_them(tmp_path: Path) -> None:
         command, capture_output=True, check=False, text=True, timeout=60, cwd=Path(__file__).parents[3]
     )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+async def test_people_can_sign_in_once_the_disk_has_room_again(fake: FakeEnvironment) -> None:
+    with composed(fake, broker=None, public_url="https://relay.example") as relay:
+        state = relay.environment.config.state
+        PeopleLedger(state.people, fake.clock, os.urandom).invite("ada", PersonRole.MEMBER, "acme")
+        with full_disk():
+            await relay.watcher.poll()
+        assert not fake.lines.entries("people can sign in")
+        await relay.watcher.poll()
+        assert fake.lines.entries("people can sign in")

@@ -3,6 +3,7 @@
 ``test_merging`` has how it is shared.
 """
 
+import errno
 import os
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from relay.settings.kept import KeptSettings
 from relay.state.kinds import KINDS, files_of, shared_ledgers
 from relay.state.ledger import WORTH_COMPACTING
 from relay.state.merging import Merging, Rule
+from relay.state.redemptions import Redemptions
 from relay.state.watcher import Applied, watched_files
 from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.plain_state import pins_by
-from tests.fakes.signer import NODE_ID, NOW_MS
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS
 
 
 def test_an_endorsed_kind_without_a_judge_is_refused_when_the_relay_is_composed() -> None:
@@ -69,6 +71,32 @@ def test_a_file_whose_lines_may_leave_is_compacted_once_most_have_ended(tmp_path
         assert reader.read().by_key[NODE_ID]["number"] == number
     assert len(ledger.path.read_text().splitlines()) == 1
     assert ledger.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_appended_holds_where_the_shorter_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    ledger = pins_by(Rule.ORDERED).file.ledger(tmp_path)
+    monkeypatch.setattr("relay.state.ledger.write_atomic", fail)
+    for number in range(WORTH_COMPACTING + 1):
+        with ledger.locked():
+            ledger.append({"node_id": NODE_ID, "number": number})
+    assert ledger.read().by_key[NODE_ID]["number"] == WORTH_COMPACTING
+
+
+def test_a_line_of_a_clock_that_was_ahead_ends_no_other(tmp_path: Path) -> None:
+    redeemed = Redemptions(tmp_path / "redemptions.jsonl", clock := FakeClock(NOW_MS))
+    for number in range(2 * WORTH_COMPACTING):
+        is_ahead = number == 10
+        clock.now_ms += DAY_MS * 700 * is_ahead
+        redeemed.claim(f"{number}", "a try", clock() + (DAY_MS if number < 200 else 1))
+        clock.now_ms -= DAY_MS * 700 * is_ahead
+        clock.advance(1)
+    assert set(map(str, range(200))) <= redeemed.ledger.read().claimed.keys()
+    assert len(redeemed.ledger.read().claimed) < WORTH_COMPACTING + 200
 
 
 def test_of_todays_kinds_no_line_leaves_the_file() -> None:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 
 from relay.cli.backup.archive import ArchiveError, pack, unpack
-from relay.cli.backup.commands import RestoreError, restore, save, save_for_another_relay, write_new
+from relay.cli.backup.commands import RestoreError, new_file, restore, save, save_for_another_relay
 from relay.fleet.replay_marks import MarkStore
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError, AuthorityStateError
@@ -371,19 +371,27 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path, there: str) -> None:
         case _:
             archive.mkdir()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(FileExistsError):
-        write_new(archive, b"data")
+    with pytest.raises(FileExistsError), new_file(archive):
+        pytest.fail("nothing is made for it")
     assert sorted(tmp_path.iterdir()) == before
     if there in {"file", "link"}:
         assert archive.read_text() == "an older archive"
 
 
+def test_a_backup_that_cannot_be_made_leaves_no_certificate(relay: Relay, tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    for file in (tmp_path / "there", tmp_path / "nowhere" / "file"):
+        assert relay("ca", "backup", file, "--plain", "--without-ca-key").code == 3
+    assert '"serve"' not in (tmp_path / "state" / "ca" / "ledger.jsonl").read_text()
+
+
 def test_a_full_disk_leaves_no_half_archive(tmp_path: Path) -> None:
     archive = tmp_path / "backup"
-    with full_disk(100), pytest.raises(OSError, match="backup"):
-        write_new(archive, bytes(1000))
+    with full_disk(100), pytest.raises(OSError, match="backup"), new_file(archive) as file:
+        file.write(bytes(1000))
     assert not archive.exists()
-    write_new(archive, bytes(1000))
+    with new_file(archive) as file:
+        file.write(bytes(1000))
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
 
 
@@ -394,8 +402,8 @@ def test_an_archive_that_is_interrupted_is_taken_away(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("os.fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_new(tmp_path / "backup", b"data")
+    with pytest.raises(KeyboardInterrupt), new_file(tmp_path / "backup") as file:
+        file.write(b"data")
     assert not (tmp_path / "backup").exists()
 
 

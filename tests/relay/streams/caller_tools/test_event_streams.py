@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -90,6 +92,15 @@ async def test_a_stream_that_is_opened_after_the_session_was_used_gets_what_ther
     own.stage.request(own.session_id)
     own.streams.opened("M1", own.principal)
     assert (await own.client.next())["request_id"] == request_id()
+
+
+async def test_a_stream_that_is_never_opened_keeps_no_session_that_has_ended(own: Stage) -> None:
+    own.streams.attach("M1", own.client.send)
+    await own.use()
+    session = weakref.ref(own.session)
+    await own.stage.call("session_message", session_id=own.session_id, end=True)
+    gc.collect()
+    assert session() is None
 
 
 async def test_a_stream_that_is_opened_again_continues(own: Stage) -> None:
