@@ -20,6 +20,7 @@ from kubelet.handlers.verbs import HandlerVerb, commands_per_s, verbs_of
 from kubelet.process import ticks_ms
 from schemas.delivery import DEFAULT_HANDLER_MS, AnswerCache, CommandStatus, commands_to_know
 from schemas.errors import Failure, ToolError
+from schemas.faults import OncePerPlace
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
 from schemas.payloads import Cmd, CmdAck, CmdRefused
@@ -35,6 +36,7 @@ Reply = Callable[[str, CmdAck], Awaitable[None]]
 _BUSY_RETRY_MS = 100
 _DRAINING_RETRY_MS = 1000
 _ANSWER_S = 1.0
+_LOGGED_EVERY_S = 1.0
 DRAIN_S = 6.0
 """How long the commands that run may take at the end: longer than any call through a relay."""
 _REFUSED_HERE = frozenset(
@@ -93,6 +95,7 @@ class Dispatcher:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_draining = False
+        self._logged = OncePerPlace(_LOGGED_EVERY_S)
         self._log = log
         self._spans = spans
         self._ticks_ms = ticks_ms
@@ -163,9 +166,11 @@ class Dispatcher:
         except ToolError as error:
             code = failed = error.failure.value.code
             self.outcomes[code, _hop_of(error, budget_ms)] += 1
-            self._log.info(
-                "command refused", code=code, correlation_id=correlation_id, traceparent=traceparent
-            )
+            # A relay may send more commands than a board's log holds lines.
+            kept_back = self._logged.suppressed_before(code, self._ticks_ms() / 1000)
+            if kept_back is not None:
+                facts = {"correlation_id": correlation_id, "traceparent": traceparent}
+                self._log.info("command refused", code=code, kept_back=kept_back, **facts)
             answer = _refusal(error, correlation_id)
         if traceparent is not None:
             self._spans(_span_of(frame.payload, self._ticks_ms() - began_ms, failed))

@@ -85,6 +85,9 @@ class CloseCode(IntEnum):
     OVER_CAPACITY = 4013
 
 
+_MOST_UNANSWERED = 4096
+"""More than can be in flight: the other end answers nothing, and the oldest are forgotten."""
+
 _Moves = Mapping[str, SessionState]
 
 
@@ -212,6 +215,8 @@ class SessionMachine:
         self.state = following
         if type_ in ANSWERED_BY:
             self._unanswered[msg_id] = type_
+            if len(self._unanswered) > _MOST_UNANSWERED:
+                del self._unanswered[next(iter(self._unanswered))]
         return text
 
     def receive(self, text: str | bytes) -> Frame | None:

@@ -7,7 +7,7 @@ of that reason it is RFC-0001's alone, until a relay names what it knows. Must n
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from structlog.typing import FilteringBoundLogger
 from schemas.files import read_state, write_atomic
 from schemas.kinds import RFC_0001, KindRegistry
 from schemas.text import printable
+
+_KEPT_AGAIN_MS = 10_000
 
 
 def read_relay_kinds(file: Path) -> frozenset[str] | None:
@@ -31,6 +33,9 @@ def read_relay_kinds(file: Path) -> frozenset[str] | None:
 class RelayKinds:
     """What of ``capabilities``, of ``kinds``, is announced. ``file`` keeps the list; None: nothing does.
 
+    It is written every ten seconds at most, with the next welcome that is due: a relay that names others each
+    time must not wear the card of a board. ``ticks_ms`` only ever go forward.
+
     Attributes:
         left_out: the kinds that are not.
     """
@@ -40,13 +45,17 @@ class RelayKinds:
         capabilities: Sequence[Mapping[str, Any]],
         kinds: KindRegistry,
         file: Path | None,
+        ticks_ms: Callable[[], int],
         log: FilteringBoundLogger,
     ) -> None:
         self._offered = capabilities
+        self._installed = frozenset(kind.name for kind in kinds)
         self._of_packages = {kind.name for kind in kinds if kind.capability is None}
         self._file = file
         self._log = log
-        self._known = None if file is None else read_relay_kinds(file)
+        self._known = self._kept = None if file is None else read_relay_kinds(file)
+        self._ticks_ms = ticks_ms
+        self._keep_again_ms = 0
         self._is_refused = False
         self.left_out: set[str] = set()
 
@@ -63,9 +72,9 @@ class RelayKinds:
         before = self._announced()
         if kinds is not None:
             self._is_refused = False
-        known = None if kinds is None else frozenset(kinds)
-        if known != self._known:
-            self._known = known
+        self._known = None if kinds is None else self._installed.intersection(kinds)
+        if self._known != self._kept and self._ticks_ms() >= self._keep_again_ms:
+            self._keep_again_ms = self._ticks_ms() + _KEPT_AGAIN_MS
             self._keep()
         return self._announced() != before
 
@@ -93,5 +102,6 @@ class RelayKinds:
                 self._file.unlink(missing_ok=True)
             else:
                 write_atomic(self._file, json.dumps(sorted(self._known)) + "\n")
+            self._kept = self._known
         except OSError as error:
             self._log.warning("what the relay knows is not kept", reason=printable(str(error)))

@@ -42,6 +42,7 @@ READ_BYTES = 1 << 16
 _LINES_PER_S = 1000.0
 _LINES_AT_ONCE = 4000.0
 _BYTES_LIKE_A_LINE = 4096
+_CLOSED_WITHIN_S = 5.0
 MAX_CLIENTS = 16
 MAX_CLIENTS_OF_ONE_USER = 8
 _LOG_INTERVAL_S = 1.0
@@ -343,6 +344,7 @@ class SocketServer:
                 try:
                     await client.run()
                 finally:
+                    await _ended(writer)
                     del self._clients[client]
         except OSError:
             self._parts.counts["connections_broken"] += 1
@@ -350,9 +352,7 @@ class SocketServer:
             # A bug must cost one connection, not the daemon.
             self._parts.log.exception("connection of a local client failed")
         finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+            await _ended(writer)
 
     def _is_accepted(self, peer: Peer) -> bool:
         if not peer.may_use(self._group):
@@ -373,3 +373,14 @@ class SocketServer:
             report = self._parts.log.info if what == "connected" else self._parts.log.warning
             report(f"local client {what}", pid=peer.pid, uid=peer.uid, gid=peer.gid, kept_back=before)
         return False
+
+
+async def _ended(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, which counts until it is: what its client does not read is dropped."""
+    writer.close()
+    with suppress(OSError):
+        try:
+            async with asyncio.timeout(_CLOSED_WITHIN_S):
+                await writer.wait_closed()
+        except TimeoutError:
+            writer.transport.abort()

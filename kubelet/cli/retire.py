@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from websockets.exceptions import ConnectionClosed
+
 from kubelet.announce.mqtt import MqttPublisher, Publisher, publish_all
 from kubelet.config import NodeConfig, caller_ids_file, forget, last_issued_file, relay_kinds_file
 from kubelet.daemon.composition import node_environment
@@ -24,10 +26,14 @@ from schemas.frames import Frame
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.payloads import RetireAck
 from schemas.process.logs import make_logger
-from schemas.session import PeerProtocolError
+from schemas.session import ByeReason, CloseCode, PeerProtocolError
 from schemas.ulids import UlidSource
 
 _TIMEOUT_S = 15.0
+
+
+class RetiredBeforeError(PeerError):
+    """The relay has revoked the leaf already: the answer to an earlier try was lost."""
 
 
 class RetirementError(PeerError):
@@ -76,6 +82,8 @@ async def _revoke_at_any(environment: NodeEnvironment, identity: NodeIdentity) -
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await _revoke_leaf(environment, identity, RelayAddress(url))
+        except RetiredBeforeError:
+            return
         except TimeoutError:
             failure = RetirementError(f"{url} does not answer; try again")
         except AudienceError:
@@ -91,19 +99,31 @@ async def _revoke_leaf(environment: NodeEnvironment, identity: NodeIdentity, add
     ulids = UlidSource(environment.now_ms, os.urandom)
     relay_url, tls = environment.config.relay_url, environment.relay_tls()
     async with open_channel(relay_url, address, tls, environment.reader, ulids, _TIMEOUT_S) as channel:
-        challenge = await _receive(channel)
+        challenge = await _receive(channel, "challenge")
         auth = answer_to(challenge.payload, identity, relay_url, ulids.new(), boot_id=ulids.new())
         await channel.send("auth", auth, challenge.msg_id)
-        await _receive(channel)
+        await _receive(channel, "welcome")
         await channel.send("retire", {})
-        answer: RetireAck = (await _receive(channel)).payload
+        answer: RetireAck = (await _receive(channel, "retire_ack")).payload
         if not answer["ok"]:
             code = answer["error"]["code"]
             raise RetirementError(f"the relay does not revoke the leaf ({code}): ask its operator")
 
 
-async def _receive(channel: Channel) -> Frame:
-    frame = await channel.receive()
-    if frame is None or frame.type == "bye":
-        raise PeerProtocolError("the relay ended the session")
+async def _receive(channel: Channel, type_: str) -> Frame:
+    """Return the next frame of ``type_``; what else the relay sends to a node in its session is passed over.
+
+    Raises:
+        RetiredBeforeError, PeerProtocolError, NOT_REACHED: there is none.
+    """
+    try:
+        while (frame := await channel.receive()) is None or frame.type != type_:
+            if frame is not None and frame.type == "bye":
+                if frame.payload["reason"] == ByeReason.REVOKED:
+                    raise RetiredBeforeError
+                raise PeerProtocolError("the relay ended the session")
+    except ConnectionClosed as error:
+        if error.rcvd is not None and error.rcvd.code == CloseCode.REVOKED:
+            raise RetiredBeforeError from None
+        raise
     return frame

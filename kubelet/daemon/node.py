@@ -101,7 +101,7 @@ class Node:
         state_dir = None if last_issued is None else last_issued.parent
         kept = None if state_dir is None else relay_kinds_file(state_dir)
         capabilities = [handler.capability for handler in handlers]
-        self.relay_kinds = RelayKinds(capabilities, environment.kinds, kept, environment.log)
+        self.relay_kinds = RelayKinds(capabilities, environment.kinds, kept, ticks_ms, environment.log)
         self._signer = signer = ManifestSigner(
             identity=identity,
             hw_fingerprint=hw_fingerprint,
@@ -130,7 +130,8 @@ class Node:
         renewal = None
         if files is not None:
             done = self.announcer.announce_now
-            renewal = Renewal(identity, files, installer(files), done, environment.now_ms, environment.log)
+            now_ms, log = environment.now_ms, environment.log
+            renewal = Renewal(identity, files, installer(files), done, now_ms, ticks_ms, log)
         self.link = RelayLink(
             identity=identity,
             public_url=environment.config.relay_url,

@@ -259,7 +259,8 @@ _BESIDE = "again"
 async def enrol_again(enroller: Enroller) -> Enrolled:
     """Enrol the node of ``enroller`` with its own id if the relay gives that away again, else with a new one.
 
-    With a new key: after a revocation, or where its key may be known to others.
+    With a new key: after a revocation, or where its key may be known to others. The key of an earlier try is
+    used again: the relay may have spent the token for it, and answers it once more.
 
     Raises:
         EnrolmentError, ClockError, AddressError, IdentityFilesError, NoAnswerError: as ``Enroller.run``; the
@@ -269,20 +270,29 @@ async def enrol_again(enroller: Enroller) -> Enrolled:
     files = enroller.files
     own_id = files.read_node_id()
     with hold_alone(files.root):
+        beside = replace(enroller, files=IdentityFiles(files.root / _BESIDE))
+        enrolled = await _issued_before(beside)
         try:
-            enrolled = await _issued(enroller, own_id)
+            enrolled = enrolled or await _issued(beside, own_id)
         except NotAdmittedError:
             # An id is refused before the token is spent: it is still good for a new node.
-            enrolled = await _issued(enroller, None)
-        _replace(files, IdentityFiles(files.root / _BESIDE))
+            enrolled = await _issued(beside, None)
+        _replace(files, beside.files)
     return enrolled
 
 
-async def _issued(enroller: Enroller, node_id: str | None) -> Enrolled:
-    beside = IdentityFiles(enroller.files.root / _BESIDE)
-    shutil.rmtree(beside.root, ignore_errors=True)
-    create_identity(beside, enroller.now_ms(), enroller.random_bytes, node_id)
-    return await replace(enroller, files=beside).run()
+async def _issued_before(beside: Enroller) -> Enrolled | None:
+    """Return what an earlier try is answered with, which has left a key; None if there is none."""
+    try:
+        return await beside.run() if beside.files.exists() else None
+    except (NotAdmittedError, IdentityFilesError):
+        return None
+
+
+async def _issued(beside: Enroller, node_id: str | None) -> Enrolled:
+    shutil.rmtree(beside.files.root, ignore_errors=True)
+    create_identity(beside.files, beside.now_ms(), beside.random_bytes, node_id)
+    return await beside.run()
 
 
 def _replace(files: IdentityFiles, new: IdentityFiles) -> None:

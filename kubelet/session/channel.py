@@ -9,7 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -38,7 +38,8 @@ _MOST_CREDIT = 1024 * _FRAMES_OF_AN_ANSWER
 _BYTES_LIKE_A_FRAME = 65_536
 
 SILENCE_S = 30.0
-"""How long a relay may send nothing: two of its pings."""
+"""How long a relay may send nothing, two of its pings, and how long it may not read what waits for it."""
+_MOST_UNREAD_BYTES = 16 * 1024 * 1024
 
 _END_OF_HEAD = b"\r\n\r\n"
 NOT_REACHED = (OSError, WebSocketException)
@@ -53,7 +54,7 @@ class MeteredConnection(ClientConnection):
     It counts frames before they are parsed: no relay may exhaust a node. A relay that keeps to the limits
     that its node has announced stays below the rate here; what exceeds it ends the connection. So does
     silence: the relay pings, and a node that is not pinged has lost it. The node sends no pings of its own,
-    which thousands of nodes would make the relay answer.
+    which thousands of nodes would make the relay answer. And so does a relay that does not read.
 
     Attributes:
         is_flooded: whether it was closed because it exceeded the rate.
@@ -72,6 +73,7 @@ class MeteredConnection(ClientConnection):
         self._silence_s = silence_s
         self.heard_at = self.loop.time()
         self._silence_check: asyncio.TimerHandle | None = None
+        self._unread_check: asyncio.TimerHandle | None = None
         self.is_flooded = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -79,9 +81,26 @@ class MeteredConnection(ClientConnection):
         self._check_silence()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._silence_check is not None:
-            self._silence_check.cancel()
+        for check in (self._silence_check, self._unread_check):
+            if check is not None:
+                check.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_check = self.loop.call_later(self._silence_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread_check is not None:
+            self._unread_check.cancel()
+
+    def is_unread(self) -> bool:
+        """Return whether more waits to be read than a relay that reads lets wait; the connection is over."""
+        is_unread = self.transport.get_write_buffer_size() > _MOST_UNREAD_BYTES
+        if is_unread:
+            self.transport.abort()
+        return is_unread
 
     def _check_silence(self) -> None:
         """Abort if nothing came for too long; else check again when that could be."""
@@ -177,7 +196,7 @@ async def open_channel(  # noqa: PLR0913, PLR0917 - what comes in from outside
     if tls is not None:
         target["server_hostname"] = host_of(public_url)
     is_direct = address.host is not None or is_loopback(host_of(address.url)) or not names_proxies(os.environ)
-    async with _Connect(
+    connecting = _Connect(
         connect_url(address.url),
         subprotocols=SUBPROTOCOLS,  # type: ignore[arg-type]  # a NewType over str
         ssl=tls,
@@ -191,7 +210,16 @@ async def open_channel(  # noqa: PLR0913, PLR0917 - what comes in from outside
         proxy=None if is_direct else True,
         create_connection=metered,  # type: ignore[arg-type]  # a type is declared, and it is only called
         **target,
-    ) as socket:
+    )
+    async with AsyncExitStack() as opened:
+        try:
+            socket = await opened.enter_async_context(connecting)
+        except (ImportError, ValueError):
+            if is_direct:
+                raise
+            # What the library raises of a proxy that it cannot use; it may have a password.
+            text = "https_proxy or all_proxy names no HTTP proxy that can be used: http://HOST:PORT"
+            raise OSError(text) from None
         yield Channel(socket, SessionMachine(Role.NODE, reader, time.monotonic), ulids)
 
 
@@ -237,6 +265,8 @@ class Channel:
 
     async def send_text(self, text: str) -> bool:
         """Send a frame that is encoded; return whether the connection could take it."""
+        if isinstance(self._socket, MeteredConnection) and self._socket.is_unread():
+            return False
         try:
             await self._socket.send(text)
         except ConnectionClosed:
@@ -286,3 +316,7 @@ class Channel:
 
     async def close(self, code: CloseCode) -> None:
         await self._socket.close(code)
+
+    def abort(self) -> None:
+        """End the connection without a word: the relay does not read."""
+        self._socket.transport.abort()

@@ -253,7 +253,7 @@ class RelayLink:
             self.log.exception("a frame of this node does not fit the protocol")
         except NOT_REACHED as error:
             self.state = LinkState.CONNECTING
-            self._requested_wait_s = retry_after_s(error)
+            self._requested_wait_s = self._requested_wait_s or retry_after_s(error)
             self.log.info("relay not reached", relay=str(address), reason=connection_reason(error))
         finally:
             self._channel = None
@@ -336,9 +336,13 @@ class RelayLink:
                 else:
                     self.frames.count_dropped(channel.take_dropped())
         except asyncio.CancelledError:
-            if channel.is_open:
-                await channel.send("bye", {"reason": ByeReason.SHUTTING_DOWN})
-                await channel.close(CloseCode.NORMAL)
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    if channel.is_open:
+                        await channel.send("bye", {"reason": ByeReason.SHUTTING_DOWN})
+                        await channel.close(CloseCode.NORMAL)
+            except TimeoutError:
+                channel.abort()
             raise
 
     async def _receive(self, channel: Channel) -> Frame:

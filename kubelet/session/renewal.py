@@ -29,26 +29,31 @@ Install = Callable[[Renewed], Awaitable[str | None]]
 
 @dataclass(eq=False, repr=False)
 class Renewal:
-    """Renews the leaf of ``identity``, whose files are ``files``; ``renewed`` is called when that is done."""
+    """Renews the leaf of ``identity``, whose files are ``files``; ``renewed`` is called when that is done.
+
+    ``ticks_ms`` only ever go forward: a clock that was ahead must not be what the next request waits for.
+    """
 
     identity: NodeIdentity
     files: IdentityFiles
     install: Install
     renewed: Callable[[], None]
     now_ms: Callable[[], int]
+    ticks_ms: Callable[[], int]
     _log: FilteringBoundLogger
-    _not_before_ms: int = field(default=0, init=False)
+    _not_before_ticks_ms: int = field(default=0, init=False)
 
     def request(self, *, server_roots: bool) -> Renew | None:
         """Return the payload of ``renew`` if a renewal is due; the next is due in an hour at the earliest.
 
         ``server_roots``: whether the relay tells of them. One of an older version refuses the question.
         """
-        now = self.now_ms()
+        ticks_ms = self.ticks_ms()
         start, end = validity_of(first_certificate_in(self.identity.leaf_pem))
-        if self.identity.root_pem is None or now < max(start + (end - start) * 2 // 3, self._not_before_ms):
+        is_due = self.now_ms() >= start + (end - start) * 2 // 3 and ticks_ms >= self._not_before_ticks_ms
+        if self.identity.root_pem is None or not is_due:
             return None
-        self._not_before_ms = now + AGAIN_AFTER_MS
+        self._not_before_ticks_ms = ticks_ms + AGAIN_AFTER_MS
         try:
             csr = read_state(self.files.csr).decode("ascii")
         except (OSError, UnicodeDecodeError) as error:

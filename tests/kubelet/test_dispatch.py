@@ -132,6 +132,16 @@ def fits_a_frame(registry: SchemaRegistry, answer: Mapping[str, Any]) -> bool:
     return registry.load("session.cmd_ack@1.0.0").is_valid(frame)
 
 
+async def test_of_commands_that_are_refused_again_and_again_a_line_a_second_is_logged(
+    dispatcher: Dispatcher, answers: Answers, log: LogLines
+) -> None:
+    for number in range(1, 20):
+        await dispatcher.submit(command(number, tool="no.such.tool"), BUDGET_MS, answers.reply)
+        await answers.next_of_all()
+    assert len(log.entries("command refused")) == 1
+    assert sum(dispatcher.outcomes.values()) == 19
+
+
 async def test_a_command_reaches_its_handler_and_the_result_comes_back(
     dispatcher: Dispatcher, worker: Worker, metrics: Worker, answers: Answers, registry: SchemaRegistry
 ) -> None:

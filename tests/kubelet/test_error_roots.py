@@ -8,7 +8,7 @@ from kubelet.caller_tools.sessions import CallerNamesError, SessionRefusedError
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.ceiling import OutsideCeilingError
 from kubelet.cli.fleet import FleetProcessError
-from kubelet.cli.retire import RetirementError
+from kubelet.cli.retire import RetiredBeforeError, RetirementError
 from kubelet.config import StoredConfigError
 from kubelet.handlers.base import ToolFault
 from kubelet.handlers.beneath import OutsideError
@@ -29,6 +29,7 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     EnrolmentError: PeerError,
     NotAdmittedError: EnrolmentError,
     NoAnswerError: PeerError,
+    RetiredBeforeError: PeerError,
     RetirementError: PeerError,
     RpcError: PeerError,
     SessionRefusedError: PeerError,

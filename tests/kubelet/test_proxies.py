@@ -9,6 +9,7 @@ import pytest
 from kubelet.identity.http_exchange import HttpRequest, NoAnswerError, exchange
 from kubelet.session.channel import NOT_REACHED, open_channel
 from kubelet.session.relay_addresses import RelayAddress
+from schemas.faults import connection_reason
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
@@ -67,6 +68,21 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: p
         with pytest.raises(NoAnswerError) as caught:
             await exchange(HttpRequest("http://relay.example", "/x"), client_context())
     assert str(caught.value) == "the proxy 127.0.0.1 does not connect to relay.example:80"
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://127.0.0.1:1080", "http://10.0.0.1:99999", "http://u:secret@[::1"]
+)
+async def test_a_proxy_that_no_session_can_use_is_as_one_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, registry: SchemaRegistry, proxy: str
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, proxy)
+    url, ulids = "http://relay.example", UlidSource(lambda: 1, bytes)
+    with pytest.raises(NOT_REACHED) as caught:
+        async with open_channel(url, RelayAddress(url), None, FrameReader(registry), ulids, BOUND_S):
+            pass
+    assert "secret" not in connection_reason(caught.value)
 
 
 @pytest.mark.parametrize(("url", "asked"), [("http://relay.example", 1), ("http://127.0.0.1:9", 0)])

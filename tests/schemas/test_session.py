@@ -212,6 +212,14 @@ def test_a_late_answer_is_dropped_and_counted(reader: FrameReader) -> None:
     assert relay.state is SessionState.OPEN
 
 
+def test_of_too_many_questions_without_an_answer_the_oldest_are_forgotten(reader: FrameReader) -> None:
+    relay, node = pair(reader)
+    for number in range(5000):
+        send(node, "heartbeat", 10 + number)
+    assert node.receive(send(relay, "heartbeat_ack", 6000, answers=10)) is None
+    assert node.receive(send(relay, "heartbeat_ack", 6001, answers=5009)) is not None
+
+
 def test_forgetting_what_was_never_asked_does_nothing(reader: FrameReader) -> None:
     relay, _node = pair(reader)
     relay.forget(message_id(99))

@@ -1,5 +1,6 @@
 """Which kinds a node announces, by what its relay says that it knows."""
 
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,6 +12,7 @@ from schemas.kind_packages import read_shipped
 from schemas.kinds import Kind, KindRegistry, rfc_kinds
 from schemas.process.logs import make_logger
 from schemas.registry import SCHEME
+from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 
 LAMP = Kind("acme.lamp", "lamp", "read_only", SCHEME, MappingProxyType({}))
@@ -25,7 +27,8 @@ class Board:
         self.lines = LogLines()
         kinds = KindRegistry([*rfc_kinds(), read_shipped("linux.health").kind, LAMP])
         capabilities = [{"cap_id": "one", "kind": kind.name} for kind in kinds]
-        self.kinds = RelayKinds(capabilities, kinds, file, make_logger("kubelet", self.lines))
+        self.clock = FakeClock(0)
+        self.kinds = RelayKinds(capabilities, kinds, file, self.clock, make_logger("kubelet", self.lines))
 
     @property
     def announced(self) -> list[str]:
@@ -65,6 +68,21 @@ def test_after_a_refusal_only_the_kinds_that_every_relay_knows_are_announced(fil
     assert not board.kinds.told(None)
     assert board.kinds.told([*OWN, LAMP.name])
     assert board.announced == [LAMP.name, *OWN]
+
+
+def test_a_relay_that_names_others_each_time_has_the_file_written_every_ten_seconds_at_most(
+    file: Path,
+) -> None:
+    board, written = Board(file), list[str]()
+    for number in range(41):
+        board.kinds.told([*OWN, "linux.health"] if number % 2 else [*OWN, f"acme.{number}" * 1000])
+        written.append(file.read_text())
+        board.clock.advance(1000)
+    assert sum(before != after for before, after in pairwise(written)) <= 4
+    assert len(max(written, key=len)) < 100
+    board.clock.advance(10_000)
+    board.kinds.told(OWN)
+    assert read_relay_kinds(file) == frozenset(OWN)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "null", '["linux.health"', "\x00"])

@@ -1,7 +1,8 @@
 import asyncio
 import json
 import os
-from contextlib import AsyncExitStack
+import socket
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ async def test_one_user_has_so_many_connections(relay: FakeRelay, path: Path, lo
     await until(lambda: relay.tools.summary().startswith("0 sessions, 0 local clients"))
     async with connected(path) as again:
         assert "result" in await again.request("node")
+
+
+async def test_a_connection_counts_until_what_its_client_does_not_read_is_dropped(
+    relay: FakeRelay, path: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_CLOSED_WITHIN_S", 0.5)
+    relay.open()
+    with ExitStack() as stack:
+        for _ in range(MAX_CLIENTS_OF_ONE_USER):
+            unread = stack.enter_context(socket.socket(socket.AF_UNIX))
+            unread.settimeout(0)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(unread, str(path))
+            await loop.sock_sendall(unread, b"x\n" * 3500)  # the answers are more than the kernel holds
+            unread.shutdown(socket.SHUT_WR)
+        async with connected(path) as one_more:
+            assert await one_more.at_end()
+        assert log.entries("local client refused: too many connections")
+        await until(lambda: relay.tools.summary().startswith("1 sessions, 0 local clients"))
 
 
 async def test_a_message_goes_to_every_client_of_its_session(relay: FakeRelay, path: Path) -> None:

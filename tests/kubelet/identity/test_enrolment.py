@@ -2,7 +2,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kubelet.config import read_stored
-from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError
+from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError, enrol_again
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.provisioning import Enrolled, create_identity
 from kubelet.process import hold_alone
@@ -60,14 +60,19 @@ class Bench:
     async def enrol(
         self, token: JoinToken | None = None, url: str | None = None, *, plain_allowed: bool = False
     ) -> Enrolled:
-        return await Enroller(
+        return await self.enroller(token, url, plain_allowed=plain_allowed).run()
+
+    def enroller(
+        self, token: JoinToken | None = None, url: str | None = None, *, plain_allowed: bool = False
+    ) -> Enroller:
+        return Enroller(
             self.files,
             token or self.server.token,
             url or self.server.url,
             plain_allowed,
             self.clock,
             os.urandom,
-        ).run()
+        )
 
     @property
     def untouched(self) -> bool:
@@ -130,6 +135,18 @@ async def test_after_a_lost_answer_the_same_node_asks_again(plain_bench: Bench) 
     first, second = plain_bench.server.genuine
     assert first["csr"] == second["csr"]
     assert first["nonce"] != second["nonce"]
+
+
+async def test_the_key_of_a_new_identity_is_used_again_after_a_lost_answer(plain_bench: Bench) -> None:
+    await plain_bench.enrol()
+    before, plain_bench.server.lost = plain_bench.files.read(), 1
+    for is_lost in (True, False):
+        with pytest.raises(NoAnswerError) if is_lost else nullcontext():
+            await enrol_again(plain_bench.enroller())
+    _, first, second = plain_bench.server.genuine
+    assert first["csr"] == second["csr"]
+    after = plain_bench.files.read()
+    assert (after.node_id, after.key == before.key) == (before.node_id, False)
 
 
 async def test_after_a_crash_half_way_through_installing_it_can_be_run_again(plain_bench: Bench) -> None:

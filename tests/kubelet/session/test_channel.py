@@ -2,7 +2,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -19,6 +19,7 @@ from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
+from tests.fakes.polling import before_asking_again
 
 pytestmark = pytest.mark.integration
 
@@ -287,6 +288,31 @@ async def test_a_relay_that_says_nothing_any_more_is_given_up() -> None:
             assert await messages(socket) == 1
         assert isinstance(socket, MeteredConnection)
         assert not socket.is_flooded
+
+
+async def test_a_relay_that_pings_and_does_not_read_is_given_up() -> None:
+    ended = asyncio.Event()
+
+    async def ping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(accepted(b"")(head.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0])[0])
+        with suppress(OSError):
+            while not writer.is_closing():
+                writer.write(PING)
+                await writer.drain()
+                await before_asking_again()
+        writer.transport.abort()
+        ended.set()
+
+    async with (
+        await asyncio.start_server(ping, "127.0.0.1", 0) as server,
+        metered(server.sockets[0].getsockname()[1], silence_s=0.5) as socket,
+        asyncio.timeout(BOUND_S),
+    ):
+        with suppress(ConnectionClosed):
+            while True:
+                await socket.send("x" * 1_000_000)
+        await ended.wait()
 
 
 async def test_a_relay_that_only_pings_is_heard() -> None:

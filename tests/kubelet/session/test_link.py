@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from kubelet.session.link import LinkState
 from kubelet.session.relay_frames import LinkEvent
@@ -15,6 +17,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, frame_text
 from tests.fakes.node import announce_again
 from tests.fakes.node_link import BOUND_S, HOUR_MS, REJECTION, Rig
+from tests.fakes.polling import until
 from tests.fakes.signer import NOW_MS, TTL_MS
 from tests.fakes.view_stage import WorkCounts
 
@@ -271,6 +274,31 @@ async def test_a_result_that_fits_no_frame_costs_an_error_and_not_the_connection
         rig.worker.result = {"message": "pong"}
         await end.receive("cmd_ack")
         assert (await end.command()).payload["ok"] is True
+
+
+async def test_a_relay_that_does_not_read_loses_the_node(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubelet.session.channel._MOST_UNREAD_BYTES", 1 << 20)
+    rig.worker.result = {"message": "y" * 200_000}
+    async with rig.running():
+        end = await rig.opened()
+        end.socket.transport.pause_reading()
+        with suppress(ConnectionClosed):
+            for _ in range(100):
+                await end.send("cmd", sent_at_ms=NOW_MS)
+        await rig.waits.next()
+
+
+async def test_a_node_ends_though_its_relay_does_not_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubelet.session.link.CLOSE_TIMEOUT_S", 0.2)
+    rig.worker.result = {"message": "y" * 200_000}
+    async with rig.running() as link:
+        end = await rig.opened()
+        end.socket.transport.pause_reading()
+        for _ in range(40):
+            await end.send("cmd", sent_at_ms=NOW_MS)
+        await until(lambda: rig.link.dispatcher.inflight > 0)
+        link.cancel()
+        await asyncio.wait_for(asyncio.wait([link]), 30)
 
 
 async def test_a_node_that_shuts_down_says_goodbye(rig: Rig) -> None:

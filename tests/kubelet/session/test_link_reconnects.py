@@ -121,6 +121,16 @@ async def test_a_node_that_was_revoked_waits_for_an_operator(rig: Rig, *, welcom
         assert rig.link.state is LinkState.REVOKED
 
 
+async def test_a_relay_that_asks_for_time_and_does_not_close_gets_it_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubelet.session.link.CLOSE_TIMEOUT_S", 0.1)
+    async with rig.running():
+        end = await rig.opened()
+        await end.send("bye", reason="over_capacity", retry_after_ms=7_000)
+        assert (await rig.waits.next()).seconds >= 7
+
+
 @pytest.mark.parametrize("welcome", [False, True], ids=["in the handshake", "later"])
 async def test_a_relay_that_asks_for_time_gets_it_once(rig: Rig, *, welcome: bool) -> None:
     async with rig.running():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kubelet.process import ticks_ms
 from kubelet.session.link import LinkState
 from kubelet.session.renewal import Renewal
 from schemas.canonical import jcs
@@ -39,7 +40,7 @@ class Renewing:
         self.renewed = asyncio.Event()
         self._files = files
         renewal = Renewal(
-            rig.link.identity, files, self._install, self.renewed.set, self._now_ms, rig.link.log
+            rig.link.identity, files, self._install, self.renewed.set, self._now_ms, ticks_ms, rig.link.log
         )
         rig.link = replace(rig.link, renewal=renewal)
 

@@ -37,7 +37,8 @@ class Bench:
         self.announced: list[str] = []
         self.refusal: str | None = None
         log = make_logger("kubelet", self.log)
-        self.renewal = Renewal(self.identity, files, self._install, self._renewed, self.clock, log)
+        ticks = self.clock.ticks_ms
+        self.renewal = Renewal(self.identity, files, self._install, self._renewed, self.clock, ticks, log)
 
     async def _install(self, payload: Renewed) -> str | None:
         self.installed.append(payload)
@@ -87,6 +88,16 @@ def test_it_asks_once_an_hour_and_goes_on_asking(bench: Bench) -> None:
         bench.clock.advance(AGAIN_AFTER_MS - 1)
         assert bench.renewal.request(server_roots=True) is None
         bench.clock.advance(1)
+
+
+def test_a_clock_that_was_ahead_for_a_moment_does_not_end_the_requests(bench: Bench) -> None:
+    ahead_ms = 3650 * DAY_MS
+    bench.clock.step(ahead_ms)
+    assert bench.renewal.request(server_roots=True) is not None
+    bench.clock.step(-ahead_ms)
+    assert bench.renewal.request(server_roots=True) is None
+    bench.clock.advance(DUE_MS - bench.clock.now_ms)
+    assert bench.renewal.request(server_roots=True) is not None
 
 
 def test_it_asks_though_the_leaf_has_run_out(bench: Bench) -> None:
