@@ -9,14 +9,12 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from websockets.exceptions import ConnectionClosed
-
 from kubelet.announce.mqtt import MqttPublisher, Publisher, publish_all
 from kubelet.config import NodeConfig, caller_ids_file, forget, last_issued_file, relay_kinds_file
 from kubelet.daemon.composition import node_environment
 from kubelet.daemon.node import NodeEnvironment
 from kubelet.process import hold_alone
-from kubelet.session.channel import NOT_REACHED, Channel, open_channel
+from kubelet.session.channel import NOT_REACHED, Channel, close_code, open_channel
 from kubelet.session.link import AudienceError, answer_to
 from kubelet.session.relay_addresses import RelayAddress
 from schemas import topics
@@ -122,8 +120,8 @@ async def _receive(channel: Channel, type_: str) -> Frame:
                 if frame.payload["reason"] == ByeReason.REVOKED:
                     raise RetiredBeforeError
                 raise PeerProtocolError("the relay ended the session")
-    except ConnectionClosed as error:
-        if error.rcvd is not None and error.rcvd.code == CloseCode.REVOKED:
+    except NOT_REACHED as error:
+        if close_code(error) == CloseCode.REVOKED:
             raise RetiredBeforeError from None
         raise
     return frame

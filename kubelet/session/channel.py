@@ -159,6 +159,11 @@ def retry_after_s(error: Exception) -> float:
     return float(asked[0]) if len(asked) == 1 and _SECONDS.fullmatch(asked[0]) else 0.0
 
 
+def close_code(error: Exception) -> int | None:
+    """Return the code that the relay has closed with; None if that is not what ``error`` is of."""
+    return error.rcvd.code if isinstance(error, ConnectionClosed) and error.rcvd is not None else None
+
+
 class _Connect(connect):
     """Connects, and follows no redirect: it would lead the node to where its operator has not sent it."""
 

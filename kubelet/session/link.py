@@ -19,7 +19,14 @@ from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import SignedManifest
 from kubelet.dispatch import Dispatcher
 from kubelet.process import ticks_ms
-from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, open_channel, retry_after_s
+from kubelet.session.channel import (
+    CLOSE_TIMEOUT_S,
+    NOT_REACHED,
+    Channel,
+    close_code,
+    open_channel,
+    retry_after_s,
+)
 from kubelet.session.relay_addresses import LONGEST_REQUESTED_S, RelayAddress, RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal
@@ -426,7 +433,7 @@ class RelayLink:
             self.flow.answered()
 
     def _closed(self, error: ConnectionClosed) -> None:
-        code = error.rcvd.code if error.rcvd is not None else None
+        code = close_code(error)
         self.state = LinkState.CONNECTING
         match code:
             case CloseCode.AUTH_FAILED:

@@ -74,7 +74,7 @@ def test_audit_verify_says_when_the_line_of_an_older_head_was_removed(
     assert relay("audit", "verify").code == 0
     audit.rotate()
     audit.write(2)
-    removal = next_removal(audit.path, AuditKeep(max_bytes=1), audit.clock())
+    removal = next_removal(audit.path, AuditKeep(max_age_ms=1), audit.clock() + 10**6)
     assert removal is not None
     first = audit.files[0].read_bytes().splitlines()[0]
     audit.write_facts(

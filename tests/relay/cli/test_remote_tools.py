@@ -388,7 +388,18 @@ async def test_a_server_over_stdio_is_started(
 def test_a_call_that_a_signal_ends_is_recorded_and_leaves_no_program(tmp_path: Path) -> None:
     pid, log, records = (tmp_path / name for name in ("pid", "log", "records"))
     program = f"sh -c 'echo $$ > {pid}; exec {sys.executable} -m tests.fakes.mcp_server {log}'"
-    command = [sys.executable, "-m", "relay", "call", "delay", "--stdio", program, "--audit", str(records)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "relay",
+        "call",
+        "delay",
+        "--stdio",
+        program,
+        "--audit",
+        str(records),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         wait_until(lambda: log.exists() and log.read_text() != "")
         process.terminate()
