@@ -140,7 +140,7 @@ class LinuxMachine:
         """
         try:
             printed = await self.run(command, LONGEST_OUTPUT, within_s)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # asyncio needs a thread for it, and there may be none left
             raise ToolFault("program_missing", str(error)) from error
         if printed.code is None:
             raise ToolFault("no_answer", command[0])

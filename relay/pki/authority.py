@@ -589,16 +589,18 @@ def issue_server_files(
         OSError: a file cannot be written, or others can read the key.
     """
     key_file = directory / "server.key"
-    with in_directory():
-        held = _held_key(key_file)
-    key = held or make_server_key(random_bytes)
-    certificate = ca.servers.issue(hosts[0].strip("[]"), hosts, key.public_key(), _SERVER_DAYS)
     roots = "".join(ca.roots())
     with in_directory():
+        held = _held_key(key_file)
         if held is None:
             make_private_directory(directory)
-            write_atomic(key_file, server_key_to_pem(key), PRIVATE)
+        # First: where nothing can be written, nothing must be issued.
         write_atomic(directory / "roots.pem", roots)
+    key = held or make_server_key(random_bytes)
+    certificate = ca.servers.issue(hosts[0].strip("[]"), hosts, key.public_key(), _SERVER_DAYS)
+    with in_directory():
+        if held is None:
+            write_atomic(key_file, server_key_to_pem(key), PRIVATE)
         write_atomic(directory / "server.pem", certificate)
 
 

@@ -601,6 +601,16 @@ async def test_a_systemd_that_does_not_answer_is_a_fault_of_the_row(
     assert code in read_shipped("linux.units").kind.faults
 
 
+async def test_a_machine_without_a_thread_left_is_a_fault_of_the_row(pi: Board) -> None:
+    async def hung(*_: object) -> Printed:
+        raise RuntimeError("can't start new thread")
+
+    pi.hung = hung
+    with pytest.raises(ToolFault) as caught:
+        await pi.ask("linux.units")
+    assert caught.value.code == "program_missing"
+
+
 @pytest.mark.parametrize("kind", ["linux.units", "linux.journal"])
 def test_what_needs_systemd_is_announced_where_it_runs(pi: Board, kind: str) -> None:
     assert pi.handler(kind).missing == "systemd does not run"

@@ -276,6 +276,14 @@ def test_ca_issue_server_writes_what_a_broker_reads(relay: Relay, tmp_path: Path
     assert mode(tmp_path / "broker" / "server.key") == 0o600
 
 
+def test_ca_issue_server_does_not_issue_what_it_cannot_write(relay: Relay, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    outcome = relay("ca", "issue-server", "mqtt.example", "--out", tmp_path / "file" / "broker")
+    assert outcome.code == 3
+    assert outcome.error.isprintable()
+    assert listed(relay) == []
+
+
 @pytest.mark.parametrize(("host", "code"), [(NODE_ID, 3), ("*.example", 2), ("https://mqtt.example", 2)])
 def test_ca_issue_server_does_not_issue_for_what_is_no_host(
     relay: Relay, tmp_path: Path, host: str, code: int
