@@ -9,6 +9,7 @@ import pytest_asyncio
 from kubelet.loopback import LoopbackServer
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
+from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import Hub
 from tests.fakes.loopback_state import LoopbackState
 from tests.fakes.served_relay import ServedRelay
@@ -60,3 +61,10 @@ def loopback() -> Iterator[LoopbackServer]:
     server.start()
     yield server
     server.close()
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsServer]:
+    """The server of the relays."""
+    with NatsServer.running(tmp_path) as server:
+        yield server

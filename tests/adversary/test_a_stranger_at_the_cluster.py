@@ -176,12 +176,6 @@ async def test_what_an_agent_or_a_node_has_admits_it_nowhere(
             await connected(nats, **shown)
 
 
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    with NatsServer.running(tmp_path) as server:
-        yield server
-
-
 @pytest.mark.parametrize("who", [NODE, OF_THE_BROKER])
 async def test_a_certificate_for_the_broker_admits_to_no_server_of_the_relays_alone(
     own: TlsNatsServer, who: str

@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -42,13 +42,6 @@ THIEF = "01HZX9K3M4P7Q8R9S0T1V2W3XD"
 CALLS = 20
 FORGED = b'{"ack":{"ok":true,"result":{"message":"forged"}}}'
 in_both = pytest.mark.parametrize("sealed", [False, True], ids=["not sealed", "sealed"])
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    """The server of the relays."""
-    with NatsServer.running(tmp_path) as server:
-        yield server
 
 
 @dataclass

@@ -6,17 +6,13 @@ the session goes on, its request is still pending, and none of its events reache
 
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from tests.fakes.caller_stage import SCOPE, TOOLS, request_id
-from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import NEW, OLD, McpWire
 from tests.fakes.served_relay import ServedRelay
-from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,12 +30,6 @@ USES: list[tuple[str, dict[str, Any]]] = [
     ("caller_tool_response", {"request_id": request_id(), "result": "mine"}),
     ("caller_tool_response", {"request_id": request_id(), "error": "mine"}),
 ]
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
-    async with ServedRelay.open(hub, server) as relay:
-        yield relay
 
 
 @pytest.mark.parametrize("era", [OLD, NEW])

@@ -26,12 +26,6 @@ pytestmark = pytest.mark.integration
 BOUND_S = 30
 
 
-@pytest.fixture
-async def relay(reader: FrameReader) -> AsyncIterator[PlayedRelay]:
-    async with PlayedRelay(reader).running() as relay:
-        yield relay
-
-
 @asynccontextmanager
 async def connected(
     relay: PlayedRelay, reader: FrameReader, clock: FakeClock

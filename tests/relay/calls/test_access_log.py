@@ -201,11 +201,6 @@ def test_no_control_character_of_a_caller_gets_into_the_log(written: Written) ->
 # --- at the gateway -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def router() -> ScriptedRouter:
-    return ScriptedRouter()
-
-
 @pytest.mark.holds("ENVELOPE/log-fields")
 async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, router: ScriptedRouter) -> None:
     hub.connect(hub.ca.issue())

@@ -31,11 +31,6 @@ SLOW_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 0.5, "max_concurrency": 1
 BRISK_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 2}}
 
 
-@pytest.fixture
-def seconds() -> Seconds:
-    return Seconds()
-
-
 def slowed(hub: Hub, router: LocalRouter, seconds: Seconds, *capabilities: Mapping[str, Any]) -> CallGateway:
     hub.connect(hub.ca.issue(), capabilities=list(capabilities))
     return hub.gateway(router, seconds)

@@ -70,11 +70,6 @@ class Stage:
 
 
 @pytest.fixture
-def router() -> ScriptedRouter:
-    return ScriptedRouter()
-
-
-@pytest.fixture
 def stage(hub: Hub, router: ScriptedRouter) -> Stage:
     return Stage(hub, router)
 

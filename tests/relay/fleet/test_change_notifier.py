@@ -35,11 +35,6 @@ class CountingListener:
         await asyncio.wait_for(self._events.get(), BOUND_S)
 
 
-@pytest.fixture
-def node(hub: Hub) -> SimulatedNode:
-    return hub.ca.issue()
-
-
 @asynccontextmanager
 async def running(notifier: ChangeNotifier) -> AsyncIterator[None]:
     task = asyncio.create_task(notifier.run())

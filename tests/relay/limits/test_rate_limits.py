@@ -22,19 +22,10 @@ from relay.limits.rate_limits import (
 from schemas.errors import Failure, ToolError
 from schemas.pacing import TokenBucket
 from tests.fakes.hub import Hub
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID
 
 DAY_MS = 86_400_000
-
-
-class Seconds:
-    """A clock in seconds, which a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def refused(limiter: Limiter, now: float, cost: float = 1.0) -> int:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from schemas.frames import FrameReader
+from tests.fakes.clock import FakeClock
 from tests.fakes.hub import Hub
 from tests.fakes.serving import Server
+from tests.fakes.signer import NOW_MS
 from tests.fakes.watched_relay import Stage
 
 
@@ -17,3 +19,8 @@ def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Iter
     stage.watch.begin()
     yield stage
     stage.close()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_MS)

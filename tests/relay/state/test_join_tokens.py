@@ -24,11 +24,6 @@ BOUND_S = 60
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_MS)
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "join_tokens.jsonl"
 

@@ -25,11 +25,6 @@ def made(directory: Path, clock: FakeClock) -> CertificateAuthority:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_MS)
-
-
-@pytest.fixture
 def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
     return made(tmp_path / "ca", clock)
 

@@ -64,11 +64,6 @@ FIRST, SECOND, THIRD = (bytes(key_named(f"token key {number}").verify_key) for n
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(NOW_MS)
-
-
-@pytest.fixture
 def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
     return made(tmp_path / "ca", clock)
 
