@@ -1,7 +1,7 @@
 """Makes sign-in out of what the relay has, or what forwards it. Must not contain behaviour of its own."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -16,7 +16,6 @@ from relay.sign_in.assertions import Assertions
 from relay.sign_in.authorization import AuthorizationServer
 from relay.sign_in.clients import Clients
 from relay.sign_in.consent import LONGEST_MS, Tags
-from relay.sign_in.elsewhere import SignInElsewhere
 from relay.sign_in.fetching import Fetcher
 from relay.sign_in.forwarding import KIND, ForwardedSignIn, answering
 from relay.sign_in.incoming import AddressMeter
@@ -32,6 +31,9 @@ from relay.state.redemptions import Redemptions
 from relay.state.sharer import Sharing
 from relay.state.tokens import IssuedTokens
 from schemas.addresses import mcp_url
+
+if TYPE_CHECKING:
+    from relay.sign_in.provider import ProviderSignIn
 
 
 class FleetOf(NamedTuple):
@@ -143,7 +145,7 @@ def make_forwarded_sign_in(
 
 def _provider(
     environment: RelayEnvironment, people: PeopleLedger, grants: Grants, audit: AuditWriter
-) -> SignInElsewhere | None:
+) -> "ProviderSignIn | None":
     """Return the sign-in at the provider that the operator has named, if there is one."""
     oidc = environment.config.oidc
     if oidc is None:

@@ -19,6 +19,8 @@ from relay.sign_in.metadata import SERVER_PATHS
 
 SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
 ELSEWHERE, FROM_ELSEWHERE = f"{SIGN_IN}/provider", f"{SIGN_IN}/provider/answer"
+ATTEMPT_MS = 600_000
+"""How long a browser may be elsewhere."""
 STYLE_PATH, SCRIPT_PATH = "/sign-in/style.css", "/sign-in/passkey.js"
 _HERE = files(__package__) / "templates"
 _KEPT = "public, max-age=3600"

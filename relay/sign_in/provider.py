@@ -10,7 +10,7 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from attrs import define, field
@@ -21,8 +21,8 @@ from relay.auth.openid_provider import OpenidError, OpenidProvider
 from relay.settings.openid import OpenidConfig
 from relay.sign_in.authorization import challenge_of
 from relay.sign_in.consent import FormValues, may_still_give
-from relay.sign_in.elsewhere import ATTEMPT_MS, SignedIn
 from relay.sign_in.incoming import SignInRefusedError
+from relay.sign_in.pages import ATTEMPT_MS
 from relay.state.grants import Grant, Grants
 from relay.state.people import PeopleError, PeopleLedger, Person
 from schemas.keys import base64url
@@ -37,9 +37,17 @@ _AGAIN = "This sign-in was begun in another browser, or too long ago: begin agai
 _ONCE = ("state", "code", "iss", "error")
 
 
+class SignedIn(NamedTuple):
+    """Who has signed in, what the session is held to (``Person.proofs``), and which page goes on."""
+
+    person: Person
+    proof: bytes
+    back: str
+
+
 @define(eq=False, repr=False, kw_only=True)
 class ProviderSignIn:
-    """Signs people in at ``provider``, by the rules of ``config``."""
+    """Signs people in at ``provider``, by the rules of ``config``; ``label`` is what its button says."""
 
     _config: OpenidConfig
     _provider: OpenidProvider
@@ -60,6 +68,11 @@ class ProviderSignIn:
         self.label = urlsplit(self._config.issuer).hostname or ""
 
     async def begin(self, back: str) -> tuple[str, str]:
+        """Return where the browser is sent, and the cookie that it keeps meanwhile; it comes ``back``.
+
+        Raises:
+            SignInRefusedError: that is not possible now.
+        """
         cookie = base64url(self._random_bytes(32))
         try:
             url = await self._provider.authorization_url(
@@ -79,6 +92,12 @@ class ProviderSignIn:
         return url, cookie
 
     async def answered(self, query: FormValues, cookie: str | None) -> SignedIn:
+        """Return who has come back.
+
+        Raises:
+            SignInRefusedError: it is not proven, or the person may not sign in.
+            LedgerError, OSError: the list of people cannot be used.
+        """
         if self._answering >= MAX_AT_ONCE:
             raise SignInRefusedError(
                 503, "Too many sign in at once: try again in a moment.", "too_many", 1_000

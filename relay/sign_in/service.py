@@ -8,7 +8,7 @@ decide what is allowed; must not write a token, a code or a link anywhere but in
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from attrs import define, field
@@ -36,11 +36,11 @@ from relay.sign_in.consent import (
     may_still_give,
     offer_to,
 )
-from relay.sign_in.elsewhere import ATTEMPT_MS, SignInElsewhere
 from relay.sign_in.incoming import MAX_BODY, AddressMeter, SignInRefusedError, address_of, read_body
 from relay.sign_in.known_clients import known_client
 from relay.sign_in.metadata import AUTHORIZE, REGISTER, REVOKE, TOKEN
 from relay.sign_in.pages import (
+    ATTEMPT_MS,
     COMMON,
     ELSEWHERE,
     FROM_ELSEWHERE,
@@ -57,6 +57,9 @@ from schemas.error_roots import StateError
 from schemas.kinds import Kind
 from schemas.strict_json import StrictJsonError, loads
 from schemas.times import iso
+
+if TYPE_CHECKING:
+    from relay.sign_in.provider import ProviderSignIn
 
 COOKIE, ATTEMPT_COOKIE = "__Host-edge-session", "__Host-edge-attempt"
 _MAX_QUERY = 8 * 1024
@@ -86,7 +89,7 @@ class SignIn:
     _now_ms: Callable[[], int]
     _meter: AddressMeter
     _longest_ms: int
-    _elsewhere: SignInElsewhere | None = None
+    _elsewhere: "ProviderSignIn | None" = None
     _pages: SignInPages = field(init=False)
     _waiting: int = field(init=False, default=0)
 
@@ -306,7 +309,7 @@ class SignIn:
             elsewhere_url=f"{ELSEWHERE}?{query}" if client else ELSEWHERE,
         )
 
-    async def _go_elsewhere(self, elsewhere: SignInElsewhere, request: Request) -> Response:
+    async def _go_elsewhere(self, elsewhere: "ProviderSignIn", request: Request) -> Response:
         """Send the browser to the provider: from our page alone, so that no other site begins a sign-in."""
         query = _query_text(request)
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
@@ -316,7 +319,7 @@ class SignIn:
         _set_cookie(answer, ATTEMPT_COOKIE, cookie, ATTEMPT_MS)
         return answer
 
-    async def _come_back(self, elsewhere: SignInElsewhere, request: Request) -> Response:
+    async def _come_back(self, elsewhere: "ProviderSignIn", request: Request) -> Response:
         found = await elsewhere.answered(_query(request), _cookie(request, ATTEMPT_COOKIE))
         answer = Response(status_code=303, headers={**COMMON, "location": found.back})
         _set_cookie(answer, ATTEMPT_COOKIE, "", 0)

@@ -18,8 +18,8 @@ from relay.auth.openid_provider import MIN_INTERVAL_S, OpenidError, OpenidProvid
 from relay.pki.authority import CertificateAuthority
 from relay.server.app import Relay
 from relay.settings.openid import OpenidConfig, openid_config
-from relay.sign_in.elsewhere import ATTEMPT_MS
 from relay.sign_in.fetching import Fetcher
+from relay.sign_in.pages import ATTEMPT_MS
 from relay.state.people import PeopleError, PersonRole
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
