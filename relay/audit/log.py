@@ -137,7 +137,10 @@ class AuditLog:
 
     def check_space(self) -> None:
         """Return if there is space for lines that can wait. Raises AuditUnavailableError."""
-        disk = os.fstatvfs(self._descriptor)
+        try:
+            disk = os.fstatvfs(self._descriptor)
+        except OSError as error:
+            raise AuditUnavailableError(str(error)) from error
         if disk.f_bavail * disk.f_frsize < self._reserved_bytes:
             text = f"the disk has less than {self._reserved_bytes >> 20} MiB left, which is kept for calls"
             raise AuditUnavailableError(text)

@@ -174,7 +174,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._unparsed = bytearray()
         """What was received and waits: for its turn, or for the answer of an earlier request."""
         self._head_tail = b""
-        """The last bytes of an unfinished head: its end may come in two pieces."""
+        """The last bytes of an unfinished head, or of chunks: the end may come in two pieces."""
         self._waits_in: Lane | None = None
         self._share = Share.REQUESTS
         self._body_left: int | None = None
@@ -253,8 +253,8 @@ class BoundedHttp(HttpToolsProtocol):
     def _next_piece(self) -> tuple[int, int]:
         """Return how many bytes are parsed next, and how many heads end in them: one at most."""
         data = self._unparsed
-        if self._in_body:
-            return len(data) if self._body_left is None else min(len(data), self._body_left), 0
+        if self._in_body and self._body_left is not None:
+            return min(len(data), self._body_left), 0
         before = len(self._head_tail)
         end = (self._head_tail + data).find(_HEAD_END) if before else data.find(_HEAD_END)
         if end < 0:
@@ -262,6 +262,9 @@ class BoundedHttp(HttpToolsProtocol):
             return len(data), 0
         self._head_tail = b""
         end += len(_HEAD_END) - before
+        if self._in_body:
+            # Chunks end so, and may have it within: what follows them is another request, with a price.
+            return end, 0
         # Where no other head ends behind it, what follows is its body, or the beginning of one head.
         return len(data) if data.find(_HEAD_END, end) < 0 else end, 1
 
@@ -295,6 +298,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Parse ``data``, and abort at a head over the limit, or at what is no body where one is to come."""
         self._received_bytes, self._has_body = len(data), False
         super().data_received(data)
+        if self._in_body and self._body_left is None and not self._head_tail:
+            self._head_tail = data[1 - len(_HEAD_END) :]  # the end of the chunks may have begun
         if (self._in_head or self._in_body) and not self._has_body:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -344,7 +349,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._take_client_from_proxy()
         self._body_left = None
         for name, value in self.headers:
-            if name == b"content-length" and value.isdigit():
+            if name == b"content-length" and value.strip(b" \t").isdigit():
                 self._body_left = int(value)
                 break
         if self._may_be_direct():
@@ -368,7 +373,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._pass_on()
 
     def on_message_complete(self) -> None:
-        self._in_body = False
+        self._in_body, self._head_tail = False, b""
         if self._body is not None and (work := self._begin_work(bytes(self._body))) is not None:
             self._body = None
             self._start(work)

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -33,7 +34,12 @@ def test_each_line_holds_the_time_and_the_facts(audit: AuditLog, path: Path) -> 
     assert second.items() >= {"ts_ms": NOW_MS, "decision": "deny", "tenant": None}.items()
 
 
-def test_a_line_that_can_wait_is_not_written_into_the_space_for_calls(path: Path) -> None:
+def test_a_line_that_can_wait_is_not_written_into_the_space_for_calls(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     audit = AuditLog(path, FakeClock(NOW_MS), reserved_bytes=2**80)
     with pytest.raises(AuditUnavailableError, match="MiB left, which is kept for calls"):
         audit.write_if_space(event="refused")
@@ -42,6 +48,9 @@ def test_a_line_that_can_wait_is_not_written_into_the_space_for_calls(path: Path
     audit.close()
     roomy = AuditLog(path, FakeClock(NOW_MS), reserved_bytes=0)
     roomy.write_if_space(event="refused")
+    monkeypatch.setattr("os.fstatvfs", fail)
+    with pytest.raises(AuditUnavailableError, match="Input/output"):
+        roomy.write_if_space(event="refused")
     lines = map(json.loads, path.read_text("ascii").splitlines())
     assert [line.get("event") for line in lines] == [None, "refused"]
 

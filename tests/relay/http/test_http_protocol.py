@@ -5,6 +5,7 @@ import gc
 import weakref
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 import uvicorn
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import admit
 from relay.http.http_protocol import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, JoinedHead
+from relay.http.request_meter import RequestMeter
 from relay.http.websocket_protocol import BoundedWebSocket
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected, write_until_cut
@@ -96,6 +98,43 @@ async def test_a_head_of_as_many_fields_as_it_may_have_is_served(server: Server)
     held.answer.set()
     fields = b"X: y\r\n" * (MAX_FIELDS - 2) + b"Connection: close\r\n"
     assert b"200 OK" in await exchange(server.address.port, REQUEST[:-2] + fields + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"3\r\nxyz\r\n0\r\nX: y\r", b"0\r\n\r"], ids=["no", "trailer", "chunk"]
+)
+async def test_each_request_behind_a_chunked_body_has_its_price(
+    server: Server, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    """``begun``: what of the body comes with its head; the rest comes with the requests behind it."""
+    costs: list[float] = []
+    enter = RequestMeter.enter
+
+    def counted(meter: RequestMeter, source: Any, share: Any, cost: float, *more: Any, **options: Any) -> Any:
+        costs.append(cost)
+        return enter(meter, source, share, cost, *more, **options)
+
+    is_begun = asyncio.Event()
+
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
+        is_begun.set()
+        while (await receive()).get("more_body", False):
+            pass
+        await JSONResponse("read")(scope, receive, send)
+
+    monkeypatch.setattr(RequestMeter, "enter", counted)
+    server.app = read
+    reader, writer = await connected(server)
+    writer.write(CHUNKED + begun)
+    await is_begun.wait()
+    rest = {b"": b"0\r\n\r\n", b"0\r\n\r": b"\n"}.get(begun, b"\n\r\n")
+    writer.write(rest + REQUEST * 7)
+    answers = b""
+    async with asyncio.timeout(BOUND_S):
+        while answers.count(b'"read"') < 8:
+            answers += await reader.read(65_536)
+    writer.close()
+    assert sum(cost >= 1 for cost in costs) == 9  # the connection, and eight requests
 
 
 async def test_fields_of_a_trailer_are_dropped(server: Server) -> None:
