@@ -7,6 +7,7 @@ calls: each of those has lines of its own.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +29,7 @@ OTHERS = "others"
 _INTERVAL_S = 1.0
 _ROUND_S = 120.0
 _PAUSE_S = 60.0
+_TURN_S = 0.1
 
 
 class RefusalEvent(StrEnum):
@@ -148,12 +150,15 @@ class RefusalCounter:
             while True:
                 self.loop.busy(self._interval_s + _ROUND_S)
                 await asyncio.sleep(self._interval_s)
-                self.write_due()
+                self.write_due(_TURN_S)
         finally:
             self.write()
 
-    def write_due(self) -> None:
-        """Write what was counted of each source that had no line for a minute, and forget idle sources."""
+    def write_due(self, within_s: float = math.inf) -> None:
+        """Write what was counted of each source that had no line for a minute, and forget idle sources.
+
+        A disk that is slow leaves the rest for the next time, once this has taken ``within_s``.
+        """
         now = self._monotonic()
         for counts in (self._authenticated, self._unauthenticated, self._others):
             for key in [key for key, counted in counts.items() if counted.due <= now]:
@@ -162,6 +167,8 @@ class RefusalCounter:
                 elif self._written(key, counts[key]):
                     counts[key] = _Count(due=now + _PAUSE_S)
                 else:
+                    return
+                if self._monotonic() - now > within_s:
                     return
 
     def write(self) -> None:

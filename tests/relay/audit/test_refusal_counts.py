@@ -42,6 +42,20 @@ def test_what_was_written_is_not_written_again(hub: Hub) -> None:
     assert len(hub.audited()) == 1
 
 
+def test_a_slow_disk_leaves_the_rest_for_the_next_time(hub: Hub) -> None:
+    def slow() -> float:
+        hub.seconds.now += 0.05  # between two lines
+        return hub.seconds.now
+
+    refusals = RefusalCounter(hub.audit, hub.log, slow, hub.ulids.new)
+    for number in range(10):
+        refusals.count(RefusalEvent.NODE_REFUSED, f"192.0.2.{number}", "chain")
+    refusals.write_due(0.1)
+    assert 0 < len(hub.audited()) < 10
+    refusals.write()
+    assert len(hub.audited()) == 10
+
+
 def sources(hub: Hub) -> list[tuple[str, int]]:
     return [(line["source"], line["count"]) for line in hub.audited()]
 
