@@ -336,16 +336,13 @@ class SocketServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client: Client | None = None
         try:
             peer = peer_of(writer.get_extra_info("socket"))
             if self._is_accepted(peer):
                 client = Client(reader, writer, self._parts)
                 self._clients[client] = peer
-                try:
-                    await client.run()
-                finally:
-                    await _ended(writer)
-                    del self._clients[client]
+                await client.run()
         except OSError:
             self._parts.counts["connections_broken"] += 1
         except Exception:
@@ -353,6 +350,8 @@ class SocketServer:
             self._parts.log.exception("connection of a local client failed")
         finally:
             await _ended(writer)
+            if client is not None:
+                del self._clients[client]
 
     def _is_accepted(self, peer: Peer) -> bool:
         if not peer.may_use(self._group):

@@ -276,13 +276,14 @@ class IdempotentCalls:
         # Hashed: where the form of calls is not enforced, a key may have any length.
         hashed_key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
         key_of_call: CallKey = (principal.name, tool.canonical, hashed_key)
-        decides: object = record.call.arguments
+        beside: list[object] = []
         if isinstance(tool, RelayTool):
-            decides = [decides, _known(principal.rights), _known(selection)]
+            beside = [_known(principal.rights), _known(selection)]
         elif tool.surface.verb.guarded:
-            decides = [decides, _known(principal.rights)]
-        elif record.directed is not None and record.directed.for_s is not None:
-            decides = [decides, record.directed.for_s]
+            beside = [_known(principal.rights)]
+        if record.directed is not None and record.directed.for_s is not None:
+            beside.append(record.directed.for_s)
+        decides = [record.call.arguments, *beside] if beside else record.call.arguments
         arguments = sha256(jcs(decides)).hexdigest()
         try:
             keyed = self._store.open(

@@ -95,7 +95,7 @@ def ca_backup(
     passphrase = None if recipient or plain else _passphrase(passphrase_file, confirm=True)
     try:
         state, ca = state_files(state_dir), authority(state_dir)
-        ca.root_pem()
+        ca.root_pem()  # without a CA, that is what is wrong, and not the file
         # Made first: where it cannot be, no certificate must be issued for what it would hold.
         with new_file(file) as written:
             if without_ca_key:
