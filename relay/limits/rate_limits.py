@@ -42,7 +42,7 @@ _EXAMINED = 32
 
 PRESENT_S = 10.0
 """For so long after it has asked, a holder's share is kept for it."""
-MAX_PRESENT = 32
+MAX_PRESENT = 128
 """The holders of one bucket that are known; of more, the one that asked longest ago is forgotten."""
 
 _SPARE_FROM = 4.0

@@ -486,6 +486,18 @@ def test_twenty_that_are_more_than_the_burst_all_have_the_same() -> None:
     assert all(outcome.rate(who, 100) == pytest.approx(0.5, abs=0.15) for who in asked)
 
 
+def test_one_that_obeys_the_retry_time_is_served_beside_many_that_do_not() -> None:
+    shared, comes_at, served = Shared(), 0.0, 0
+    for now in (tenth / 10 for tenth in range(1000)):
+        for number in range(50):
+            shared.asks(f"agent-{number}", now)
+        if now >= comes_at:
+            wait_s = shared.asks("modest", now)
+            served += wait_s == 0
+            comes_at = now + (wait_s or 8.0)
+    assert served >= 8  # of at most 13, where its part is 19
+
+
 def test_where_there_is_one_token_at_a_time_it_is_each_ones_turn() -> None:
     shared = Shared(Allowance(0.5, 1, 1))
     served = play(shared, {"greedy": 40, "modest": 1}, 200).served
