@@ -23,7 +23,7 @@ from schemas.files import check_private_directory, make_private_directory, open_
 from schemas.health import Loop
 from schemas.identity import Identity
 from schemas.text import printable
-from schemas.trust import HighWaterMark
+from schemas.trust import MAX_FUTURE_MS, HighWaterMark
 
 _FLUSH_INTERVAL_S = 1.0
 _ROUND_S = 120.0
@@ -107,7 +107,10 @@ class MarkStore:
         self._leaves.append(leaf)
 
     def put(self, node_id: str, tenant: str, mark: HighWaterMark) -> None:
-        """Keep ``mark``, and write it with the next flush."""
+        """Keep ``mark``, and write it with the next flush.
+
+        It is newer than the one before, unless that was set while the clock was ahead (``HighWaterMark``).
+        """
         self._pending[node_id] = (tenant, mark)
 
     def drop(self, node_id: str) -> None:
@@ -161,7 +164,8 @@ class MarkStore:
             database.executemany(
                 "INSERT INTO marks VALUES (?, ?, ?, ?) ON CONFLICT (node_id) DO UPDATE"
                 " SET tenant = excluded.tenant, issued_at_ms = excluded.issued_at_ms, etag = excluded.etag"
-                " WHERE excluded.issued_at_ms > marks.issued_at_ms",
+                " WHERE excluded.issued_at_ms > marks.issued_at_ms"
+                f" OR excluded.issued_at_ms < marks.issued_at_ms - {MAX_FUTURE_MS}",
                 rows,
             )
             database.executemany(

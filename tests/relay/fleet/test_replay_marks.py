@@ -13,7 +13,7 @@ from relay.fleet.replay_marks import KeptLeaf, MarkStore
 from schemas.certificates import LEAF_RULES
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
 from schemas.process.logs import make_logger
-from schemas.trust import HighWaterMark
+from schemas.trust import MAX_FUTURE_MS, HighWaterMark
 from tests.fakes.disk import full_disk
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
@@ -150,6 +150,15 @@ async def test_a_newer_mark_replaces_an_older_one_on_the_disk(path: Path) -> Non
 )
 async def test_nothing_moves_a_mark_back(path: Path, later: HighWaterMark) -> None:
     for mark in (NEW, later):
+        store = MarkStore(path, LOG)
+        store.put(NODE_ID, "acme", mark)
+        await stopped(store)
+    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", NEW)]
+
+
+async def test_what_replaced_a_mark_of_a_clock_that_was_ahead_is_kept(path: Path) -> None:
+    ahead = HighWaterMark(NEW.issued_at_ms + MAX_FUTURE_MS + 1, "dd" * 32)
+    for mark in (ahead, NEW):
         store = MarkStore(path, LOG)
         store.put(NODE_ID, "acme", mark)
         await stopped(store)
