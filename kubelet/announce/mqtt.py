@@ -2,7 +2,7 @@
 
 Publishes, and reads nothing. paho runs its own thread, reconnects by itself and calls back on that thread;
 everything is handed to the event loop before it touches our state. Must not queue: what matters is published
-again on every connect. Must not know a node's messages.
+again on every connect, and when there is room again for what paho refused. Must not know a node's messages.
 """
 
 import asyncio
@@ -122,6 +122,8 @@ class MqttPublisher:
         self.loop = Loop(monotonic)
         self.connected = False
         self.refused = 0
+        self._refused_since = False
+        self._last_retained: int | None = None
         self.ended = asyncio.Event()
         self._client = WatchedClient(client_id)
         self._client.max_queued_messages_set(MAX_UNCONFIRMED * nodes)
@@ -133,6 +135,7 @@ class MqttPublisher:
         self._client.on_connect = self._paho_connected
         self._client.on_connect_fail = self._paho_failed
         self._client.on_disconnect = self._paho_disconnected
+        self._client.on_publish = self._paho_published
 
     @property
     def health(self) -> Health:
@@ -144,6 +147,8 @@ class MqttPublisher:
         """Call ``callback`` on the event loop after every connect, before any other task sees ``connected``.
 
         What it publishes is then published once: no task can find the new connection and publish the same.
+        It is called again where paho refused some of it, which happens after connections that were lost before
+        the broker confirmed: once what was published before is confirmed.
         """
         self._on_connect.append(callback)
 
@@ -167,7 +172,11 @@ class MqttPublisher:
         if not self.connected:
             return False
         info = self._client.publish(topic, payload, qos=1 if retain else 0, retain=retain)
-        self.refused += info.rc == paho.MQTT_ERR_QUEUE_SIZE
+        if info.rc == paho.MQTT_ERR_QUEUE_SIZE:
+            self.refused += 1
+            self._refused_since = True
+        elif retain:
+            self._last_retained = info.mid
         return info.rc == paho.MQTT_ERR_SUCCESS
 
     async def publish_confirmed(self, topic: str, payload: bytes) -> bool:
@@ -201,6 +210,11 @@ class MqttPublisher:
         self._set_next_wait()
         self._hand_over(self._disconnected, str(code))
 
+    def _paho_published(
+        self, _client: object, _data: object, message_id: int, _code: object, _properties: object
+    ) -> None:
+        self._hand_over(self._confirmed, message_id)
+
     def _set_next_wait(self) -> None:
         """Decide on the next wait. On paho's thread, which waits only after it has called back."""
         # paho counts in whole seconds, doubles what it is given, and starts over at every connect: both
@@ -221,8 +235,17 @@ class MqttPublisher:
             return
         self.connected = True
         self._log.info("broker connected", broker=str(self._broker))
+        self._call_back()
+
+    def _call_back(self) -> None:
+        self._refused_since = False
         for callback in self._on_connect:
             callback()
+
+    def _confirmed(self, message_id: int) -> None:
+        # Brokers confirm in order: with the last, there is room for all.
+        if self._refused_since and message_id == self._last_retained and self.connected:
+            self._call_back()
 
     def _disconnected(self, reason: str) -> None:
         if self.connected:

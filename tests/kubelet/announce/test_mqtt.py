@@ -15,6 +15,7 @@ from tests.fakes.chance import short_waits
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
+from tests.fakes.played_broker import PlayedBroker
 from tests.fakes.seconds import Seconds
 
 BOUND_S = 30
@@ -240,6 +241,31 @@ async def test_what_a_broker_does_not_confirm_is_bounded_and_counted(log: LogLin
             taken = [publisher.publish(TOPIC, b"", retain=True) for _ in range(MAX_UNCONFIRMED * nodes + 3)]
     assert taken == [True] * MAX_UNCONFIRMED * nodes + [False] * 3
     assert publisher.refused == 3
+
+
+@pytest.mark.integration
+async def test_what_was_refused_is_published_once_what_fills_the_queue_is_confirmed(log: LogLines) -> None:
+    taken: list[bool] = []
+
+    def publish() -> None:
+        taken.append(publisher.publish(TOPIC, b"%d" % len(taken), retain=True))
+
+    async with PlayedBroker.running() as broker:
+        publisher = publisher_to(broker.address, log)
+        publisher.when_connected(publish)
+        async with started(publisher) as connections:
+            end = await broker.next()
+            await end.receive()
+            end.writer.write(b"\x20\x02\x00\x00")
+            await connections.next()
+            for _ in range(MAX_UNCONFIRMED):
+                publish()
+            assert taken == [True] * MAX_UNCONFIRMED + [False]
+            for number in (*range(MAX_UNCONFIRMED), MAX_UNCONFIRMED + 1):
+                _, body = await end.receive()
+                packet_id, payload = body[len(TOPIC) + 2 : len(TOPIC) + 4], body[len(TOPIC) + 4 :]
+                assert payload == b"%d" % number
+                end.writer.write(b"\x40\x02" + packet_id)
 
 
 @pytest.mark.integration
