@@ -44,6 +44,7 @@ from schemas.addresses import (
     mcp_url,
     parse_mcp_url,
 )
+from schemas.canonical import blake3_hex
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
@@ -90,8 +91,11 @@ def connect(
     beside it. The configuration names the file of the token and never holds the token.
     """
     machine = Machine(sys.platform, needed_home_directory(), os.environ)
-    known, token_name = CLIENTS[client], f"{client}-{check_name(name)}.token"
-    plan = _Plan(known, name, client_config or known.file(machine), machine.tokens / token_name)
+    known, usual = CLIENTS[client], CLIENTS[client].file(machine)
+    file = usual if client_config is None else client_config.absolute()
+    # Each configuration has a token of its own, which goes with it.
+    which = "" if file == usual else f"-{blake3_hex(bytes(file))[:12]}"
+    plan = _Plan(known, name, file, machine.tokens / f"{client}-{check_name(name)}{which}.token")
     act_as_owner_of(plan.file.parent)
     if remove:
         plan.remove(dry_run=dry_run, as_json=as_json)
@@ -191,7 +195,6 @@ class _Plan:
         self._show(change, "", as_json=as_json)
         if not dry_run and change.is_needed:
             change.write()
-            # Where another file (--client-config) has no such entry, the usual one may.
             self.token_file.unlink(missing_ok=True)
         self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
 

@@ -155,7 +155,7 @@ class MarkStore:
 
     def _write(self, changes: "_Changes", leaves: list[KeptLeaf]) -> None:
         rows = [
-            (node_id, new[0], new[1].issued_at_ms, new[1].etag)
+            (node_id, new[0], new[1].issued_at_ms, new[1].etag, MAX_FUTURE_MS)
             for node_id, new in changes.items()
             if new is not None
         ]
@@ -165,7 +165,7 @@ class MarkStore:
                 "INSERT INTO marks VALUES (?, ?, ?, ?) ON CONFLICT (node_id) DO UPDATE"
                 " SET tenant = excluded.tenant, issued_at_ms = excluded.issued_at_ms, etag = excluded.etag"
                 " WHERE excluded.issued_at_ms > marks.issued_at_ms"
-                f" OR excluded.issued_at_ms < marks.issued_at_ms - {MAX_FUTURE_MS}",
+                " OR excluded.issued_at_ms < marks.issued_at_ms - ?",
                 rows,
             )
             database.executemany(

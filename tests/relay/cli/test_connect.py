@@ -164,7 +164,9 @@ def test_what_was_connected_is_taken_out_with_its_token(connect: Connect, home: 
     kept.parent.mkdir(parents=True)
     kept.write_text(TOKEN)
     elsewhere = home / "elsewhere.json"
+    elsewhere.write_text(config.read_text())
     assert connect("claude-code", "--remove", "--client-config", str(elsewhere)).code == 0
+    assert json.loads(elsewhere.read_text()) == {"theme": "dark"}
     assert kept.exists()  # the usual configuration refers to it
     removed = connect("claude-code", "--remove")
     assert removed.code == 0, removed.err
