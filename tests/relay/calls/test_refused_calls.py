@@ -91,7 +91,9 @@ FORM = {
 }
 
 
-@pytest.mark.holds("RFC-0005/5/scope", "RFC-0005/8/errors")
+@pytest.mark.holds(
+    "RFC-0001/4/envelope", "RFC-0005/5/scope", "RFC-0005/6.2/arguments-before-dispatch", "RFC-0005/8/errors"
+)
 @pytest.mark.parametrize(("before", "call", "failure"), REFUSALS)
 async def test_what_is_refused_is_refused_with_its_code_before_anything_is_sent(  # noqa: PLR0913, PLR0917 - the table's columns and the parts
     hub: Hub,
