@@ -22,7 +22,15 @@ from kubelet.session.relay_addresses import RelayAddress, names_proxies
 from schemas.addresses import connect_url, host_of, is_loopback, port_of
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOLS, Frame, FrameReader, OneWayType, Role, includes
 from schemas.pacing import TokenBucket
-from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
+from schemas.session import (
+    CloseCode,
+    DropReason,
+    PeerProtocolError,
+    ProtocolError,
+    SessionMachine,
+    SessionState,
+)
+from schemas.strict_json import StrictJsonError, loads
 from schemas.ulids import UlidSource
 from schemas.websocket_frames import FrameBudget, FrameSlicer
 
@@ -251,11 +259,12 @@ class Channel:
         """Send a frame, with a ``payload`` of bytes as it is; return whether the connection could take it.
 
         Raises:
-            ProtocolError: this end may not send it now, or it is larger than a frame may be.
+            ProtocolError: this end may not send it now, it is larger than a frame may be, or no JSON that
+                the relay accepts.
         """
         if self._session.state is SessionState.CLOSED:
             return False
-        return await self.send_text(self._session.send(type_, self._ulids.new(), payload, in_reply_to))
+        return await self.send_text(self._text(type_, payload, in_reply_to))
 
     def encoded(self, type_: str, payload: Mapping[str, Any]) -> str:
         """Return the text of a frame for ``send_text``, with a fresh ``msg_id``.
@@ -263,9 +272,20 @@ class Channel:
         Raises:
             ProtocolError, OverRateError: as ``SessionMachine.send``.
         """
-        text = self._session.send(type_, self._ulids.new(), payload)
+        text = self._text(type_, payload)
         if type_ == OneWayType.CALLER_TOOL and isinstance(self._socket, MeteredConnection):
             self._socket.expect_answer()
+        return text
+
+    def _text(self, type_: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None) -> str:
+        text = self._session.send(type_, self._ulids.new(), payload, in_reply_to)
+        if isinstance(payload, bytes):
+            return text
+        try:
+            # A handler can return what is JSON and is not accepted: the relay would end the session for it.
+            loads(text, max_bytes=MAX_FRAME_BYTES)
+        except StrictJsonError as error:
+            raise ProtocolError(error.reason) from None
         return text
 
     async def send_text(self, text: str) -> bool:
@@ -288,7 +308,7 @@ class Channel:
         """
         if self._session.state is SessionState.CLOSED:
             return False
-        texts = [self._session.send(type_, self._ulids.new(), payload) for type_, payload in frames]
+        texts = [self._text(type_, payload) for type_, payload in frames]
         try:
             async with self._socket.send_context():
                 for text in texts:

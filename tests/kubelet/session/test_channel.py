@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -104,6 +105,24 @@ async def test_frames_that_are_sent_together_are_one_write(
     assert [(frame.type, frame.payload) for frame in received] == frames
     assert len({frame.msg_id for frame in received}) == 2
     assert len(written) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (2**53, "an integer beyond"),
+        ("\ud800", "a lone surrogate"),
+        (functools.reduce(lambda inner, _: [inner], range(32), 0), "nested too deeply"),
+    ],
+)
+async def test_what_the_relay_would_end_the_session_for_is_not_sent(
+    opened: tuple[Channel, RelayEnd], value: object, why: str
+) -> None:
+    channel, end = opened
+    with pytest.raises(ProtocolError, match=why):
+        await channel.send("cmd_ack", {"ok": True, "result": {"value": value}}, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+    assert await channel.send("renew", PAYLOADS["renew"]) is True
+    assert (await end.receive()).type == "renew"
 
 
 async def test_of_frames_one_of_which_is_over_the_limit_none_is_sent(
