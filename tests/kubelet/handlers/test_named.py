@@ -111,6 +111,7 @@ def test_kinds_that_announce_more_than_the_node_can_remember_are_refused_with_th
 
 BOUND_S = 10
 CAPABILITY = {"cap_id": "played"}
+LOG = make_logger("kubelet", io.StringIO())
 
 
 class PlayedHandler(Handler):
@@ -120,6 +121,7 @@ class PlayedHandler(Handler):
         self.begun: list[Mapping[str, Any]] = []
         self.act: Any = dict
         self.ran = threading.Event()
+        self.failures: list[Exception] = []
 
     @property
     def capability(self) -> Mapping[str, Any]:
@@ -131,6 +133,8 @@ class PlayedHandler(Handler):
         return result
 
     async def run(self) -> None:
+        if self.failures:
+            raise self.failures.pop()
         self.ran.set()
         await asyncio.Event().wait()
 
@@ -142,7 +146,7 @@ def played() -> PlayedHandler:
 
 @pytest.fixture
 def handler(played: PlayedHandler) -> HandlerInThread:
-    return HandlerInThread(played, CAPABILITY)
+    return HandlerInThread(played, CAPABILITY, LOG)
 
 
 async def test_it_runs_in_a_thread_of_its_own(played: PlayedHandler, handler: HandlerInThread) -> None:
@@ -159,6 +163,22 @@ async def test_its_work_in_the_background_runs_there_too_and_is_cancelled(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_its_work_in_the_background_begins_again_where_it_fails(played: PlayedHandler) -> None:
+    lines, waits = io.StringIO(), list[float]()
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    played.failures = [OSError("no such bus")] * 3
+    handler = HandlerInThread(played, CAPABILITY, make_logger("kubelet", lines), sleep)
+    running = asyncio.create_task(handler.run())
+    assert await asyncio.to_thread(played.ran.wait, BOUND_S)
+    running.cancel()
+    assert waits == [1, 2, 4]
+    assert '"background work failed"' in lines.getvalue()
+    assert "OSError: no such bus" in lines.getvalue()
 
 
 async def test_while_it_blocks_its_callers_stop_waiting_and_what_they_asked_for_never_runs(
@@ -280,4 +300,4 @@ def test_a_system_without_a_thread_left_is_an_error(
 
     monkeypatch.setattr(threading.Thread, "start", no_thread_left)
     with pytest.raises(NoThreadError):
-        HandlerInThread(played, CAPABILITY)
+        HandlerInThread(played, CAPABILITY, LOG)
