@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from kubelet.ceiling import OutsideCeilingError
 from kubelet.handlers.base import HandlerFactory, ToolFault
 from kubelet.handlers.beneath import Beneath, OutsideError, open_beneath
-from kubelet.handlers.machine import BlockingCalls, LinuxHandler, fitting, page
+from kubelet.handlers.machine import BlockingCalls, LinuxHandler, exact, fitting, page
 from kubelet.handlers.redaction import redacted_lines
 from schemas.text import free_text
 
@@ -168,8 +168,8 @@ class FilesHandler(LinuxHandler):
         if len(shown) == len(part.lines):
             end = part.end
         return {
-            "size": found.st_size,
-            "modified_ms": max(0, found.st_mtime_ns // 1_000_000),
+            "size": exact(found.st_size),
+            "modified_ms": exact(max(0, found.st_mtime_ns // 1_000_000)),
             "offset": part.start,
             "lines": shown,
             "next": end if end < found.st_size else None,
@@ -186,8 +186,8 @@ def _entry(name: str, found: os.stat_result) -> dict[str, Any]:
     return {
         "name": name,
         "type": next((name for name, is_one in types if is_one(mode)), "other"),
-        "size": found.st_size if stat.S_ISREG(mode) else None,
-        "modified_ms": max(0, found.st_mtime_ns // 1_000_000),
+        "size": exact(found.st_size) if stat.S_ISREG(mode) else None,
+        "modified_ms": exact(max(0, found.st_mtime_ns // 1_000_000)),
     }
 
 

@@ -161,14 +161,17 @@ class NetworkHandler(LinuxHandler):
 
 
 def _addresses() -> dict[str, list[str]]:
-    """Return the addresses of each interface; none where the system does not let this process ask."""
+    """Return the addresses of each interface; none where the system does not let this process ask.
+
+    Without zones, which are the interface's name and may have characters that the document does not admit.
+    """
     shown: dict[str, list[str]] = {}
-    with suppress(OSError):
+    with suppress(OSError, UnicodeDecodeError):  # psutil decodes all names strictly
         for name, entries in psutil.net_if_addrs().items():
             ip = [each for each in entries if each.family in (socket.AF_INET, socket.AF_INET6)]
             # An address with a label of its own (eth0:1) is of the interface all the same.
             known = shown.setdefault(name.partition(":")[0], [])
-            known += [f"{each.address}{_length(each.netmask)}" for each in ip]
+            known += [f"{each.address.partition('%')[0]}{_length(each.netmask)}" for each in ip]
     return shown
 
 

@@ -21,6 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import BuiltInHandler, ToolFault
 from kubelet.handlers.disks import DaemonThreadPool
+from schemas.strict_json import MAX_SAFE_INTEGER
 
 
 class Printed(NamedTuple):
@@ -54,7 +55,7 @@ async def printed_by(
     process = await asyncio.create_subprocess_exec(
         *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, process_group=0
     )
-    data = bytearray()
+    data, is_over = bytearray(), False
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -63,8 +64,10 @@ async def printed_by(
                 if len(data) < limit:
                     await process.wait()
         code = process.returncode
+        is_over = code is not None and process.stdout is not None and process.stdout.at_eof()
     finally:
-        if process.returncode is None:
+        if not is_over:
+            # Also where it has ended itself: what it started may still hold what is read here.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             try:
@@ -74,6 +77,11 @@ async def printed_by(
                 if held is not None:
                     held[command[0]] = process
     return Printed(data[:limit].decode("utf-8", "replace"), code)
+
+
+def exact(number: int) -> int:
+    """Return ``number``, or the nearest that a frame can hold."""
+    return min(max(number, -MAX_SAFE_INTEGER), MAX_SAFE_INTEGER)
 
 
 T = TypeVar("T")
@@ -116,10 +124,10 @@ class LinuxMachine:
             return None
 
     def number(self, path: str | Path) -> int | None:
-        """Return the decimal number that a file has; None if it has none."""
+        """Return the decimal number that a file has, cut to what a frame can hold; None if it has none."""
         text = self.text(path)
         try:
-            return None if text is None else int(text)
+            return None if text is None else exact(int(text))
         except ValueError:
             return None
 

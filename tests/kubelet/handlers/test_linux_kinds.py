@@ -1016,6 +1016,7 @@ async def test_the_network_of_a_board(pi: Board) -> None:
             "/sys/class/net/wlan0/carrier": "1",
             "/sys/class/net/wlan0/speed": "-1",
             "/sys/class/net/wlan0/statistics/rx_bytes": "1000",
+            "/sys/class/net/wlan0/statistics/rx_errors": f"{2**64 - 1}",
             "/proc/net/arp": "IP address HW type\n192.168.1.1 0x1 0x2 aa:bb:cc:dd:ee:ff * wlan0\n",
             # A default route of a lower metric.
             "/proc/net/ipv6_route": f"{'0' * 32} 00 {'0' * 32} 00 {'fe8':0<31}1 64 1 0 450003 wlan0\n",
@@ -1030,6 +1031,7 @@ async def test_the_network_of_a_board(pi: Board) -> None:
         None,
         1000,
     )
+    assert wlan["rx_errors"] == 2**53 - 1
     assert answer["routes"] == [
         {"destination": "default", "gateway": "192.168.1.1", "interface": "wlan0", "metric": 600},
         {"destination": "default", "gateway": "fe80::1", "interface": "wlan0", "metric": 100},
@@ -1043,7 +1045,7 @@ async def test_of_an_interface_outside_the_ceiling_neither_routes_nor_ports_are_
     pi.write({"/sys/class/net/eth0/flags": "0x1003", "/sys/class/net/bonding_masters": "bond0\n"})
     shown = ("0.0.0.0", "10.1.1.2", "127.0.0.53", "::", "::1")  # noqa: S104 - they are shown
     hidden = ("10.9.9.9", "192.168.1.20", "::ffff:192.168.1.20", "fe80::1")
-    of_wlan = [(AF_INET, "192.168.1.20"), (AF_INET6, "fe80::1%wlan0")]
+    of_wlan = [(AF_INET, "192.168.1.20"), (AF_INET6, "fe80::1%wg+home")]
     interfaces = {"wlan0": of_wlan, "wlan0:1": [(AF_INET, "10.9.9.9")], "eth0": [(AF_INET, "10.1.1.2")]}
     addresses = {
         name: [SimpleNamespace(family=family, address=each, netmask=None) for family, each in known]
@@ -1059,15 +1061,18 @@ async def test_of_an_interface_outside_the_ceiling_neither_routes_nor_ports_are_
     monkeypatch.setattr("psutil.net_connections", lambda _: sockets)
     answer = await pi.ask("linux.network")
     assert {each["address"] for each in answer["listening"]} == {*shown, *hidden}
+    known = {each["name"]: each["addresses"] for each in answer["interfaces"]}
+    assert known["wlan0"] == ["192.168.1.20", "fe80::1", "10.9.9.9"]
     pi.limit("linux.network", interfaces=["!wlan*"])
     answer = await pi.ask("linux.network")
     assert [each["name"] for each in answer["interfaces"]] == ["eth0"]
     assert (answer["withheld"], answer["routes"], answer["gateway"]) == (1, [], "unknown")
     assert {each["address"] for each in answer["listening"]} == {*shown}
-    # Without AF_NETLINK it is not known whose an address is.
-    monkeypatch.setattr("psutil.net_if_addrs", Mock(side_effect=OSError))
-    answer = await pi.ask("linux.network")
-    assert {each["address"] for each in answer["listening"]} == {*shown} - {"10.1.1.2"}
+    # Without AF_NETLINK, and with a name that is not UTF-8, it is not known whose an address is.
+    for error in (OSError, UnicodeDecodeError("utf-8", b"\xe9", 0, 1, "")):
+        monkeypatch.setattr("psutil.net_if_addrs", Mock(side_effect=error))
+        answer = await pi.ask("linux.network")
+        assert {each["address"] for each in answer["listening"]} == {*shown} - {"10.1.1.2"}
 
 
 PI_5 = {

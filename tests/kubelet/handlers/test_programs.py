@@ -50,6 +50,12 @@ async def test_one_whose_caller_is_cancelled_is_stopped(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(file.read_text()))
 
 
+async def test_what_one_that_has_ended_leaves_behind_is_stopped() -> None:
+    leaves = "import os, time\nchild = os.fork()\nprint(child) if child else time.sleep(600)"
+    printed = await asyncio.wait_for(printed_by(python(leaves), within_s=1.0), BOUND_S)
+    await until(lambda: not psutil.pid_exists(int(printed.text)))
+
+
 async def test_one_that_is_not_there_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):
         await printed_by(["/absent/program"])
