@@ -147,8 +147,8 @@ class MqttPublisher:
         """Call ``callback`` on the event loop after every connect, before any other task sees ``connected``.
 
         What it publishes is then published once: no task can find the new connection and publish the same.
-        It is called again where paho refused some of it, as after connections that were lost before the broker
-        confirmed: once what was published before is confirmed.
+        It is called again where paho refused some of it, as after connections that were lost before all was
+        confirmed: once what was published before is.
         """
         self._on_connect.append(callback)
 

@@ -159,10 +159,9 @@ class HandlerInThread(Handler):
         while True:
             try:
                 return await self._in_thread(self._handler.run)
-            except Exception as error:
-                # Code that is not ours: it must not end the daemon.
-                wait_s, cap_id = backoff.next_s(), self._capability["cap_id"]
-                self._log.error("background work failed", cap_id=cap_id, again_in_s=wait_s, exc_info=error)
+            except Exception:  # noqa: BLE001 - it is not ours, and must not end the daemon
+                cap_id, wait_s = self._capability["cap_id"], backoff.next_s()
+                self._log.exception("background work failed", cap_id=cap_id, again_in_s=wait_s)
             await self._sleep(wait_s)
 
     async def _in_thread(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
