@@ -40,6 +40,7 @@ from schemas.projection import NODE_ID_PATTERN
 from schemas.registry import SCHEME, SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
+from schemas.times import moments_of
 from schemas.violations import ViolationError
 
 if TYPE_CHECKING:
@@ -316,7 +317,9 @@ def _document_problems(
             yield f"members of its {end} are images, which only the output of a call has"
         if wrong := sorted(images & required):
             yield f"images leave the result, so its {end} must not require {', '.join(wrong)}"
-        if taken := sorted(members & reserved):
+        # The kinds view shows the ISO form of the output's moments beside them.
+        moments = moments_of(document) if end == "output" else {}
+        if taken := sorted(name for name in members if reserved & {name, moments.get(name)}):
             yield f"members of its {end} have a meaning in the kinds view: {', '.join(taken)}"
     if answered["properties"]["node_id"].get("pattern") != _NODE_ID:
         yield f"node_id of its output must have the pattern {_NODE_ID}"

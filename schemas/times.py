@@ -50,8 +50,9 @@ def with_iso(value: Mapping[str, Any], moments: Mapping[str, str]) -> dict[str, 
     shown: dict[str, Any] = {}
     for name, member in value.items():
         shown[name] = member
-        if name in moments and 0 <= member < _END_MS:
-            shown[moments[name]] = iso(int(member))  # 1.0 is an integer to JSON Schema
+        # It may be null, and 1.0 is an integer to JSON Schema.
+        if name in moments and isinstance(member, int | float) and 0 <= member < _END_MS:
+            shown[moments[name]] = iso(int(member))
     return shown
 
 

@@ -359,10 +359,15 @@ def test_a_document_that_breaks_a_rule_is_refused_by_file_and_rule(
     assert said in problem
 
 
-def test_a_member_that_the_kinds_view_takes_is_refused_in_an_input(site: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "member"),
+    [("input", "nodes"), ("output", "results"), ("output", "next_ms"), ("output", "failed_ms")],
+)
+def test_a_member_that_the_kinds_view_takes_is_refused(site: Path, end: str, member: str) -> None:
     package = KindPackage()
-    package.input["properties"]["nodes"] = TEXT
-    assert "members of its input have a meaning in the kinds view: nodes" in problem_of(package, site)
+    rules = {"type": "integer", "minimum": 10**12, "maximum": 2**53 - 1} if "_ms" in member else TEXT
+    getattr(package, end)["properties"][member] = rules
+    assert f"members of its {end} have a meaning in the kinds view: {member}" in problem_of(package, site)
 
 
 PATTERNS = SchemaRegistry(Path(schemas.__path__[0]) / "kind_rules").load("kind_schema@1.1.0")

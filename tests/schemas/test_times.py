@@ -37,8 +37,9 @@ def test_the_iso_form_is_beside_its_milliseconds(ms: float) -> None:
     assert shown["ts"] == "2025-10-09T08:53:20.007Z"
 
 
-def test_a_moment_that_has_no_iso_form_is_left_as_it_is() -> None:
-    assert with_iso({"ts_ms": 2**53 - 1}, {"ts_ms": "ts"}) == {"ts_ms": 2**53 - 1}
+@pytest.mark.parametrize("ms", [2**53 - 1, None])
+def test_a_moment_that_has_no_iso_form_is_left_as_it_is(ms: int | None) -> None:
+    assert with_iso({"ts_ms": ms}, {"ts_ms": "ts"}) == {"ts_ms": ms}
 
 
 def test_every_moment_of_a_document_has_its_iso_form() -> None:
