@@ -361,7 +361,7 @@ def test_a_document_that_breaks_a_rule_is_refused_by_file_and_rule(
 
 @pytest.mark.parametrize(
     ("end", "member"),
-    [("input", "nodes"), ("output", "results"), ("output", "next_ms"), ("output", "failed_ms")],
+    [("input", "nodes"), ("output", "results"), ("output", "failed_ms")],
 )
 def test_a_member_that_the_kinds_view_takes_is_refused(site: Path, end: str, member: str) -> None:
     package = KindPackage()

@@ -96,7 +96,7 @@ def kind_schemas(registry: SchemaRegistry, verb: Verb, *, takes_many: bool) -> T
     extra_choosing = (QUERY if takes_many else set()) | ({FOR_S} if verb.streams else set())
     extra_answers = (_OF_QUERY if takes_many else set()) | ({"followed"} if verb.streams else set())
     version = _FIRST
-    if not (_members(own_input) & extra_choosing or _members(own_output) & extra_answers):
+    if not (_members(own_input) & extra_choosing or _members(dated) & extra_answers):
         version, choosing, answers = _SECOND, choosing | extra_choosing, answers | extra_answers
     input_ref, output_ref = f"kind_call.input@{version}", f"kind_call.output@{version}"
     asked, answered = listed_schema(registry, input_ref), listed_schema(registry, output_ref)

@@ -516,24 +516,29 @@ def test_definitions_of_a_verb_stay_where_its_references_look(suites: SchemaRegi
     assert not validator.is_valid({**good, "address": {"street": 7}})
 
 
+OWN = {"type": ["boolean", "integer"], "minimum": 10**12}  # a moment, if its name is one
+
+
 def own_verb(tmp_path: Path, side: str, name: str) -> tuple[SchemaRegistry, Verb]:
     """Return a verb of a kind of one's own, whose input or output has a member of that name."""
     directory = tmp_path / "documents"
     write_documents(directory)
-    own = {"$id": "mcp://schemas/own@1.0.0", "type": "object", "properties": {name: {"type": "boolean"}}}
+    own = {"$id": "mcp://schemas/own@1.0.0", "type": "object", "properties": {name: OWN}}
     (directory / "own@1.0.0.json").write_text(json.dumps(own), "utf-8")
     refs = {"input": SNAPSHOT.input_ref, "output": SNAPSHOT.output_ref, side: "own@1.0.0"}
     verb = Verb("own", refs["input"], refs["output"], "title", "description", idempotent=True)
     return SchemaRegistry(directory), verb
 
 
-@pytest.mark.parametrize(("side", "name"), [("input", "top"), ("output", "matched"), ("output", "next")])
+@pytest.mark.parametrize(
+    ("side", "name"), [("input", "top"), ("output", "matched"), ("output", "next"), ("output", "next_ms")]
+)
 def test_a_verb_with_a_member_of_a_newer_name_keeps_it_and_is_not_queried(
     tmp_path: Path, side: str, name: str
 ) -> None:
     schemas = kind_schemas(*own_verb(tmp_path, side, name), takes_many=True)
     listed = {"input": schemas.input_schema, "output": schemas.output_schema}[side]
-    assert listed["properties"][name] == {"type": "boolean"}
+    assert listed["properties"][name]["type"] == OWN["type"]
     assert not schemas.input_schema["properties"].keys() & (QUERY - {name})
     assert schemas.arguments.is_valid({"nodes": "*", "top": True})
 
