@@ -9,6 +9,7 @@ import pytest
 
 from relay.client.remote_tools.servers import HttpServer, Server
 from relay.fleet.tools import Projector, ToolSchemas
+from relay.mcp_api.views.find_nodes import FIND_NODES_REFS
 from relay.mcp_api.views.kind_tools import kind_schemas
 from relay.remote_tools import AuditRecord, ClientEnvironment, Permissions, RemoteToolError, RemoteTools, Risk
 from schemas.kinds import KindRegistry
@@ -90,11 +91,13 @@ def relay_with(*nodes: SimulatedNode, **members: Any) -> FakeMcpServer:
     return fake
 
 
-def view_with(*nodes: SimulatedNode, **members: Any) -> FakeMcpServer:
+def view_with(
+    *nodes: SimulatedNode, finds_by: tuple[str, str] = FIND_NODES_REFS, **members: Any
+) -> FakeMcpServer:
     """Return a server that lists the kinds view of ``nodes``, whose manifests have ``members``."""
     fake = relay_with(*nodes, **members)
     schemas = kind_schemas(REGISTRY, SYSTEM_ECHO.verbs["invoke"], takes_many=True)
-    found = ToolSchemas.of(REGISTRY, "find_nodes.input@1.0.0", "find_nodes.output@1.1.0")
+    found = ToolSchemas.of(REGISTRY, *finds_by)
     fake.tools = [
         {"name": name, "inputSchema": each.input_schema, "outputSchema": each.output_schema}
         for name, each in ((ECHO_OF_ANY, schemas), ("find_nodes", found))

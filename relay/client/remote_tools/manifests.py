@@ -33,7 +33,11 @@ from schemas.trust import HighWaterMark, Known, Outcome, TrustRules
 
 _AT_ONCE = 8
 _FIND_NODES = "find_nodes"
-_FIND_NODES_REFS = ("find_nodes.input@1.0.0", ("find_nodes.output@1.0.0", "find_nodes.output@1.1.0"))
+_LISTED_REFS = (
+    ("find_nodes.input@1.0.0", "find_nodes.input@1.1.0"),
+    ("find_nodes.output@1.0.0", "find_nodes.output@1.1.0"),
+)
+"""What relays list of it, of all versions."""
 
 JudgedT = TypeVar("JudgedT")
 
@@ -136,12 +140,8 @@ class ManifestVerifier:
             UnverifiedToolError: the tool is of no kind that is known here, or has other members.
         """
         if tool.name.replace("-", "_") == _FIND_NODES:
-            input_ref, output_refs = _FIND_NODES_REFS
-            outputs = [listed_schema(self._registry, ref) for ref in output_refs]
-            if (
-                tool.input_schema != listed_schema(self._registry, input_ref)
-                or tool.output_schema not in outputs
-            ):
+            inputs, outputs = ([listed_schema(self._registry, ref) for ref in refs] for refs in _LISTED_REFS)
+            if tool.input_schema not in inputs or tool.output_schema not in outputs:
                 raise UnverifiedToolError("the listed schemas are not those of find_nodes")
             # The relay answers it from its own index, and is trusted with what it answers.
             return Verified("read_only", idempotent=True, good_until_ms=sys.maxsize)

@@ -72,7 +72,7 @@ class Measurements:
 
 PAGE_SIZE = 50
 
-_INPUT = "find_nodes.input@1.1.0"
+FIND_NODES_REFS = "find_nodes.input@1.1.0", "find_nodes.output@1.1.0"
 _DESCRIPTION = (
     "Find nodes, the Linux machines that the other tools reach, by words of their label or tags or by the "
     "beginning of their id; without arguments, list all of them. Shows for each its label, tags, whether and "
@@ -99,8 +99,8 @@ class FindNodes:
             canonical="find_nodes",
             title="Find nodes",
             description=_DESCRIPTION,
-            schemas=ToolSchemas.of(registry, _INPUT, "find_nodes.output@1.1.0"),
-            schema_ref=_INPUT,
+            schemas=ToolSchemas.of(registry, *FIND_NODES_REFS),
+            schema_ref=FIND_NODES_REFS[0],
             safety_class="read_only",
             idempotent=True,
             visible=attrgetter("may_read"),

@@ -297,6 +297,14 @@ async def test_an_answer_of_a_node_that_has_signed_nothing_is_not_passed_on(
         assert client.records[-1]["reason"] == Reason.MANIFEST
 
 
+async def test_find_nodes_of_a_relay_of_02_is_verified_too(
+    node: SimulatedNode, options: dict[str, Any]
+) -> None:
+    fake = view_with(node, finds_by=("find_nodes.input@1.0.0", "find_nodes.output@1.0.0"))
+    async with over_http(fake, **options) as client:
+        assert "find_nodes" in [tool.name for tool in await client.tools.list_tools()]
+
+
 async def test_a_tool_of_the_view_with_other_members_than_its_kind_is_refused(
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
