@@ -22,8 +22,9 @@ from schemas.certificates import LEAF_RULES
 from schemas.files import check_private_directory, make_private_directory, open_state
 from schemas.health import Loop
 from schemas.identity import Identity
+from schemas.manifest import MAX_FUTURE_MS
 from schemas.text import printable
-from schemas.trust import MAX_FUTURE_MS, HighWaterMark
+from schemas.trust import HighWaterMark
 
 _FLUSH_INTERVAL_S = 1.0
 _ROUND_S = 120.0

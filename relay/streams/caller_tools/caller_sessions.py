@@ -6,6 +6,7 @@ change a schema that a caller lends, know MCP, nor handle what nodes send: ``nod
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -145,16 +146,18 @@ class CallerSessions:
             found(session)
             request_id = use.arguments["request_id"]
             return {"session_id": session.session_id, "request_id": request_id, "accepted": True}
-        session = await self._message(use) if tool is SessionTool.MESSAGE else self._session_of(use)
-        found(session)
         after = use.arguments.get("after", 0)
         wait_s = wait_ms_of(tool, use.arguments) / 1000
-        if wait_s and not session.has_ended:
-            if push is None:
-                await self._polls.wait(session, use.principal, after, wait_s)
-            else:
-                await self._polls.stream(session, use.principal, after, wait_s, push)
-            self._check(use, session)
+        # First: a call that may not wait must not have sent its message.
+        with self._polls.held(use.principal) if wait_s else nullcontext():
+            session = await self._message(use) if tool is SessionTool.MESSAGE else self._session_of(use)
+            found(session)
+            if wait_s and not session.has_ended:
+                if push is None:
+                    await self._polls.wait(session, after, wait_s)
+                else:
+                    await self._polls.stream(session, after, wait_s, push)
+                self._check(use, session)
         node = {"node_id": session.node_id} if tool is SessionTool.MESSAGE else {}
         return {"session_id": session.session_id, **node, **_read(session, after)}
 

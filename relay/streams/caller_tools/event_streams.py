@@ -36,49 +36,44 @@ class Polls:
     _monotonic: Callable[[], float]
     _open: Tally[AgentName] = field(init=False, factory=Tally)
 
-    async def wait(self, session: CallerSession, principal: Principal, after: int, wait_s: float) -> None:
-        """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``.
-
-        Raises:
-            ToolError: RATE_LIMITED: the agent has too many open.
-        """
-        with self._held(principal), session.polled(self._monotonic):
+    async def wait(self, session: CallerSession, after: int, wait_s: float) -> None:
+        """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``."""
+        with session.polled(self._monotonic):
             try:
                 async with asyncio.timeout(wait_s):
                     await session.wait_for_events(after)
             except TimeoutError:
                 return
 
-    async def stream(
-        self, session: CallerSession, principal: Principal, after: int, wait_s: float, push: Push
-    ) -> None:
+    async def stream(self, session: CallerSession, after: int, wait_s: float, push: Push) -> None:
         """Push the events behind ``after`` for ``wait_s``, or until the session ends.
 
         If the call is cancelled, the caller has disconnected: it cannot answer what reached it by this stream
         alone.
+        """
+        key = object()
+        session.open_stream(key)
+        try:
+            async with asyncio.timeout(wait_s):
+                async for event in session.events_behind(after):
+                    await push(event.text)
+                    session.sent(event, key)
+        except TimeoutError:
+            pass
+        except BaseException:
+            for request in session.close_stream(key, self._monotonic()):
+                self._endings.fail(session, request, CallerToolError.DISCONNECTED)
+            raise
+        for request in session.close_stream(key, self._monotonic()):
+            request.delivered = True
+
+    @contextmanager
+    def held(self, principal: Principal) -> Iterator[None]:
+        """Count a call that may wait, for the length of the block.
 
         Raises:
             ToolError: RATE_LIMITED: the agent has too many open.
         """
-        key = object()
-        with self._held(principal):
-            session.open_stream(key)
-            try:
-                async with asyncio.timeout(wait_s):
-                    async for event in session.events_behind(after):
-                        await push(event.text)
-                        session.sent(event, key)
-            except TimeoutError:
-                pass
-            except BaseException:
-                for request in session.close_stream(key, self._monotonic()):
-                    self._endings.fail(session, request, CallerToolError.DISCONNECTED)
-                raise
-            for request in session.close_stream(key, self._monotonic()):
-                request.delivered = True
-
-    @contextmanager
-    def _held(self, principal: Principal) -> Iterator[None]:
         if self._open[principal.name] >= MAX_POLLS:
             text = "Too many calls wait for events; end one."
             raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)

@@ -12,8 +12,9 @@ import pytest
 from relay.fleet.replay_marks import KeptLeaf, MarkStore
 from schemas.certificates import LEAF_RULES
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
+from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
-from schemas.trust import MAX_FUTURE_MS, HighWaterMark
+from schemas.trust import HighWaterMark
 from tests.fakes.disk import full_disk
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID

@@ -117,6 +117,9 @@ async def test_an_agent_has_a_limited_number_of_polls_and_can_still_call(stage: 
         _, error = await refused
         assert error is not None
         assert error["code"] == "E_RATE_LIMITED"
+        stage.sent()
+        error = await stage.error("session_message", session_id=session_id, message="do it", wait_ms=1000)
+        assert (error["code"], stage.sent()) == ("E_RATE_LIMITED", [])  # refused before it was sent
         stage.request(session_id, after)
         assert all(error is None for _, error in await asyncio.gather(*polls))
 
