@@ -75,6 +75,10 @@ class SessionEvents(Protocol):
         """Note that ``principal`` has opened the event stream."""
         ...
 
+    def renewed(self, stream_id: str, principal: Principal) -> None:
+        """Note that the caller uses another token in the MCP session now."""
+        ...
+
     def closed(self, stream_id: str) -> None:
         """Note that the client has closed the event stream: a caller that has no other way is gone."""
         ...

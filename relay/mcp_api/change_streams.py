@@ -416,6 +416,11 @@ class LogStreams:
         self._streams.attach(stream_id, send)
         connection.exit_stack.callback(self._streams.detach, stream_id)
 
+    def renew(self, connection: Connection, principal: Principal) -> None:
+        """Let a session's event stream follow by the token that its owner uses now."""
+        if connection.session_id is not None:
+            self._streams.renewed(connection.session_id, principal)
+
     async def set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
         connection_of(context).state[_LEVEL_IN_STATE] = params.level
         return types.EmptyResult()

@@ -19,6 +19,7 @@ import mcp_types as types
 from attrs import define, field
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.connection import Connection
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.streamable_http import REQUEST_CANCELLED, check_accept_headers
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -334,7 +335,11 @@ class McpEndpoint:
         )
         # The SDK has no public way to find a session's transport.
         transports = self._manager._server_instances  # noqa: SLF001
-        self._sessions = EstablishedSessions(transports, self._changes.renew)
+        self._sessions = EstablishedSessions(transports, self._renew)
+
+    def _renew(self, connection: Connection, principal: Principal) -> None:
+        self._changes.renew(connection, principal)
+        self._logs.renew(connection, principal)
 
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._manager.run()

@@ -93,7 +93,7 @@ class EventStream:
     """The event stream of one MCP session.
 
     Attributes:
-        principal: of the caller that has it open, None while it is closed.
+        principal: of the caller that has it open, by its latest token; None while it is closed.
         cursors: up to where each session was sent. An ended one is freed with the last that needs it: a
             stream that is never opened must not keep it.
         elsewhere: the sessions that other relays keep, by id, each with its caller.
@@ -132,6 +132,15 @@ class EventStreams(SessionEvents):
         stream.principal = principal
         for session in list(stream.cursors):
             self._start(stream, session)
+
+    def renewed(self, stream_id: str, principal: Principal) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.principal is None:
+            return
+        stream.principal = principal
+        for session in list(stream.cursors):
+            if session not in stream.tasks:  # its events met a token that had ended
+                self._start(stream, session)
 
     def closed(self, stream_id: str) -> None:
         stream = self._streams.get(stream_id)
@@ -175,13 +184,15 @@ class EventStreams(SessionEvents):
             return
         session.connected(stream)
         session.open_stream(stream)
-        stream.tasks[session] = asyncio.create_task(self._run(stream, session, stream.principal))
+        stream.tasks[session] = asyncio.create_task(self._run(stream, session))
 
-    async def _run(self, stream: EventStream, session: CallerSession, principal: Principal) -> None:
+    async def _run(self, stream: EventStream, session: CallerSession) -> None:
         try:
             async for event in session.events_behind(stream.cursors[session]):
-                self._authenticator.check(principal)
-                if not self._nodes.reached(principal.rights, session.node_id):
+                if stream.principal is None:
+                    break
+                self._authenticator.check(stream.principal)
+                if not self._nodes.reached(stream.principal.rights, session.node_id):
                     break  # its token is not for the node, or not any more
                 if await stream.send(event.text):
                     session.sent(event, stream)

@@ -212,3 +212,18 @@ async def test_a_caller_of_the_old_era_that_closes_its_event_stream_is_gone_what
         async with wire.event_stream():
             reading = await Reading.opened(node, wire)
         await reading.is_gone()
+
+
+async def test_the_event_stream_of_the_old_era_follows_by_the_token_that_is_used_now(
+    relay: ServedRelay, node: NodeEnd
+) -> None:
+    first, second = (relay.hub.token([SCOPE]) for _ in range(2))
+    async with McpWire.open(relay.address, OLD, first) as wire, wire.event_stream() as lines:
+        context = {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]}
+        opened = await wire.ask(wire.request("session_message", {"node_id": NODE_ID, "context": context}))
+        session_id = opened["result"]["structuredContent"]["session_id"]
+        relay.hub.authenticator.revoke(frozenset({relay.hub.authenticator.identify(first).jti}))
+        await wire.ask({"jsonrpc": "2.0", "id": 2, "method": "ping"}, Authorization=f"Bearer {second}")
+        await ask(node, session_id)
+        events = (line async for line in lines if line.startswith("data: {"))
+        assert request_id() in await asyncio.wait_for(anext(events), BOUND_S)

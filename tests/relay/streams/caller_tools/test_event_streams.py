@@ -235,12 +235,15 @@ async def test_the_stream_of_another_principal_gets_nothing(own: Stage) -> None:
     assert own.client.sent.empty()
 
 
-async def test_a_stream_ends_with_the_token_that_opened_it(own: Stage) -> None:
+async def test_a_stream_ends_with_its_token(own: Stage) -> None:
     await own.followed()
     own.stage.hub.authenticator.revoke(frozenset({own.principal.jti}))
     own.stage.request(own.session_id)
     await until(lambda: own.session.unreachable_s(own.stage.hub.seconds.now + 1) == 1)
     assert own.client.sent.empty()
+    # And goes on by the next one of the same caller.
+    own.streams.renewed("M1", own.stage.hub.authenticator.identify(own.stage.hub.token([SCOPE])))
+    assert (await own.client.next())["request_id"] == request_id()
 
 
 async def test_a_session_that_ends_is_sent_to_the_end(own: Stage) -> None:
