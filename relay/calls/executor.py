@@ -309,6 +309,8 @@ class RevocableCall:
 
 
 _SPAN_BYTES = 8
+_MAY_HAVE_RUN = frozenset({Failure.DEADLINE_EXCEEDED, Failure.INTERNAL, Failure.NODE_OFFLINE})
+"""A tool of the relay's own that refuses by another failure has done nothing."""
 _HOPS = {
     Failure.NODE_OFFLINE: Hop.SESSION,
     Failure.ATTESTATION_FAILED: Hop.SESSION,
@@ -360,7 +362,8 @@ class CallExecutor:
         """Make the call of ``record``, which is to ``tool``.
 
         Raises:
-            ToolError: it failed; ``record.answered`` is whether the node has answered.
+            ToolError: it failed; ``record.answered`` is whether the node, or a tool of the relay's own, has
+                answered.
             AuditUnavailableError: it was not made, because it cannot be recorded.
         """
         async with self.recorded(record):
@@ -421,7 +424,7 @@ class CallExecutor:
                 in_flight,
                 asyncio.timeout(self.budget_ms(tool, record) / 1000) as timeout,
             ):
-                result = await tool.answer(call)
+                result = await _answered(tool, call, record)
         except TimeoutError:
             if timeout.expired():
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
@@ -479,6 +482,14 @@ class RecordedCall:
 
     def _ended(self, error: BaseException | None) -> str:
         return self._record.ended(error, self._monotonic())
+
+
+async def _answered(tool: RelayTool, call: RelayToolCall, record: CallRecord) -> Mapping[str, Any]:
+    try:
+        return await tool.answer(call)
+    except ToolError as error:
+        record.answered = error.failure not in _MAY_HAVE_RUN
+        raise
 
 
 def _outcome_of(error: BaseException | None) -> tuple[str, str]:

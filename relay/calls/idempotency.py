@@ -270,8 +270,8 @@ class IdempotentCalls:
 
         Raises:
             ToolError, AuditUnavailableError: as ``CallExecutor.run``; ENVELOPE_INVALID if the key was used
-                for other arguments, or where the answer depends on them, with other rights or by another
-                selection; RATE_LIMITED if too many keys are in use.
+                for other arguments or by another view, or where the answer depends on them, with other rights
+                or by another selection; RATE_LIMITED if too many keys are in use.
         """
         # Hashed: where the form of calls is not enforced, a key may have any length.
         hashed_key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
@@ -281,7 +281,7 @@ class IdempotentCalls:
             beside = [_known(principal.rights), _known(selection)]
         elif tool.surface.verb.guarded:
             beside = [_known(principal.rights)]
-        if record.directed is not None and record.directed.for_s is not None:
+        if record.directed is not None:  # the answer has the form of the kinds view
             beside.append(record.directed.for_s)
         decides = [record.call.arguments, *beside] if beside else record.call.arguments
         arguments = sha256(jcs(decides)).hexdigest()

@@ -61,6 +61,10 @@ async def test_a_key_makes_a_call_with_a_node_once(stage: ViewStage) -> None:
     stage.node("greenhouse")
     key = {"edge_kubelet__idempotency_key": "k"}
     assert await stage.result(node="greenhouse", meta=key) == await stage.result(node="greenhouse", meta=key)
+    (command,) = stage.router.commands
+    # Of the node's own tool the answer would have another form.
+    refused = await stage.error(command.tool, message="ping", meta=key)
+    assert "The idempotency key was used" in refused["message"]
     assert len(stage.router.commands) == 1
 
 

@@ -13,6 +13,7 @@ from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, MAX_TOOLS
 from schemas.errors import ToolError
 from schemas.frames import OneWayType
 from schemas.labels import NodeName
+from schemas.projection import META_IDEMPOTENCY_KEY
 from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
 from tests.fakes.hub import READ_ONLY
 from tests.fakes.signer import OTHER_NODE_ID, TENANT
@@ -160,9 +161,10 @@ async def test_what_a_document_cannot_express_is_refused(
     stage: CallerStage, arguments: dict[str, Any], text: str
 ) -> None:
     named = {**arguments, **({"node_id": stage.node.node_id} if "node_id" in arguments else {})}
-    error = await stage.error("session_message", **named)
-    assert error["code"] == "E_MANIFEST_INVALID"
-    assert text in error_text(error)
+    for _ in range(2):  # under a key too: it has done nothing
+        error = await stage.error("session_message", meta={META_IDEMPOTENCY_KEY: "k"}, **named)
+        assert error["code"] == "E_MANIFEST_INVALID"
+        assert text in error_text(error)
     assert stage.sent() == []
 
 
