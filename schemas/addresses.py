@@ -93,7 +93,7 @@ def parse_broker(text: str) -> BrokerAddress:
         return BrokerAddress(address.host, address.port)
     port = _BROKER_PORTS.get(scheme)
     if port is None:
-        raise AddressError(f"{text!r} is not a broker, for example mqtts://mqtt.example:8883")
+        raise AddressError(f"{_shown(text)} is not a broker, for example mqtts://mqtt.example:8883")
     bare = ":" not in rest or rest.endswith("]")
     address = parse_host_port(f"{rest}:{port}" if bare else rest)
     return BrokerAddress(address.host, address.port, tls=scheme == "mqtts")
@@ -111,7 +111,11 @@ def parse_host_port(text: str) -> HostPort:
         _check_zone(host)
         return HostPort(host.strip("[]"), int(port))
     example = f"127.0.0.1:{port}" if usable_port and not host else "127.0.0.1:8700"
-    raise AddressError(f"{text!r} is not HOST:PORT, for example {example}")
+    raise AddressError(f"{_shown(text)} is not HOST:PORT, for example {example}")
+
+
+def _shown(text: str) -> str:
+    return "an address with credentials" if "@" in text else repr(text)
 
 
 def _check_zone(host: str) -> None:

@@ -54,7 +54,7 @@ from schemas.process.service_host import (
 )
 from schemas.process.state_owner import act_as_owner_of, as_operator
 from schemas.process.status_view import AskedProcess
-from schemas.settings import list_of, read_sources
+from schemas.settings import forget_run_options, list_of, read_sources
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable, unknown
 
@@ -234,11 +234,17 @@ async def enable_at_enrolment(
             say(f"\nthe relay {why}: name them in its setting kinds, and then: kubelet kinds enable KIND")
     enabled = replace(config, kinds=wanted)
     store(enabled, files.root)
-    steps = service_steps(files.root, wanted)
-    if steps and os.getuid() != 0:
-        say(f"\nthe service does not see all that its kinds show: sudo kubelet kinds enable {wanted[0]}")
-    else:
-        apply_steps(steps, "kubelet enroll")
+    forget_run_options(files.root, frozenset({KINDS.name}))  # a start may have been told others before
+    unseen = "\nthe service does not see all that its kinds show"
+    try:
+        steps = service_steps(files.root, wanted)
+        if steps and os.getuid() != 0:
+            say(f"{unseen}: sudo kubelet kinds enable {wanted[0]}")
+        else:
+            apply_steps(steps, "kubelet enroll")
+    except (ServiceError, OSError) as error:
+        # No failure of the command: the node is enrolled, and its token is spent.
+        say(f"{unseen}: {error}; once that is mended: kubelet kinds enable {wanted[0]}")
     return enabled
 
 

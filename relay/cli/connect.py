@@ -4,7 +4,6 @@ Must not write a token into a configuration, a backup or a command line. Only ``
 the client that runs it. ``relay stdio`` prints nothing on standard output, which carries the protocol.
 """
 
-import asyncio
 import json
 import os
 import shlex
@@ -54,8 +53,6 @@ from schemas.text import printable
 
 _PROGRAM = "relay"
 _MAX_LINE = 4096
-_MAX_DOCUMENT = 64 << 10
-_ANSWERS_WITHIN_S = 30.0
 _PATHS = {View.TOOLS: TOOLS_PATH, View.KINDS: KINDS_PATH}
 
 
@@ -264,30 +261,29 @@ async def _has_sign_in(relay: str) -> None:
     """
     import httpx2  # noqa: PLC0415 - for a command that runs
 
-    from relay.client.http import CONNECT_TIMEOUT_S, UNCOMPRESSED, tls_by, transport_to, why_unreachable  # noqa: PLC0415 - as above
+    from relay.client.http import (  # noqa: PLC0415 - as above
+        ANSWERED_WITHIN_S,
+        CONNECT_TIMEOUT_S,
+        MOST_ANSWER_BYTES,
+        short_answer,
+        tls_by,
+        transport_to,
+        why_unreachable,
+    )
 
     url = f"{relay}/.well-known/oauth-authorization-server"
-    client = httpx2.AsyncClient(
-        transport=transport_to(relay, tls_by(None)), timeout=CONNECT_TIMEOUT_S, trust_env=False
-    )
-    document = b""
+    transport = transport_to(relay, tls_by(None))
+    client = httpx2.AsyncClient(transport=transport, timeout=CONNECT_TIMEOUT_S, trust_env=False)
     try:
-        async with (
-            asyncio.timeout(_ANSWERS_WITHIN_S),
-            client,
-            client.stream("GET", url, headers=UNCOMPRESSED) as answer,
-        ):
-            async for part in answer.aiter_raw():
-                document += part
-                if len(document) > _MAX_DOCUMENT:
-                    break
+        answer = await short_answer(client, "GET", url)
     except httpx2.HTTPError as error:
         reason, advice = why_unreachable(error, relay, None)
         raise ConnectError(f"{relay} is not reached: {reason}{(advice and f'; {advice}') or ''}") from None
     except TimeoutError:
-        raise ConnectError(f"{relay} does not answer in {_ANSWERS_WITHIN_S:.0f} s") from None
+        raise ConnectError(f"{relay} does not answer in {ANSWERED_WITHIN_S:.0f} s") from None
     try:
-        issuer = loads(document, max_bytes=_MAX_DOCUMENT)["issuer"] if answer.is_success else None
+        document = loads(answer.content, max_bytes=MOST_ANSWER_BYTES)
+        issuer = document["issuer"] if answer.is_success else None
     except (StrictJsonError, TypeError, KeyError):
         issuer = None
     if issuer is None:

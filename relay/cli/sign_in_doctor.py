@@ -4,6 +4,7 @@ It walks from the 401 to the token endpoint with a client of its own, which no p
 Must not need the relay's state, and must not follow what a server says to another host.
 """
 
+import asyncio
 import ipaddress
 import re
 import socket
@@ -16,10 +17,18 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx2
 
-from relay.client.http import CONNECT_TIMEOUT_S, tls_by, why_unreachable
+from relay.client.http import (
+    ANSWERED_WITHIN_S,
+    CONNECT_TIMEOUT_S,
+    MOST_ANSWER_BYTES,
+    short_answer,
+    tls_by,
+    why_unreachable,
+)
 from schemas.addresses import KINDS_PATH, is_loopback, mcp_url
 from schemas.error_roots import PeerError
 from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError
+from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
 _LOOPBACK = "http://127.0.0.1:33418/callback"
@@ -46,6 +55,11 @@ def _check(name: str, explanation: str) -> Callable[[_Look], _Look]:
     return add
 
 
+def _list(document: dict[str, Any], name: str) -> list[Any]:
+    found = document.get(name)
+    return found if isinstance(found, list) else []
+
+
 def addresses_of(host: str) -> list[str]:
     """Return the addresses of ``host``."""
     return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
@@ -68,10 +82,12 @@ class SignInChecks:
         """
         key = f"{method} {path} {options}"
         if key not in self._kept:
-            transport = httpx2.HTTPTransport(verify=tls_by(None), trust_env=False)
+            transport = httpx2.AsyncHTTPTransport(verify=tls_by(None), trust_env=False)
+            client = httpx2.AsyncClient(transport=transport, timeout=CONNECT_TIMEOUT_S, trust_env=False)
             try:
-                with httpx2.Client(transport=transport, timeout=CONNECT_TIMEOUT_S, trust_env=False) as http:
-                    self._kept[key] = http.request(method, self.url + path, **options)
+                self._kept[key] = asyncio.run(short_answer(client, method, self.url + path, **options))
+            except TimeoutError:
+                raise WrongAnswerError(f"{path} is not answered in {ANSWERED_WITHIN_S:.0f} s") from None
             except httpx2.HTTPError as error:
                 reason, advice = why_unreachable(error, self.url, None)
                 raise WrongAnswerError(reason + (f"; {advice}" if advice else "")) from None
@@ -89,8 +105,8 @@ class SignInChecks:
     def _json(self, path: str, method: str = "GET", **options: Any) -> dict[str, Any]:
         answer = self._ask(path, method, **options)
         try:
-            value = answer.json()
-        except ValueError:
+            value = loads(answer.content, max_bytes=MOST_ANSWER_BYTES)
+        except StrictJsonError:
             value = None
         if not isinstance(value, dict):
             raise WrongAnswerError(
@@ -171,10 +187,11 @@ class SignInChecks:
 
     @_check("clock", "The relay's clock and this machine's must agree to a minute: tokens name times.")
     def clock(self) -> Finding:
-        date = self._ask("/healthz").headers.get("date")
-        if date is None:
-            raise NotCheckedError("the answer has no date")
-        ahead = parsedate_to_datetime(date).timestamp() - self.now_s()
+        try:
+            date = parsedate_to_datetime(self._ask("/healthz").headers.get("date", ""))
+            ahead = date.timestamp() - self.now_s()
+        except (ValueError, OverflowError):
+            raise NotCheckedError("the answer has no date") from None
         if abs(ahead) > _MOST_SKEW_S:
             way = "ahead of" if ahead > 0 else "behind"
             return Finding.failure(
@@ -219,7 +236,7 @@ class SignInChecks:
                     f"the metadata of {path} are for {printable(str(document.get('resource')), _MAX_SHOWN)}",
                     f"run the relay with --public-url {self.url}",
                 )
-            if self.url not in document.get("authorization_servers", ()):
+            if self.url not in _list(document, "authorization_servers"):
                 return Finding.failure(
                     f"the metadata of {path} name another authorization server", "see the proxy"
                 )
@@ -235,7 +252,7 @@ class SignInChecks:
         issuer = printable(str(own.get("issuer")), _MAX_SHOWN)
         if own.get("issuer") != self.url:
             return Finding.failure(f"the issuer is {issuer}", f"run the relay with --public-url {self.url}")
-        if "S256" not in own.get("code_challenge_methods_supported", ()):
+        if "S256" not in _list(own, "code_challenge_methods_supported"):
             return Finding.failure(
                 "code_challenge_methods_supported has no S256", "another program answers there: see the proxy"
             )

@@ -4,6 +4,7 @@ A server on this machine is never reached by a proxy: the proxy would get the to
 another. Must not put a proxy's address into an error: it can hold a password.
 """
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from schemas.tls import client_context, read_root
 CONNECT_TIMEOUT_S = 10.0
 UNCOMPRESSED: Mapping[str, str] = {"accept-encoding": "identity"}
 """Requests answers whose size can be limited as they are read."""
+MOST_ANSWER_BYTES = 64 << 10
+ANSWERED_WITHIN_S = 30.0
 UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 """The errors after which nothing of a request was sent."""
 
@@ -64,6 +67,28 @@ def transport_to(url: str, tls: ssl.SSLContext, **options: Any) -> httpx2.AsyncH
         ProxyError: as ``proxy_of``.
     """
     return httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, proxy=proxy_of(url), **options)
+
+
+async def short_answer(client: httpx2.AsyncClient, method: str, url: str, **options: Any) -> httpx2.Response:
+    """Return the answer to one request, uncompressed, of which it reads just over ``MOST_ANSWER_BYTES``.
+
+    Raises:
+        httpx2.HTTPError: there is none.
+        TimeoutError: it is not there in ``ANSWERED_WITHIN_S``.
+    """
+    body = bytearray()
+    async with (
+        asyncio.timeout(ANSWERED_WITHIN_S),
+        client,
+        client.stream(method, url, headers=UNCOMPRESSED, **options) as answer,
+    ):
+        async for part in answer.aiter_raw():
+            body += part
+            if len(body) > MOST_ANSWER_BYTES:
+                break
+    headers = httpx2.Headers(answer.headers)
+    headers.pop("content-encoding", None)  # else it would be decoded, to any size
+    return httpx2.Response(answer.status_code, headers=headers, content=bytes(body))
 
 
 def why_unreachable(error: Exception, url: str, root: Path | None) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ from schemas.addresses import (
     is_loopback,
     mcp_url,
     normal_url,
+    parse_broker,
     parse_host_port,
     parse_mcp_url,
 )
@@ -61,6 +62,15 @@ def test_what_is_no_host_and_port_is_refused_with_an_example(text: str) -> None:
 def test_a_port_without_a_host_is_in_the_example(text: str) -> None:
     with pytest.raises(AddressError, match=r"is not HOST:PORT, for example 127\.0\.0\.1:8443"):
         parse_host_port(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["mqtts://edge:hunter2@mqtt.example", "edge:hunter2@mqtt.example:1883", "tcp://e:hunter2@h"]
+)
+def test_a_password_in_a_brokers_address_is_not_repeated(text: str) -> None:
+    with pytest.raises(AddressError, match="an address with credentials is no") as refused:
+        parse_broker(text)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_zone_belongs_to_link_local_addresses_alone() -> None:

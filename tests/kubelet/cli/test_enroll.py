@@ -1,12 +1,14 @@
 """``kubelet enroll``."""
 
 import grp
+import json
 import os
 import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +19,7 @@ from relay.settings.environment import now_ms
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.kind_packages import read_shipped
+from schemas.process.service_host import ServiceError
 from tests.fakes.enrolment_server import EnrolmentServer
 from tests.fakes.node_command import CANNOT_RUN, CONFIG, DONE, NO, NOWHERE, USAGE, Ran, Run
 from tests.fakes.signer import SimulatedCa
@@ -131,6 +134,25 @@ def test_a_kind_that_is_not_known_is_a_wrong_command_line_before_the_token_is_sp
     ran = enroll("--kinds", typed)
     assert (ran.code, ran.err.count("\n")) == (USAGE, 1)
     assert enrolment_server.methods == []
+
+
+def test_what_it_enables_counts_more_than_what_a_start_was_told_before(
+    enroll: Enroll, state: IdentityFiles
+) -> None:
+    told = state.root / "run.json"
+    told.write_text('{"kinds": "linux.journal", "ttl": "20m"}')
+    assert enroll("--kinds", "none").code == DONE
+    assert json.loads(told.read_text()) == {"ttl": "20m"}
+
+
+def test_a_service_that_cannot_be_changed_is_said_of_a_node_that_is_enrolled(
+    enroll: Enroll, state: IdentityFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "this system has no group video"
+    monkeypatch.setattr("kubelet.cli.kinds.service_steps", Mock(side_effect=ServiceError(why)))
+    ran = enroll()
+    assert (ran.code, kept(state)) == (DONE, USUAL)
+    assert f"{why}; once that is mended: kubelet kinds enable linux.health" in ran.err
 
 
 def test_a_node_that_enrols_again_keeps_its_kinds(enroll: Enroll, state: IdentityFiles) -> None:

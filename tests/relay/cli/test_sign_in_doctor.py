@@ -1,5 +1,6 @@
 """``relay doctor --sign-in``: a relay behind a proxy, in which each fault is planted, one at a time."""
 
+import asyncio
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from relay.cli.sign_in_doctor import CHECKS, SignInChecks
+from relay.client.http import MOST_ANSWER_BYTES
 from schemas.process.doctor import Finding, Severity, made
 from tests.fakes.small_fleet import small_fleet
 
@@ -60,15 +62,18 @@ class Proxy:
         return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
+def looked(checks: SignInChecks) -> dict[str, Finding]:
+    return {row.name: made(row.of(checks)) for row in CHECKS}
+
+
 @dataclass
 class Site:
     proxy: Proxy
     url: str
 
-    def found(self, **parts: Any) -> dict[str, Finding]:
+    async def found(self, **parts: Any) -> dict[str, Finding]:
         """Return what each check finds."""
-        checks = SignInChecks(self.url, **parts)
-        return {row.name: made(row.of(checks)) for row in CHECKS}
+        return await asyncio.to_thread(looked, SignInChecks(self.url, **parts))
 
 
 @pytest_asyncio.fixture
@@ -111,43 +116,49 @@ _SERVER = "/.well-known/oauth-authorization-server"
 
 
 async def test_each_fault_of_a_proxy_is_named(site: Site) -> None:
-    well = site.found()
+    well = await site.found()
     assert {name for name, finding in well.items() if finding.severity is Severity.FAILURE} == set(), well
     assert "hosted clients need a public name" in well["address"].fix
 
-    def fails(check: str, words: str, **parts: Any) -> None:
-        finding = site.found(**parts)[check]
+    async def fails(check: str, words: str, **parts: Any) -> None:
+        finding = (await site.found(**parts))[check]
         assert finding.severity in {Severity.FAILURE, Severity.WARNING}, finding
         assert words in finding.found + finding.fix, finding
         site.proxy.change, site.proxy.headers, site.proxy.swallowed = (lambda _p, _a: None), {}, ""
 
     site.proxy.headers = {"host": "127.0.0.2"}
-    fails("host", "a proxy rewrites Host")
+    await fails("host", "a proxy rewrites Host")
     site.proxy.change = with_json(_SERVER, issuer="http://hub.example")
-    fails("metadata", "the issuer is http://hub.example")
+    await fails("metadata", "the issuer is http://hub.example")
     site.proxy.change = with_json(_SERVER, code_challenge_methods_supported=None)
-    fails("metadata", "has no S256")
+    await fails("metadata", "has no S256")
+    site.proxy.change = with_json(_SERVER, code_challenge_methods_supported=1)
+    await fails("metadata", "has no S256")
     site.proxy.change = with_json("/.well-known/openid-configuration", issuer="https://another.example")
-    fails("metadata", "is of another authorization server")
+    await fails("metadata", "is of another authorization server")
     site.proxy.swallowed = "/.well-known/"
-    fails("metadata", "without JSON")
+    await fails("metadata", "without JSON")
     site.proxy.change = redirecting("/.well-known/oauth-protected-resource")
-    fails("resource", "redirects to https://elsewhere.example/")
+    await fails("resource", "redirects to https://elsewhere.example/")
     site.proxy.change = with_json("/.well-known/oauth-protected-resource", resource=site.url)
-    fails("resource", "are for")
+    await fails("resource", "are for")
+    site.proxy.change = with_json("/.well-known/oauth-protected-resource", authorization_servers=1)
+    await fails("resource", "another authorization server")
+    site.proxy.change = with_json(_SERVER, issuer="h" * (MOST_ANSWER_BYTES + 1))
+    await fails("metadata", "without JSON")
     site.proxy.swallowed = "/mcp"
-    fails("challenge", "without a challenge")
+    await fails("challenge", "without a challenge")
     site.proxy.swallowed = "/register"
-    fails("registration", "without JSON")
+    await fails("registration", "without JSON")
     site.proxy.change = with_json("/register", client_secret=None, client_id=None)
-    fails("registration", "no client_id")
+    await fails("registration", "no client_id")
     site.proxy.swallowed = "/authorize"
-    fails("authorization", "/authorize answers 404")
+    await fails("authorization", "/authorize answers 404")
     site.proxy.swallowed = "/token"
-    fails("token", "without JSON")
+    await fails("token", "without JSON")
     site.proxy.change = lambda path, _answer: (503, {}, b"{}") if path == "/token" else None
-    fails("token", "`relay status` there says what is away")
-    fails("clock", "behind this machine's", now_s=lambda: 4_000_000_000.0)
+    await fails("token", "`relay status` there says what is away")
+    await fails("clock", "behind this machine's", now_s=lambda: 4_000_000_000.0)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +186,6 @@ def test_what_the_name_alone_tells(url: str, addresses: list[str] | None, check:
 async def test_a_certificate_that_others_do_not_trust_is_named(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, secure=True, host="localhost") as fleet:
         await fleet.start_relay(*fleet.listening)
-        checks = SignInChecks(fleet.url)
-        (row,) = [row for row in CHECKS if row.name == "certificate"]
-        assert made(row.of(checks)).severity is Severity.FAILURE
-        assert "certificate" in made(row.of(checks)).found.lower()
+        found = (await asyncio.to_thread(looked, SignInChecks(fleet.url)))["certificate"]
+        assert found.severity is Severity.FAILURE
+        assert "certificate" in found.found.lower()

@@ -61,6 +61,7 @@ async def asked(url: str, tls: Callable[[], ssl.SSLContext | None] = lambda: Non
     [
         (b"200 OK\r\nDate: Sat, 22 Nov 2025 10:00:00 GMT\r\n", HealthAnswer(200, 1_763_805_600_000)),
         (b"200 OK\r\nDate: yesterday\r\n", HealthAnswer(200, None)),
+        (b"200 OK\r\nDate: Fri, 01 Jan 99999999999999999999 00:00:00 GMT\r\n", HealthAnswer(200, None)),
         (b"503 Service Unavailable\r\n", HealthAnswer(503, None)),
     ],
 )
