@@ -199,6 +199,8 @@ def _from(file: int, size: int, offset: int) -> tuple[list[bytes], _Page]:
     if context and not context.endswith(b"\n"):
         start = _next_line(file, min(offset, size), size)
         context += os.pread(file, min(start - offset, _MOST_READ), offset)
+        if not _begins_line(file, start):
+            return [], _Page([], start, start)  # a caller that goes on from here skips more of it
     data = os.pread(file, _MOST_READ, start)
     lines = _LINE.findall(data)
     if len(lines) > 1 and start + len(data) < size and not data.endswith(b"\n"):
@@ -213,14 +215,21 @@ def _last(file: int, size: int, number: int) -> tuple[list[bytes], _Page]:
     """Return the last ``number`` lines, with some that are before them."""
     first = max(0, size - _MOST_READ)
     lines = _LINE.findall(os.pread(file, size - first, first))
-    if first and len(lines) > 1:
+    if lines and not _begins_line(file, first):
         first += len(lines.pop(0))
     before = lines[:-number]
     return before, _Page(lines[-number:], first + sum(map(len, before)), size)
 
 
+def _begins_line(file: int, at: int) -> bool:
+    return at == 0 or os.pread(file, 1, at - 1) == b"\n"
+
+
 def _next_line(file: int, start: int, size: int) -> int:
-    """Return where the line that begins after ``start`` begins; the end of the file if none does."""
+    """Return where the line that begins after ``start`` begins; the end of the file if none does.
+
+    Where ``_MOST_SKIPPED`` bytes have no end of a line, it is where these end.
+    """
     at = start
     while at < min(size, start + _MOST_SKIPPED) and (data := os.pread(file, _MOST_READ, at)):
         if (found := data.find(b"\n")) >= 0:

@@ -101,6 +101,24 @@ async def test_a_page_begins_with_a_line_so_that_no_offset_hides_what_is_a_secre
         assert texts(answer)[-1] == "after"
 
 
+async def test_a_line_longer_than_what_is_read_or_skipped_is_not_shown_from_within(
+    files: FilesHandler, logs: Path
+) -> None:
+    file = logs / "app.log"
+    head, secret = '{"password":"', "hunter2-hunter2"
+    rest = f'{secret}","body":"{"y" * 64 * 1024}'[: 64 * 1024 - 1] + "\n"
+    file.write_text(f"first\n{head}{rest}", encoding="ascii")
+    last = await get(files, file, tail=1)
+    assert (last["lines"], last["offset"], last["next"]) == ([], file.stat().st_size, None)
+    file.write_text(f"first\n{rest}", encoding="ascii")
+    assert len(texts(await get(files, file, tail=1))) == 1, "it begins where the reading does"
+    blanks = " " * (8 * 1024 * 1024 + 1 - len(head))
+    file.write_text(f"{blanks}{head}{rest}last\n", encoding="ascii")
+    page = await get(files, file, offset=1)
+    assert (page["lines"], page["offset"], page["next"]) == ([], 8 * 1024 * 1024 + 1, page["offset"])
+    assert texts(await get(files, file, offset=page["next"])) == ["last"]
+
+
 async def test_no_line_of_a_private_key_is_shown_wherever_a_page_begins(
     files: FilesHandler, logs: Path
 ) -> None:
