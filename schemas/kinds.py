@@ -42,9 +42,10 @@ Notes = Mapping[str, str]
 class ForeignText:
     r"""A text of a result that a third party may have chosen, and that a model reads.
 
-    ``path`` is the path of member names to it, through every element of lists. A name that ``usual`` matches
-    completely is passed on unchanged. In any other, every character but letters, digits and ``._-/:@+\`` is
-    escaped, spaces too, and it is cut to ``limit`` characters: enough to recognise it, not a sentence.
+    ``path`` is the path of member names to it, through every element of lists. A name of at most ``longest``
+    characters, as the document allows, that ``usual`` matches completely is passed on unchanged. In any
+    other, every character but letters, digits and ``._-/:@+\`` is escaped, spaces too, and it is cut to
+    ``limit`` characters: enough to recognise it, not a sentence.
 
     Where ``usual`` is None it is a free text, such as a line of a log: a sentence that stays readable. Node
     and relay both escape, and what has been escaped stays as it is.
@@ -53,12 +54,14 @@ class ForeignText:
     path: tuple[str, ...]
     usual: re.Pattern[str] | None
     limit: int
+    longest: int
 
     def shown(self, text: str) -> str:
         """Return ``text`` as a model may read it."""
         if self.usual is None:
             return free_text(text, self.limit)
-        return text if self.usual.fullmatch(text) else inert(text, self.limit)
+        is_usual = len(text) <= self.longest and self.usual.fullmatch(text)
+        return text if is_usual else inert(text, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +220,18 @@ def _verb(name: str, facts: Mapping[str, Any], answered: Mapping[str, Any]) -> V
 
 def _foreign_name(entry: Any, answered: Mapping[str, Any]) -> ForeignText:
     if isinstance(entry, Mapping):
-        return ForeignText(tuple(entry["path"]), re.compile(entry["usual"]), entry["limit"])
+        usual, longest = re.compile(entry["usual"]), _longest(entry["path"], answered)
+        return ForeignText(tuple(entry["path"]), usual, entry["limit"], longest)
     return _text(entry, _USUAL_NAME, answered)
 
 
 def _text(path: Sequence[str], usual: re.Pattern[str] | None, answered: Mapping[str, Any]) -> ForeignText:
-    return ForeignText(tuple(path), usual, int(member_at(answered, path).get("maxLength", 0)))
+    longest = _longest(path, answered)
+    return ForeignText(tuple(path), usual, longest, longest)
+
+
+def _longest(path: Sequence[str], answered: Mapping[str, Any]) -> int:
+    return int(member_at(answered, path).get("maxLength", 0))
 
 
 def member_at(document: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:

@@ -37,6 +37,7 @@ _UNIT_FIELDS = ("_SYSTEMD_UNIT", "UNIT")
 _MOST_UNITS = 4096
 _NO_UNIT = ""
 """What a line of the kernel is of: a pattern of the owner allows it only if it allows everything."""
+_PRIORITY = re.compile(r"[0-7]")
 _CURSOR = re.compile(r"[A-Za-z0-9=;_-]{1,512}")
 
 
@@ -182,7 +183,7 @@ def _line(entry: Mapping[str, Any]) -> dict[str, Any]:
         # Of a line about a unit UNIT is that unit, and the other is systemd's own.
         "unit": _text(entry.get("UNIT") or entry.get("_SYSTEMD_UNIT")) or None,
         "program": _text(entry.get("SYSLOG_IDENTIFIER")) or None,
-        "priority": int(priority) if priority.isdecimal() and len(priority) == 1 else None,
+        "priority": int(priority) if _PRIORITY.fullmatch(priority) else None,
         "text": free_text(redacted(_text(entry.get("MESSAGE"))), LONGEST_TEXT),
     }
 

@@ -199,6 +199,8 @@ def test_a_further_kind_is_admitted_by_an_amendment_where_it_is_named_alone(
     assert verb.shown({"entries": [{"unit": "a b", "text": "a b"}]}) == {
         "entries": [{"unit": r"a\x20b", "text": "a b"}]
     }
+    for length, shown in ((256, 256), (257, 64)):
+        assert verb.shown({"entries": [{"unit": "a" * length}]}) == {"entries": [{"unit": "a" * shown}]}
     assert (board.verbs["subscribe"].streams, verb.foreign_texts[0].limit) == (True, 64)
     assert contract.registry.documents[f"{BOARD}@1.0.0"]
     shipped = SchemaRegistry()

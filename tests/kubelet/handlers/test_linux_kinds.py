@@ -918,6 +918,24 @@ async def test_lines_of_a_journal_are_escaped_redacted_and_paged(pi: Board) -> N
     assert "--after-cursor=s=1;i=1" in pi.commands[-1]
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"PRIORITY": "7"}, {"priority": 7}),
+        ({"PRIORITY": "8"}, {"priority": None}),
+        ({"PRIORITY": "\u0667"}, {"priority": None}),
+        ({"SYSLOG_IDENTIFIER": "a" * 65}, {"program": "a" * 64}),
+        ({"_SYSTEMD_UNIT": "a" * 256}, {"unit": "a" * 255}),
+    ],
+)
+async def test_no_field_that_a_program_may_write_breaks_an_answer(
+    pi: Board, fields: dict[str, Any], shown: Mapping[str, object]
+) -> None:
+    pi.programs = journal(entry("line", **fields))
+    [line] = (await pi.ask("linux.journal", "get"))["lines"]
+    assert {member: line[member] for member in shown} == shown
+
+
 async def test_a_slice_that_is_allowed_does_not_show_the_lines_of_units_in_it(pi: Board) -> None:
     # journalctl --unit=system.slice has those of ssh.service too.
     pi.programs = {

@@ -153,7 +153,7 @@ def _with(tool: Tool, **changed: Any) -> Tool:
 
 
 def test_a_character_of_another_alphabet_does_not_cost_the_whole_answer(tools: dict[str, Tool]) -> None:
-    tool = _with(tools[ECHO_NAME], foreign_texts=(ForeignText(("message",), None, 40),))
+    tool = _with(tools[ECHO_NAME], foreign_texts=(ForeignText(("message",), None, 40, 40),))
     for sent, told in (("T\u00fcr offen\n", "T\\xfcr offen\\n"), ("x " * 99, "x " * 17 + "x[cut]")):
         answer = checked({"ok": True, "result": ECHOED | {"message": sent}}, tool, PING)
         assert json.loads(answer.text) == answer.result == ECHOED | {"message": told}
