@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from kubelet.handlers.base import HandlerFactory, ToolFault
@@ -77,9 +78,12 @@ class JournalHandler(LinuxHandler):
             command.append(f"--priority={arguments['priority']}")
         if "boot" in arguments:
             command.append(f"--boot={arguments['boot']}")
-        for name, option in (("since_ms", "--since"), ("until_ms", "--until")):
-            if name in arguments:
-                command.append(f"{option}=@{arguments[name] / 1000:.3f}")
+        since_ms = arguments.get("since_ms", 0)
+        # journalctl refuses it beside a cursor; what is older is left out of the answer then.
+        if "since_ms" in arguments and "cursor" not in arguments:
+            command.append(f"--since=@{since_ms / 1000:.3f}")
+        if "until_ms" in arguments:
+            command.append(f"--until=@{arguments['until_ms'] / 1000:.3f}")
         if "search" in arguments:
             command += [f"--grep={re.escape(arguments['search'])}", "--case-sensitive=true"]
         if "cursor" in arguments:
@@ -87,7 +91,7 @@ class JournalHandler(LinuxHandler):
         may_fail = not {"search", "boot"}.isdisjoint(arguments)
         printed = await _read(self.machine, [*command, *matches], SEARCH_S, may_fail=may_fail)
         # On a thread: megabytes are parsed, and all that is shown is searched for secrets.
-        answer = await asyncio.to_thread(_answer, printed, number)
+        answer = await asyncio.to_thread(_answer, printed, number, since_ms)
         return {"withheld": withheld, **answer}
 
     async def _allowed(self) -> tuple[list[str], int]:
@@ -153,12 +157,16 @@ async def _read(
     return printed
 
 
-def _answer(printed: Printed, number: int) -> dict[str, Any]:
-    entries, complete = _entries(printed.text), printed.code is not None
+def _answer(printed: Printed, number: int, since_ms: int) -> dict[str, Any]:
+    found = _entries(printed.text)
+    entries = list(takewhile(lambda each: _at_ms(each) >= since_ms, found))
+    is_last = len(entries) < len(found)  # what follows is older than what is asked for
+    complete = is_last or printed.code is not None
     lines = fitting(map(_line, entries[:number]))
     cursor = entries[len(lines) - 1].get("__CURSOR") if lines else None
     # Counted by what was printed: one of these may be no entry.
-    more = printed.text.count("\n") > number or len(entries) > len(lines) or not complete
+    is_cut = printed.text.count("\n") > number or not complete
+    more = len(entries) > len(lines) or (is_cut and not is_last)
     continued = cursor if more and isinstance(cursor, str) and _CURSOR.fullmatch(cursor) else None
     return {"lines": lines, "complete": complete, "next": continued}
 
@@ -179,13 +187,17 @@ def _entries(text: str) -> list[dict[str, Any]]:
 def _line(entry: Mapping[str, Any]) -> dict[str, Any]:
     priority = _text(entry.get("PRIORITY"))
     return {
-        "at_ms": int(_text(entry["__REALTIME_TIMESTAMP"])) // 1000,
+        "at_ms": _at_ms(entry),
         # Of a line about a unit UNIT is that unit, and the other is systemd's own.
         "unit": _text(entry.get("UNIT") or entry.get("_SYSTEMD_UNIT")) or None,
         "program": _text(entry.get("SYSLOG_IDENTIFIER")) or None,
         "priority": int(priority) if _PRIORITY.fullmatch(priority) else None,
         "text": free_text(redacted(_text(entry.get("MESSAGE"))), LONGEST_TEXT),
     }
+
+
+def _at_ms(entry: Mapping[str, Any]) -> int:
+    return int(_text(entry["__REALTIME_TIMESTAMP"])) // 1000
 
 
 def _text(value: object) -> str:

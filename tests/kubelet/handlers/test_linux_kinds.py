@@ -918,6 +918,24 @@ async def test_lines_of_a_journal_are_escaped_redacted_and_paged(pi: Board) -> N
     assert "--after-cursor=s=1;i=1" in pi.commands[-1]
 
 
+@pytest.mark.parametrize("asks", [{}, {"search": "line"}])
+@pytest.mark.parametrize("code", [0, None])
+async def test_pages_end_where_lines_are_older_than_what_is_asked_for(
+    pi: Board, asks: dict[str, Any], code: int | None
+) -> None:
+    asks = {**asks, "since_ms": NOW_MS - 2, "lines": 2}
+    lines = [entry(f"line {number}", number) for number in range(6)]
+    # journalctl goes through the lines from the newest on, and takes no --since beside a cursor.
+    pi.programs = journal(*lines[:3])
+    first = await pi.ask("linux.journal", "get", **asks)
+    assert f"--since=@{(NOW_MS - 2) / 1000:.3f}" in pi.commands[-1]
+    pi.programs = journal(*lines[2:5], '{"cut', code=code)
+    rest = await pi.ask("linux.journal", "get", cursor=first["next"], **asks)
+    assert not [each for each in pi.commands[-1] if each.startswith("--since")]
+    assert [each["text"] for each in first["lines"] + rest["lines"]] == ["line 0", "line 1", "line 2"]
+    assert (rest["complete"], rest["next"]) == (True, None)
+
+
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [
