@@ -29,11 +29,12 @@ LONGEST_TEXT = 4096
 SEARCH_S = 4.0
 LAST_LINES, LAST_S = 10, 1.0
 """Of the log of a unit, beside what systemd says of it, which may take its time too."""
-_FIELDS = "MESSAGE,PRIORITY,_SYSTEMD_UNIT,UNIT,SYSLOG_IDENTIFIER"
+_FIELDS = "MESSAGE,PRIORITY,_PID,_SYSTEMD_UNIT,UNIT,SYSLOG_IDENTIFIER"
 _JOURNALCTL = (
     "journalctl", "--quiet", "--no-pager", "--reverse", "--output=json", "--all", f"--output-fields={_FIELDS}"
 )  # fmt: skip
 """Without ``--all`` a text of more than 4096 bytes is left out."""
+_MANAGER = "1"
 _UNIT_FIELDS = ("_SYSTEMD_UNIT", "UNIT")
 _MOST_UNITS = 4096
 _NO_UNIT = ""
@@ -118,7 +119,7 @@ def _of_units(names: Sequence[str]) -> list[str]:
     Of what a line says of itself only journald's own fields count, and UNIT where the manager wrote it.
     """
     own = [f"_SYSTEMD_UNIT={name}" for name in names]
-    return [*own, "+", "_PID=1", *(f"UNIT={name}" for name in names)] if names else []
+    return [*own, "+", f"_PID={_MANAGER}", *(f"UNIT={name}" for name in names)] if names else []
 
 
 async def last_lines(machine: LinuxMachine, unit_name: str, *, is_limited: bool) -> list[dict[str, Any]]:
@@ -188,12 +189,20 @@ def _line(entry: Mapping[str, Any]) -> dict[str, Any]:
     priority = _text(entry.get("PRIORITY"))
     return {
         "at_ms": _at_ms(entry),
-        # Of a line about a unit UNIT is that unit, and the other is systemd's own.
-        "unit": _text(entry.get("UNIT") or entry.get("_SYSTEMD_UNIT")) or None,
+        "unit": _unit(entry),
         "program": _text(entry.get("SYSLOG_IDENTIFIER")) or None,
         "priority": int(priority) if _PRIORITY.fullmatch(priority) else None,
         "text": free_text(redacted(_text(entry.get("MESSAGE"))), LONGEST_TEXT),
     }
+
+
+def _unit(entry: Mapping[str, Any]) -> str | None:
+    """Return the unit that wrote a line; of one by the manager, the unit that it is about.
+
+    Any program may write UNIT. Fields that begin with an underscore are journald's own.
+    """
+    about = _text(entry.get("UNIT")) if entry.get("_PID") == _MANAGER else ""
+    return about or _text(entry.get("_SYSTEMD_UNIT")) or None
 
 
 def _at_ms(entry: Mapping[str, Any]) -> int:

@@ -147,7 +147,7 @@ class Stage:
                 f"{unit}.service": {**facts, "Description": described},
             }
         )
-        line = entry(text, SYSLOG_IDENTIFIER=name, UNIT=f"{name}.service")
+        line = entry(text, SYSLOG_IDENTIFIER=name, UNIT=f"{name}.service", _PID="1")
         self.board.programs = {
             **journal(line, entry(list(text.encode("utf-8", "replace")), 1)),
             "systemctl": units,

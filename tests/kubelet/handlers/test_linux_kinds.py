@@ -896,7 +896,7 @@ async def test_the_system_that_a_node_runs(pi: Board, monkeypatch: pytest.Monkey
 async def test_lines_of_a_journal_are_escaped_redacted_and_paged(pi: Board) -> None:
     pi.programs = journal(
         entry("login of pi, password=hunter2 \x1b[31m"),
-        entry([104, 105, 255], 1, PRIORITY=None, UNIT="nginx.service"),
+        entry([104, 105, 255], 1, PRIORITY=None, UNIT="nginx.service", _PID="1"),
         entry("two\u2028lines", 2).replace("\\u2028", "\u2028"),
     )
     assert (await pi.ask("linux.journal", "get"))["lines"][2]["text"] == "two\\u2028lines"
@@ -916,6 +916,24 @@ async def test_lines_of_a_journal_are_escaped_redacted_and_paged(pi: Board) -> N
     pi.programs = journal(entry("older", 2))
     assert (await pi.ask("linux.journal", "get", lines=2, cursor="s=1;i=1"))["next"] is None
     assert "--after-cursor=s=1;i=1" in pi.commands[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "unit"),
+    [
+        ({"UNIT": "nginx.service", "_PID": "1", "_SYSTEMD_UNIT": "init.scope"}, "nginx.service"),
+        ({"_PID": "1", "_SYSTEMD_UNIT": "init.scope"}, "init.scope"),
+        ({"UNIT": "nginx.service", "_PID": "7"}, "ssh.service"),
+        ({"UNIT": "nginx.service", "_SYSTEMD_UNIT": None}, None),
+        ({"USER_UNIT": "a.service", "_PID": "7", "_SYSTEMD_UNIT": "user@1000.service"}, "user@1000.service"),
+    ],
+)
+async def test_a_line_is_of_the_unit_that_wrote_it_or_that_the_manager_names(
+    pi: Board, fields: dict[str, Any], unit: str | None
+) -> None:
+    pi.programs = journal(entry("line", **fields))
+    assert [each["unit"] for each in (await pi.ask("linux.journal", "get"))["lines"]] == [unit]
+    assert "_PID" in next(each for each in pi.commands[-1] if each.startswith("--output-fields=")).split(",")
 
 
 @pytest.mark.parametrize("asks", [{}, {"search": "line"}])
