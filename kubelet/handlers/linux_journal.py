@@ -6,7 +6,7 @@ Must not let a text leave the node that has not been redacted.
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from kubelet.handlers.base import HandlerFactory, ToolFault
 from kubelet.handlers.machine import (
     LONGEST_OUTPUT,
+    MOST_BYTES,
+    BlockingCalls,
     LinuxHandler,
     LinuxMachine,
     Printed,
@@ -46,6 +48,9 @@ _CURSOR = re.compile(r"[A-Za-z0-9=;_-]{1,512}")
 class JournalHandler(LinuxHandler):
     """Answers with what ``journalctl`` prints."""
 
+    def prepare(self) -> None:
+        self._calls = BlockingCalls()
+
     @property
     def missing(self) -> str | None:
         """That systemd does not run."""
@@ -62,7 +67,7 @@ class JournalHandler(LinuxHandler):
         """Return the newest lines that match, at most as many as are asked for and fit into one answer.
 
         Raises:
-            ToolFault: ``no_such_unit``, ``journal_unreadable``, ``program_failed``, or ``program_missing``.
+            ToolFault: a fault of the row.
             OutsideCeilingError: the board's owner does not allow the unit, whether there is one or not.
         """
         number = arguments.get("lines", USUAL_LINES)
@@ -92,7 +97,7 @@ class JournalHandler(LinuxHandler):
         may_fail = not {"search", "boot"}.isdisjoint(arguments)
         printed = await _read(self.machine, [*command, *matches], SEARCH_S, may_fail=may_fail)
         # On a thread: megabytes are parsed, and all that is shown is searched for secrets.
-        answer = await asyncio.to_thread(_answer, printed, number, since_ms)
+        answer = await self._calls.run(lambda: _answer(printed, number, since_ms))
         return {"withheld": withheld, **answer}
 
     async def _allowed(self) -> tuple[list[str], int]:
@@ -163,13 +168,26 @@ def _answer(printed: Printed, number: int, since_ms: int) -> dict[str, Any]:
     entries = list(takewhile(lambda each: _at_ms(each) >= since_ms, found))
     is_last = len(entries) < len(found)  # what follows is older than what is asked for
     complete = is_last or printed.code is not None
-    lines = fitting(map(_line, entries[:number]))
+    lines = fitting(map(_line, _searched(entries[:number])))
     cursor = entries[len(lines) - 1].get("__CURSOR") if lines else None
     # Counted by what was printed: one of these may be no entry.
     is_cut = printed.text.count("\n") > number or not complete
     more = len(entries) > len(lines) or (is_cut and not is_last)
     continued = cursor if more and isinstance(cursor, str) and _CURSOR.fullmatch(cursor) else None
     return {"lines": lines, "complete": complete, "next": continued}
+
+
+def _searched(entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the first of ``entries`` that have together no more to search for secrets than one answer shows.
+
+    A long text that is a secret costs a search, and has next to nothing in the answer.
+    """
+    left = MOST_BYTES
+    for entry in entries:
+        left -= min(len(_text(entry.get("MESSAGE"))), LONGEST_TEXT)
+        if left < 0:
+            return
+        yield entry
 
 
 def _entries(text: str) -> list[dict[str, Any]]:
@@ -192,7 +210,7 @@ def _line(entry: Mapping[str, Any]) -> dict[str, Any]:
         "unit": _unit(entry),
         "program": _text(entry.get("SYSLOG_IDENTIFIER")) or None,
         "priority": int(priority) if _PRIORITY.fullmatch(priority) else None,
-        "text": free_text(redacted(_text(entry.get("MESSAGE"))), LONGEST_TEXT),
+        "text": free_text(redacted(_text(entry.get("MESSAGE")), LONGEST_TEXT), LONGEST_TEXT),
     }
 
 

@@ -6,11 +6,14 @@ refused. Each form takes steps in proportion to the text: what it looks for has 
 
 import re
 from collections.abc import Iterable, Iterator
+from os.path import commonprefix
 
 REPLACEMENT = "[redacted]"
 _REPLACED = rf"\1{REPLACEMENT}"
 LONGEST = 32 * 1024
 """What follows in a text is left out: no kind shows as much of one."""
+_AHEAD = 1024
+"""By no more of what follows its first character is a secret known: a password in a URL by the @ after it."""
 
 _WORD = r"[A-Za-z0-9+/_=.~-]"
 _NAME = (
@@ -100,14 +103,21 @@ _KEY_BEGINS = re.compile(_BEGIN)
 _KEY_ENDS = re.compile(_END)
 
 
-def redacted(text: str) -> str:
-    """Return ``text`` with secrets of known forms replaced; at most ``LONGEST`` characters of it.
+def redacted(text: str, limit: int = LONGEST) -> str:
+    """Return ``text`` with secrets of known forms replaced; of a longer one what ``limit`` characters show.
 
     >>> redacted("login ok, password=hunter2 from 10.0.0.1")
     'login ok, password=[redacted] from 10.0.0.1'
     """
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}[cut]"
+    if len(text) <= limit:
+        return _replaced(text)
+    # A secret that the limit cuts may not be known by its beginning: where it is one with what follows, the
+    # two differ from its first character on.
+    both = [_replaced(text[:limit]), _replaced(text[: limit + _AHEAD])]
+    return f"{commonprefix(both)}[cut]"  # noqa: RUF071 - by characters
+
+
+def _replaced(text: str) -> str:
     small = text.lower()
     for hints, form in _FORMS:
         for hint in hints:  # a loop, since thousands of names are looked at

@@ -1063,6 +1063,29 @@ async def test_an_answer_with_long_lines_is_bounded_as_json(pi: Board) -> None:
     assert answer["next"] == f"s=1;i={len(answer['lines']) - 1}"
 
 
+async def test_lines_that_are_costly_to_search_for_secrets_are_searched_on_pages_of_their_own(
+    pi: Board,
+) -> None:
+    costly = f"sk-{'secret-key' * 3276}"
+    pi.programs = journal(*(entry(costly, number) for number in range(100)))
+    answer = await pi.ask("linux.journal", "get", lines=100)
+    assert [each["text"] for each in answer["lines"]] == ["[redacted][cut]"] * 40
+    assert (answer["complete"], answer["next"]) == (True, "s=1;i=39")
+
+
+async def test_a_search_for_secrets_that_takes_long_costs_calls_of_its_own_alone(
+    pi: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pi.programs = journal(entry("line"))
+    handler, ends = pi.handler("linux.journal"), threading.Event()
+    monkeypatch.setattr("kubelet.handlers.linux_journal.redacted", lambda *_: str(ends.wait(60)))
+    monkeypatch.setattr(BlockingCalls.run, "__defaults__", (0.01,))
+    for _ in range(7):  # the last is refused at once: as many wait as may
+        with pytest.raises(ToolFault, match="no_answer"):
+            await asked(handler, "get")
+    ends.set()
+
+
 async def test_the_network_of_a_board(pi: Board) -> None:
     pi.write(
         {

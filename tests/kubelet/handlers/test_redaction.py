@@ -2,7 +2,7 @@
 
 import pytest
 
-from kubelet.handlers.redaction import REPLACEMENT, redacted
+from kubelet.handlers.redaction import LONGEST, REPLACEMENT, redacted
 
 SECRETS = {
     "password=": ("user pi password={} accepted", "hunter2-and-more"),
@@ -109,6 +109,22 @@ def test_a_secret_of_a_known_form_is_replaced_and_nothing_of_it_stays(form: str)
     around, secret = SECRETS[form]
     shown = around.format(REPLACEMENT)
     assert redacted(around.format(secret)) == redacted(shown) == shown
+
+
+@pytest.mark.parametrize("form", [form for form in SECRETS if form != "line of a key"])
+def test_a_text_that_is_cut_shows_no_part_of_a_secret_that_the_whole_does_not(form: str) -> None:
+    around, secret = SECRETS[form]
+    text = around.format(secret)
+    whole = f"{text} {'and so on ' * 200}"
+    for limit in range(1, len(text) + 1):
+        assert redacted(whole).startswith(redacted(whole, limit).removesuffix("[cut]"))
+
+
+def test_what_is_cut_is_marked_and_a_secret_across_the_cut_is_left_out() -> None:
+    assert redacted("one two three", 7) == "one two[cut]"
+    assert redacted("one two", 7) == "one two"
+    before = "a " * (LONGEST // 2 - 50)
+    assert redacted(f"{before}https://pi:{'p4ss' * 64}@git.example") == f"{before}https://pi:[cut]"
 
 
 @pytest.mark.parametrize(
