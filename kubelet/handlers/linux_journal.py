@@ -32,10 +32,12 @@ SEARCH_S = 4.0
 LAST_LINES, LAST_S = 10, 1.0
 """Of the log of a unit, beside what systemd says of it, which may take its time too."""
 _FIELDS = "MESSAGE,PRIORITY,_PID,_SYSTEMD_UNIT,UNIT,SYSLOG_IDENTIFIER"
+_WHOLE_TEXTS = "--all"
+"""Without it a text of more than 4096 bytes is left out."""
 _JOURNALCTL = (
-    "journalctl", "--quiet", "--no-pager", "--reverse", "--output=json", "--all", f"--output-fields={_FIELDS}"
+    "journalctl", "--quiet", "--no-pager", "--reverse", "--output=json", _WHOLE_TEXTS,
+    f"--output-fields={_FIELDS}",
 )  # fmt: skip
-"""Without ``--all`` a text of more than 4096 bytes is left out."""
 _MANAGER = "1"
 _UNIT_FIELDS = ("_SYSTEMD_UNIT", "UNIT")
 _MOST_UNITS = 4096
@@ -153,6 +155,10 @@ async def _read(
     """
     try:
         printed = await machine.run(command, LONGEST_OUTPUT, within_s)
+        if _is_part_of_one_line(printed.text):
+            # Nothing would be known of it, nor of all that is older: not even a cursor.
+            shorter = [each for each in command if each != _WHOLE_TEXTS]
+            printed = await machine.run(shorter, LONGEST_OUTPUT, within_s)
     except OSError as error:
         raise ToolFault("program_missing", str(error)) from error
     # It ends with 1 too where it may read nothing.
@@ -161,6 +167,10 @@ async def _read(
         code = "program_failed" if is_readable else "journal_unreadable"
         raise ToolFault(code, f"journalctl ends with {printed.code}")
     return printed
+
+
+def _is_part_of_one_line(text: str) -> bool:
+    return "\n" not in text and len(text.encode()) >= LONGEST_OUTPUT
 
 
 def _answer(printed: Printed, number: int, since_ms: int) -> dict[str, Any]:
@@ -184,7 +194,7 @@ def _searched(entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
     """
     left = MOST_BYTES
     for entry in entries:
-        left -= min(len(_text(entry.get("MESSAGE"))), LONGEST_TEXT)
+        left -= min(len(_message(entry)), LONGEST_TEXT)
         if left < 0:
             return
         yield entry
@@ -210,7 +220,7 @@ def _line(entry: Mapping[str, Any]) -> dict[str, Any]:
         "unit": _unit(entry),
         "program": _text(entry.get("SYSLOG_IDENTIFIER")) or None,
         "priority": int(priority) if _PRIORITY.fullmatch(priority) else None,
-        "text": free_text(redacted(_text(entry.get("MESSAGE")), LONGEST_TEXT), LONGEST_TEXT),
+        "text": free_text(redacted(_message(entry), LONGEST_TEXT), LONGEST_TEXT),
     }
 
 
@@ -221,6 +231,12 @@ def _unit(entry: Mapping[str, Any]) -> str | None:
     """
     about = _text(entry.get("UNIT")) if entry.get("_PID") == _MANAGER else ""
     return about or _text(entry.get("_SYSTEMD_UNIT")) or None
+
+
+def _message(entry: Mapping[str, Any]) -> str:
+    """Return the text of a line; journalctl prints null where it leaves that out."""
+    message = entry.get("MESSAGE", "")
+    return "[cut]" if message is None else _text(message)
 
 
 def _at_ms(entry: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ from psutil import CONN_LISTEN
 
 from kubelet.ceiling import LISTS, Ceiling, OutsideCeilingError, table_of
 from kubelet.handlers.base import NO_FILES, BuiltInHandler, FindingSource, OwnFiles, ToolFault
-from kubelet.handlers.machine import BlockingCalls, LinuxMachine, Printed, printed_by
+from kubelet.handlers.machine import LONGEST_OUTPUT, BlockingCalls, LinuxMachine, Printed, printed_by
 from schemas.certificates import self_signed_leaf
 from schemas.kind_packages import read_shipped
 from schemas.payloads import OpenFinding
@@ -1061,6 +1061,20 @@ async def test_an_answer_with_long_lines_is_bounded_as_json(pi: Board) -> None:
     answer = await pi.ask("linux.journal", "get", lines=100)
     assert len(json.dumps(answer)) <= 192 * 1024
     assert answer["next"] == f"s=1;i={len(answer['lines']) - 1}"
+
+
+async def test_a_line_that_is_longer_than_what_is_read_hides_no_older_one(pi: Board) -> None:
+    """A text of a megabyte that is no UTF-8 is printed as numbers; one that is left out, as null."""
+    longest = entry([255] * (LONGEST_OUTPUT // 5))[:LONGEST_OUTPUT]
+
+    async def printing(command: Sequence[str], *_: object) -> Printed:
+        if "--all" in command:
+            return Printed(longest, None)
+        return Printed("\n".join((entry(None), entry("older", 1))), 0)
+
+    pi.hung = printing
+    answer = await pi.ask("linux.journal", "get", lines=1)
+    assert (answer["lines"][0]["text"], answer["complete"], answer["next"]) == ("[cut]", True, "s=1;i=0")
 
 
 async def test_lines_that_are_costly_to_search_for_secrets_are_searched_on_pages_of_their_own(
