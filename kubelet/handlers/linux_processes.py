@@ -70,9 +70,10 @@ class ProcessesHandler(LinuxHandler):
     async def snapshot(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the greatest of those whose name has the part that is asked for."""
         # Thousands of files: on a thread, so that the daemon does not wait.
-        before = await asyncio.to_thread(self._table)
+        before_us, before = await asyncio.to_thread(self._table)
         await asyncio.sleep(INTERVAL_S)
-        after = await asyncio.to_thread(self._table)
+        after_us, after = await asyncio.to_thread(self._table)
+        passed_us = max(1, after_us - before_us)
         part = arguments.get("name", "")
         allowed = [each for each in after.values() if self.allows("names", each.name)]
         matching = [each for each in allowed if part in each.name]
@@ -84,17 +85,23 @@ class ProcessesHandler(LinuxHandler):
         return {
             "total": len(matching),
             "withheld": len(after) - len(allowed),
-            "processes": [self._shown(each, used[each.pid], users) for each in greatest],
+            "processes": [
+                self._shown(each, used[each.pid] * 1_000_000 / passed_us, users) for each in greatest
+            ],
         }
 
-    def _table(self) -> dict[int, Process]:
-        found = {}
+    def _table(self) -> tuple[int, dict[int, Process]]:
+        """Return when it began to read, in microseconds, and all processes by number.
+
+        A board that is busy takes as long to read thousands as it waits between two tables.
+        """
+        began_us, found = self.machine.monotonic_us(), {}
         for entry in self.machine.path("/proc").iterdir():
             if entry.name.isdecimal() and (stat := self.machine.text(entry / "stat")) is not None:
                 process = parsed(int(entry.name), stat)
                 if process is not None:
                     found[process.pid] = process
-        return found
+        return began_us, found
 
     def _users(self) -> dict[int, str]:
         """Return the names of this machine's own users; to ask its name services would load these."""
@@ -102,13 +109,13 @@ class ProcessesHandler(LinuxHandler):
         lines = (line.split(":", 3) for line in text.splitlines() if line.count(":") > _ID)
         return {int(fields[_ID]): fields[0] for fields in lines if fields[_ID].isdecimal()}
 
-    def _shown(self, each: Process, ticks: int, users: Mapping[int, str]) -> dict[str, Any]:
+    def _shown(self, each: Process, ticks_per_s: float, users: Mapping[int, str]) -> dict[str, Any]:
         return {
             "pid": each.pid,
             "name": each.name,
             "user": _owner(self.machine.path(f"/proc/{each.pid}"), users),
             "state": _STATES.get(each.state, "other"),
-            "cpu_pct": round(100 * ticks / _TICKS_PER_S / INTERVAL_S, 1),
+            "cpu_pct": round(100 * ticks_per_s / _TICKS_PER_S, 1),
             "memory_bytes": each.pages * _PAGE_BYTES,
             "threads": each.threads,
             "started_ms": self.at_ms(each.started * 1_000_000 // _TICKS_PER_S),

@@ -765,11 +765,12 @@ async def test_the_greatest_processes_by_cpu_and_memory(pi: Board, monkeypatch: 
     )
 
     async def worked(_: float) -> None:
+        pi.monotonic_us += 1_000_000  # a busy board takes longer than it waits
         pi.write({"/proc/8/stat": stat(8, "small", 25, 1), "/proc/10/stat": stat(10, "new", 5, 2)})
 
     monkeypatch.setattr("kubelet.handlers.linux_processes.asyncio.sleep", worked)
     answer = await pi.ask("linux.processes")
-    assert [(each["pid"], each["cpu_pct"]) for each in answer["processes"]] == [(8, 50), (10, 10), (7, 0)]
+    assert [(each["pid"], each["cpu_pct"]) for each in answer["processes"]] == [(8, 25), (10, 5), (7, 0)]
     assert {each["user"] for each in answer["processes"]} == {"pi"}
     assert answer["processes"][2]["name"] == "evil\\x29\\x20R\\x201\\x20\\x28"
     by_memory = await pi.ask("linux.processes", by="memory", limit=1)
