@@ -136,17 +136,20 @@ def _label(machine: LinuxMachine, sensor: Path) -> str:
 
 
 def _limit(machine: LinuxMachine, sensor: Path, which: str, scale: int = 1000) -> float | None:
-    value = machine.number(_of(sensor, which))
-    # Drivers state 0 and the like for a limit that was never set.
-    return None if value is None or value <= 0 else value / scale
+    return _set_limit(machine.number(_of(sensor, which)), scale)
 
 
 def _trip(machine: LinuxMachine, zone: Path, which: str) -> float | None:
     for kind in sorted(zone.glob("trip_point_*_type")):
-        value = machine.number(kind.with_name(kind.name.replace("_type", "_temp")))
-        if machine.text(kind) == which and value is not None:
-            return value / 1000
+        limit = _set_limit(machine.number(kind.with_name(kind.name.replace("_type", "_temp"))))
+        if machine.text(kind) == which and limit is not None:
+            return limit
     return None
+
+
+def _set_limit(value: int | None, scale: int = 1000) -> float | None:
+    """Return a limit in its unit; None for 0 and less, which drivers state for one that was never set."""
+    return None if value is None or value <= 0 else value / scale
 
 
 class SensorsHandler(LinuxHandler):

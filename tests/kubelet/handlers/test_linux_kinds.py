@@ -731,6 +731,24 @@ async def test_a_change_of_the_ceiling_holds_for_the_next_page_and_the_next_samp
     assert (await asked(sensors, "subscribe", interval_ms=1000))["temperatures"] == []
 
 
+async def test_a_trip_point_that_was_never_set_is_no_limit(pi: Board) -> None:
+    zone = "/sys/class/thermal/thermal_zone1"
+    pi.write(
+        {
+            f"{zone}/type": "x86_pkg_temp",
+            f"{zone}/temp": "41000",
+            f"{zone}/trip_point_0_type": "passive",
+            f"{zone}/trip_point_0_temp": "-274000",
+            f"{zone}/trip_point_1_type": "critical",
+            f"{zone}/trip_point_1_temp": "0",
+            f"{zone}/trip_point_2_type": "critical",
+            f"{zone}/trip_point_2_temp": "99000",
+        }
+    )
+    package = (await pi.ask("linux.sensors"))["temperatures"][1]
+    assert (package["chip"], package["high_c"], package["critical_c"]) == ("x86_pkg_temp", None, 99)
+
+
 async def test_sensors_outside_the_ceiling_are_counted(pi: Board) -> None:
     pi.write(
         {
