@@ -140,6 +140,7 @@ def test_what_it_enables_counts_more_than_what_a_start_was_told_before(
     enroll: Enroll, state: IdentityFiles
 ) -> None:
     told = state.root / "run.json"
+    state.root.mkdir(exist_ok=True)
     told.write_text('{"kinds": "linux.journal", "ttl": "20m"}')
     assert enroll("--kinds", "none").code == DONE
     assert json.loads(told.read_text()) == {"ttl": "20m"}
