@@ -114,12 +114,16 @@ class RelayChecks:
 
     @_check(
         "certificates",
-        "Each certificate must be valid now, and for more than a sixth of its life: the root, the one"
+        "Each certificate must be valid now, and for more than a sixth of its life: the roots, the one"
         " that is served, and the one that the broker is shown. The relay renews those of its own CA;"
-        " rotate the root in time, since its overlap takes 90 days.",
+        " rotate a root in time, since its overlap takes 90 days.",
     )
     def certificates(self) -> Finding:
         found = [self._life("the root", self.authority.root_pem(), "run `relay ca rotate-root`")]
+        servers = self.authority.servers
+        if servers.exist():
+            fix = "run `relay ca rotate-root --servers`"
+            found.append(self._life("the root of servers", servers.roots()[0], fix))
         by_relay = "start the relay, which makes it"
         if (tls := self.config.tls) is not None:
             absent = by_relay if self.config.own_root else "supply it"

@@ -81,8 +81,8 @@ async def read_tools(http: RelayHttp) -> list[dict[str, Any]]:
     while True:
         result = await _result(http, "tools/list", params)
         try:
-            tools += result["tools"]
-        except (KeyError, TypeError):
+            tools += [dict(each) for each in result["tools"]]
+        except (KeyError, TypeError, ValueError):
             raise FleetReadError("the relay's list of tools is malformed") from None
         if "nextCursor" not in result:
             break
@@ -312,11 +312,15 @@ def _print(view: FleetView, rows: Sequence[Mapping[str, Any]], tenant: str | Non
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    header, cells = view.header, [view.row(row) for row in rows]
-    if any("relay" in row for row in rows):
-        # It is one of several relays: each row says which of them holds the node.
-        header = (*header, "RELAY")
-        cells = [(*each, str(row.get("relay") or "-")) for each, row in zip(cells, rows, strict=True)]
+    header = view.header
+    try:
+        cells = [view.row(row) for row in rows]
+        if any("relay" in row for row in rows):
+            # It is one of several relays: each row says which of them holds the node.
+            header = (*header, "RELAY")
+            cells = [(*each, str(row.get("relay") or "-")) for each, row in zip(cells, rows, strict=True)]
+    except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
+        raise FleetReadError(f"the relay's list of {view.noun} is malformed") from None
     show_table(header, cells)
     if not rows:
         whose = "the token's tenant" if tenant is None else f"tenant {tenant}"

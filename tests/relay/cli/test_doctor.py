@@ -167,6 +167,12 @@ async def test_a_certificate_that_ends_is_found(checks: RelayChecks, part: float
     assert (await made(later, "certificates")).severity is severity
 
 
+async def test_the_root_of_servers_is_looked_at_too(checks: RelayChecks) -> None:
+    _, end_ms = validity_of(first_certificate_in(checks.authority.servers.roots()[0]))
+    later = replace(checks, config=replace(checks.config, tls=None), now_ms=lambda: SystemMs(end_ms - 1))
+    assert "the root of servers" in (await made(later, "certificates")).found
+
+
 @pytest.mark.parametrize(("part", "severity"), [(0.1, OK), (0.9, WARNING), (1.1, FAILURE)])
 async def test_a_certificate_for_the_servers_of_the_cluster_that_ends_is_found(
     checks: RelayChecks, tmp_path: Path, part: float, severity: Severity

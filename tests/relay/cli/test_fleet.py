@@ -278,6 +278,16 @@ async def test_a_malformed_list_of_nodes_is_an_error(
         await read(unnamed, "nodes")
 
 
+@in_the_servers_loop
+async def test_nodes_with_members_of_other_types_are_an_error(
+    served: ServedRelay, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = json.dumps({"nodes": [{"node_id": NODE_ID, "finding": {}}]})
+    monkeypatch.setattr("relay.mcp_api.resources.FleetResources.read", lambda *_: page)
+    outcome = await ended(await started(served, state, "nodes", "--tenant", TENANT))
+    assert (outcome.code, outcome.err.count("\n"), "is malformed" in outcome.error) == (3, 1, True)
+
+
 # --- Another relay of the fleet, as far as one is told which relay a node is connected to.
 
 
