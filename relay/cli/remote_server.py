@@ -22,6 +22,7 @@ from relay.cli.exits import EXIT_STOPPED, fail, run_until_stopped
 from relay.client.connect import Machine
 from relay.client.credentials import TOKEN_VARIABLE, Profile, check_token_file, keep_token, read_profile
 from schemas.addresses import KINDS_PATH, PLAIN_OPTION
+from schemas.error_roots import CommandLineError, OperatorError
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
@@ -128,15 +129,21 @@ class RemoteOptions:
     ] = False
 
     def client(self, permissions: "Permissions") -> "AbstractAsyncContextManager[RemoteTools]":
+        """Return the client of the server that is named.
+
+        Raises:
+            CommandLineError, OperatorError, OSError: the options do not go together, or what they name is not
+                there.
+        """
         from relay.remote_tools import RemoteTools, StdioServer  # noqa: PLC0415 - as above
 
         if (self.certificate is None) != (self.key is None):
-            fail("--certificate and --key go together", EXIT_USAGE)
+            raise CommandLineError("--certificate and --key go together")
         server: HttpServer | StdioServer
         if self.stdio is not None:
             command, *arguments = _words(self.stdio)
             if shutil.which(command) is None:
-                fail(f"{printable(command)}: there is no such program", EXIT_CANNOT_RUN)
+                raise OperatorError(f"{printable(command)}: there is no such program")
             server = StdioServer(command, tuple(arguments))
         else:
             server = _http_server(self._with_profile())
@@ -294,7 +301,7 @@ def _words(command: str) -> list[str]:
     except ValueError:
         words = []
     if not words:
-        fail(f"{printable(command)!r} is not a command", EXIT_USAGE)
+        raise CommandLineError(f"{printable(command)!r} is not a command")
     return words
 
 

@@ -163,12 +163,11 @@ class _Progress:
 def _arguments(text: str | None, *, from_stdin: bool) -> dict[str, Any]:
     if from_stdin and text is not None:
         fail("--stdin and arguments exclude each other", EXIT_USAGE)
-    if from_stdin:
-        text = sys.stdin.read(_MAX_ARGUMENTS + 1)
-    if text is None:
+    given: str | bytes | None = sys.stdin.buffer.read(_MAX_ARGUMENTS + 1) if from_stdin else text
+    if given is None:
         return {}
     try:
-        value = json.loads(text) if len(text) <= _MAX_ARGUMENTS else None
+        value = json.loads(given) if len(given) <= _MAX_ARGUMENTS else None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -1,6 +1,7 @@
 """``relay tools`` and ``relay call`` against a server over HTTP and one over stdio."""
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -92,10 +93,14 @@ async def test_json_holds_all_that_a_program_needs(relay: Command) -> None:
 
 
 async def test_arguments_come_from_standard_input(relay: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"message": "from a pipe"}'))
     async with FakeMcpServer().over_http() as url:
-        outcome = await relay("call", "echo", "--stdin", "--url", url, "-o", "message")
-    assert (outcome.code, outcome.out) == (0, "from a pipe\n")
+        for given, code, out in (
+            (b'{"message": "from a pipe"}', 0, "from a pipe\n"),
+            (b'{"message": "\xff"}', 2, ""),
+        ):
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+            outcome = await relay("call", "echo", "--stdin", "--url", url, "-o", "message")
+            assert (outcome.code, outcome.out) == (code, out)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +154,13 @@ async def test_a_hostile_answer_reaches_the_terminal_as_printable_text(relay: Co
     ids=str,
 )
 async def test_a_command_line_that_makes_no_sense_is_usage(
-    relay: Command, arguments: tuple[str, ...]
+    relay: Command, caplog: pytest.LogCaptureFixture, arguments: tuple[str, ...]
 ) -> None:
     outcome = await relay(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("relay: ")
+    gc.collect()
+    assert not caplog.records  # of a task whose exception is retrieved by nothing
 
 
 @pytest.mark.parametrize(
