@@ -19,6 +19,8 @@ from schemas.process.service_host import (
     Service,
     ServiceError,
     Step,
+    Take,
+    adopt_steps,
     as_document,
     as_lines,
     check_reachable,
@@ -54,12 +56,12 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
         """Put unit, user, directories and configuration in place, for where this program lies.
 
         With --from, what was tried as another user becomes the service's: its state directory is moved, with
-        the packages of kinds in it.
+        the packages of kinds in it. What root has tried in the service's own place becomes the service's too.
         """
         steps = _install_steps(service, source)
         if not dry_run:
             need_root(f"{command} install")
-            _check_installable(service, source)
+            _check_installable(service, steps)
             Host().apply(steps)
         show_steps(steps, dry_run=dry_run, as_json=as_json)
         if not dry_run and not as_json:
@@ -92,17 +94,17 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
 def _install_steps(service: Service, source: Path | None) -> list[Step]:
     """Return what is due. Of what a package has installed the state alone is missing."""
     host, moved = Host(), None if source is None else source.resolve()
-    packages: Sequence[str] = ()
-    if moved is not None:
-        packages = host.check_movable(service, moved)
-        if host.is_packaged(service):
-            shown = Run(("systemd-tmpfiles", "--create", f"{service.name}.conf"))
-            return host.due([*move_steps(service, moved, packages), shown])
-    return host.due(install_steps(service, scripts_of(service.name), moved, packages))
+    packages = host.check_movable(service, moved) if moved is not None else ()
+    adopts = moved is None and host.has_own_state(service)
+    if host.is_packaged(service) and (moved is not None or adopts):
+        given = adopt_steps(service) if moved is None else move_steps(service, moved, packages)
+        return host.due([*given, Run(("systemd-tmpfiles", "--create", f"{service.name}.conf"))])
+    return host.due(install_steps(service, scripts_of(service.name), moved, packages, adopts=adopts))
 
 
-def _check_installable(service: Service, source: Path | None) -> None:
-    if source is None or not Host().is_packaged(service):
+def _check_installable(service: Service, steps: Sequence[Step]) -> None:
+    is_given_its_state = any(isinstance(step, Take) for step in steps)
+    if not (Host().is_packaged(service) and is_given_its_state):
         Host().check_not_packaged(service)
         program = service.name
         check_reachable(scripts_of(program) / program, Path(sys.executable))

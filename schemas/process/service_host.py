@@ -4,6 +4,7 @@ An installation is a list of steps, which can be shown first.
 """
 
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -106,11 +107,17 @@ Step = Write | Remove | Run | Take
 
 
 def install_steps(
-    service: Service, scripts: Path, moved: Path | None = None, packages: Iterable[str] = ()
+    service: Service,
+    scripts: Path,
+    moved: Path | None = None,
+    packages: Iterable[str] = (),
+    *,
+    adopts: bool = False,
 ) -> Iterator[Step]:
     """Yield what installs ``service``, whose program is in ``scripts``. Once more, they change nothing.
 
-    ``moved`` is a state directory that becomes the service's, with the ``packages`` of kinds in it.
+    ``moved`` is a state directory that becomes the service's, with the ``packages`` of kinds in it; with
+    ``adopts`` one does that is in its place already.
     """
     for path, source in _placed(service):
         text = source.read_text("utf-8").replace(f"{DEFAULT_SCRIPTS}/", f"{scripts}/")
@@ -121,6 +128,8 @@ def install_steps(
             yield Run(("systemd-sysusers", str(path)))
             if moved is not None:
                 yield from move_steps(service, moved, packages)
+            elif adopts:
+                yield from adopt_steps(service)
         elif path.parent == _DESTINATIONS[".tmpfiles.conf"]:
             yield Run(("systemd-tmpfiles", "--create", str(path)))
     yield Run(("systemctl", "daemon-reload"))
@@ -133,8 +142,7 @@ def move_steps(service: Service, moved: Path, packages: Iterable[str] = ()) -> I
 
     The ``packages`` of kinds become root's: what the service runs, it cannot change.
     """
-    place, kinds = str(service.directories[0]), str(service.kinds)
-    names = list(packages)
+    kinds, names = str(service.kinds), list(packages)
     if names:
         yield Run(("install", "--directory", "--mode=0755", kinds))
     for name in names:
@@ -143,10 +151,16 @@ def move_steps(service: Service, moved: Path, packages: Iterable[str] = ()) -> I
         yield Take(Path(there))
         yield Run(("chown", "--recursive", "--no-dereference", "root:root", there))
         yield Run(("chmod", "--recursive", "u=rwX,go=rX", there))
-    yield Run(("mv", "--no-target-directory", str(moved), place))
-    yield Take(service.directories[0])
-    yield Run(("chown", "--recursive", "--no-dereference", f"{service.name}:{service.name}", place))
-    yield Run(("chmod", "0750", place))
+    yield Run(("mv", "--no-target-directory", str(moved), str(service.directories[0])))
+    yield from adopt_steps(service)
+
+
+def adopt_steps(service: Service) -> Iterator[Step]:
+    """Yield what gives the state directory of ``service`` to its user, with all that is in it."""
+    place = service.directories[0]
+    yield Take(place)
+    yield Run(("chown", "--recursive", "--no-dereference", f"{service.name}:{service.name}", str(place)))
+    yield Run(("chmod", "0750", str(place)))
 
 
 def uninstall_steps(service: Service, *, purge: bool) -> Iterator[Step]:
@@ -298,6 +312,27 @@ def check_reachable(*programs: Path) -> None:
                 raise ServiceError(f"{path} could be changed by others than root; {advice}")
 
 
+def _owners_of(directory: Path) -> set[int]:
+    owners = set[int]()
+    for each in (directory, *directory.rglob("*")):
+        with suppress(FileNotFoundError):  # a program may work there
+            owners.add(each.lstat().st_uid)
+    return owners
+
+
+def _user_of(service: Service) -> set[int]:
+    try:
+        return {pwd.getpwnam(service.name).pw_uid}
+    except KeyError:
+        return set()
+
+
+def _check_stopped(service: Service, directory: Path) -> None:
+    with suppress(NotRunningError):
+        read_status(directory)
+        raise ServiceError(f"{service.program.name} runs with {directory}: stop it first")
+
+
 def _take(path: Path, above: int | None = None) -> None:
     """Make ``path``, and each directory in it, this user's alone, and see that there is no link then.
 
@@ -393,9 +428,7 @@ class Host:
             facts = file.lstat()
             if stat.S_ISLNK(facts.st_mode) or (stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1):
                 raise ServiceError(f"{file} is a link: no state is behind one")
-        with suppress(NotRunningError):
-            read_status(source)
-            raise ServiceError(f"{service.program.name} runs with {source}: stop it first")
+        _check_stopped(service, source)
         if taken.is_dir() and any(taken.iterdir()):
             raise ServiceError(f"{place} is in use, and {source} would replace it: move it away first")
         packages = [site.name for site in sites_in(source / OWN_KINDS)]
@@ -403,6 +436,22 @@ class Host:
             if self._at(service.kinds / name).exists():
                 raise ServiceError(f"{service.kinds / name} is there: `kind uninstall` first")
         return packages
+
+    def has_own_state(self, service: Service) -> bool:
+        """Return whether this user, root, has set up the state directory of ``service``, as in a trial.
+
+        Raises:
+            ServiceError: a process uses it.
+        """
+        place = self._at(service.directories[0])
+        try:
+            is_set_up = (place / service.state_mark).is_file()
+        except PermissionError:
+            return False  # to a user who may only see what would be done
+        is_own = is_set_up and _owners_of(place) - _user_of(service) == {os.geteuid()}
+        if is_own:
+            _check_stopped(service, place)
+        return is_own
 
     def status(self, service: Service) -> Mapping[str, str]:
         """Return what systemd says of ``service``; without ``ActiveState`` it is not installed.

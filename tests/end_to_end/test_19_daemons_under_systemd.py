@@ -714,6 +714,17 @@ def test_what_was_installed_is_removed_and_a_purge_leaves_nothing(tmp_path: Path
         assert not [user for user in users if user.startswith("edge-")]
 
 
+def test_what_root_has_tried_in_the_services_place_becomes_the_services(tmp_path: Path) -> None:
+    with started(tmp_path) as root:
+        root.run("relay", "ca", "init")
+        root.run("relay", "service", "install")
+        root.run("systemctl", "start", RELAY)
+        root.until(RELAY, "ActiveState", "active")
+        assert root.run("find", "/var/lib/edge-relay", "-not", "-user", "edge-relay") == ""
+        again = root.run("relay", "service", "install", "--dry-run").splitlines()
+        assert not [line for line in again if line.startswith(("write", "take"))]
+
+
 def test_what_a_local_user_had_put_there_before_the_installation_is_not_used(tmp_path: Path) -> None:
     with started(tmp_path) as root:
         root.run("useradd", "--create-home", "eve")

@@ -3,6 +3,7 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
@@ -225,6 +226,26 @@ def test_a_state_directory_is_moved_only_if_it_is_one_and_the_services_is_free(
     (machine.root / "etc/edge-kubelet/kinds/acme-oven").rmdir()
     (place / "node.key").write_text("key")
     assert "/var/lib/edge-kubelet is in use" in refused()
+
+
+def test_what_root_has_set_up_in_the_services_place_becomes_the_services(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = machine.root / "var/lib/edge-kubelet"
+    (place / "tls").mkdir(parents=True)
+    assert not machine.host.has_own_state(SERVICE)  # no node was set up
+    (place / "node.key").write_text("key")
+    assert machine.host.has_own_state(SERVICE)
+    steps = list(install_steps(SERVICE, SCRIPTS, adopts=True))
+    at = steps.index(Take(SERVICE.directories[0]))
+    assert [step.command[0] for step in steps[at - 1 : at + 4] if isinstance(step, Run)] == [
+        "systemd-sysusers",
+        "chown",
+        "chmod",
+        "systemd-tmpfiles",
+    ]
+    monkeypatch.setattr("pwd.getpwnam", lambda _: SimpleNamespace(pw_uid=os.geteuid()))
+    assert not machine.host.has_own_state(SERVICE)  # it is the service's
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root takes another user's directory")
