@@ -156,16 +156,20 @@ class FollowedResources:
         named = [place for place, (first, _) in self._followed.items() if first == uri]
         place = named[0] if named else self._place_of(uri)
         if place in self._followed:
-            self._end(place)
+            _, stop = self._followed.pop(place)
+            self._held[self._principal.name] -= 1
+            stop()
 
     def close(self) -> None:
-        for place in list(self._followed):
-            self._end(place)
+        for stop in self.released():
+            stop()
 
-    def _end(self, place: Place) -> None:
-        _, stop = self._followed.pop(place)
-        self._held[self._principal.name] -= 1
-        stop()
+    def released(self) -> Collection[Callable[[], None]]:
+        """Count what is followed here no longer; return what ends it, so that another can follow it first."""
+        stops = [stop for _, stop in self._followed.values()]
+        self._held[self._principal.name] -= len(stops)
+        self._followed.clear()
+        return stops
 
     def _place_of(self, uri: str) -> Place | None:
         try:
@@ -267,12 +271,14 @@ class ChangeStreams:
         following: _Following | None = connection.state.get(_FOLLOWING)
         if following is None:
             return
-        with following.by_token.pop_all(), following.counted.pop_all():
+        with following.by_token.pop_all() as ended, following.counted.pop_all():
             following.principal = principal
             self._hold(following)
             if following.selection is not None:
                 self._listen(following)
             if following.resources is not None:
+                for stop in following.resources.released():
+                    ended.callback(stop)
                 following.resources = self._resources(following)
                 for uri in following.uris:
                     following.resources.add(uri)

@@ -381,6 +381,22 @@ async def test_a_session_follows_by_the_token_that_its_owner_uses_now(
     assert outbound.sent.empty()
 
 
+async def test_what_the_next_token_takes_over_is_counted_once(followed_stage: FollowedStage) -> None:
+    followed, agent = followed_stage.followed, followed_stage.agent
+    outbound: Any = Outbound()
+    connection = Connection.for_loop(outbound)
+    async with connection.exit_stack, followed_stage.following() as (_, ask_of_another):
+        for uri in capabilities(MAX_FOLLOWED):
+            ask_of_another("resources/subscribe", uri)
+        context = replace(followed_stage.context(agent, connection), method="resources/subscribe")
+        for uri in (URI, *capabilities(FOLLOWED_PER_AGENT - MAX_FOLLOWED - 1)):
+            followed_stage.streams.subscribe(replace(context, params={"uri": uri}))
+        followed_stage.streams.renew(connection, followed.agent())
+        await followed.subscribe(agent)
+        followed.sample()
+        assert await outbound.next() == UPDATED
+
+
 async def test_a_subscription_of_the_new_era_follows_resources_until_it_is_closed(
     followed_stage: FollowedStage,
 ) -> None:
