@@ -192,9 +192,10 @@ class RemoteTools:
             environment.sleep,
             mode,
         )
+        self._terms = ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s)
         self._catalogue = Catalogue(
             self._connection,
-            ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s),
+            self._terms,
             Pins(pins, server.name) if pins is not None else None,
             ManifestVerifier(verify_manifests, environment.now_ms, kinds) if verify_manifests else None,
             environment.monotonic,
@@ -246,7 +247,7 @@ class RemoteTools:
     async def _surveyed(
         self, wanted: Callable[[str], bool], deadline_s: float
     ) -> list[tuple[CatalogueEntry, RemoteToolError | None]]:
-        entries = await self._within(deadline_s, lambda: self._catalogue.entries(wanted))
+        entries = await self._by(_ends_at(deadline_s), lambda: self._catalogue.entries(wanted))
         return [(entry, self._admission.refusal(entry)) for entry in entries]
 
     async def accept(self, name: str, *, deadline_s: float = LISTING_DEADLINE_S) -> ToolContract:
@@ -256,7 +257,7 @@ class RemoteTools:
             RemoteToolError: the server did not list it.
         """
         self._catalogue.stale()
-        entry = await self._entry(name, deadline_s)
+        entry = await self._entry(name, _ends_at(deadline_s))
         await self._catalogue.accept(entry)
         return entry.contract
 
@@ -294,11 +295,11 @@ class RemoteTools:
                 )
             _check_deadline(deadline_s)
             self._admission.permissions.check_name(name)  # before the server is even connected
-            entry = await self._entry(name, deadline_s)
-            longest_s = entry.contract.deadline_s
+            longest_s = self._terms.deadline_s_of(name)
             deadline_at = began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s))
+            entry = await self._entry(name, deadline_at)
             await self._admission.check_call(entry, arguments, deadline_at)
-            fault = await self._within(deadline_s, lambda: self._catalogue.check_named(entry, arguments))
+            fault = await self._by(deadline_at, lambda: self._catalogue.check_named(entry, arguments))
             if fault is not None:
                 raise unverified(fault)
             await self._catalogue.remember(entry)
@@ -322,10 +323,10 @@ class RemoteTools:
         else:
             self._audit.refused(call, took_ms, Reason.PIN)
 
-    async def _entry(self, name: str, deadline_s: float | None) -> CatalogueEntry:
+    async def _entry(self, name: str, deadline_at: float) -> CatalogueEntry:
         known = self._catalogue.known(name, self._environment.now_ms())
         if known is None:
-            known = await self._within(deadline_s, lambda: self._catalogue.entry(name))
+            known = await self._by(deadline_at, lambda: self._catalogue.entry(name))
         if known is None:
             raise ToolNotFound(
                 f"The server lists no tool {printable(name, 128)}{nearest(name, self._catalogue.names)}.",
@@ -334,12 +335,11 @@ class RemoteTools:
             )
         return known
 
-    async def _within(self, deadline_s: float | None, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        _check_deadline(deadline_s)
+    async def _by(self, deadline_at: float, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
         wire = WireAttempt()
         token = ATTEMPT.set(wire)
         try:
-            async with asyncio.timeout(LISTING_DEADLINE_S if deadline_s is None else deadline_s):
+            async with asyncio.timeout_at(deadline_at):
                 try:
                     return await listing()
                 except MCPError as error:
@@ -522,6 +522,12 @@ async def _send(
         return await session.send_request(request, CallToolResult, progress_callback=on_progress)
     finally:
         ATTEMPT.reset(token)
+
+
+def _ends_at(deadline_s: float) -> float:
+    """Return the time of the event loop at which a listing ends that may take ``deadline_s`` from now."""
+    _check_deadline(deadline_s)
+    return asyncio.get_running_loop().time() + deadline_s
 
 
 def _check_deadline(deadline_s: float | None) -> None:

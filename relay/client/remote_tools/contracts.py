@@ -161,7 +161,7 @@ class ContractTerms:
         self._deadline_s = deadline_s or DEFAULT_DEADLINE_S
 
     def contract(self, tool: Tool, verified: Verified | None = None) -> ToolContract:
-        rules = [rule for rule in self._rules if fnmatchcase(tool.name, rule.pattern)]
+        rules = self._rules_of(tool.name)
         risk, source = self._risk(tool, verified, rules)
         digest = digest_of(tool)
         _, at, version = (_claim(tool, META_SCHEMA_REF) or "").rpartition("@")
@@ -170,9 +170,6 @@ class ContractTerms:
         if scopes is None:
             # What this project's relay requires for the safety class.
             scopes = frozenset({f"tools:call:{printable(safety_class, 64)}"} if safety_class else ())
-        deadline_s = _first(rule.deadline_s for rule in rules)
-        if deadline_s is None:
-            deadline_s = self._deadline_s
         return ToolContract(
             name=tool.name,
             version=printable(version, 32) if at and version else digest[:12],
@@ -186,9 +183,17 @@ class ContractTerms:
             safety_class=safety_class if safety_class in RISK_OF_SAFETY_CLASS else None,
             required_scopes=scopes,
             idempotent=self._idempotent(tool, verified, rules),
-            deadline_s=deadline_s,
+            deadline_s=self.deadline_s_of(tool.name),
             canonical_name=_claim(tool, META_CANONICAL_NAME) or tool.name,
         )
+
+    def deadline_s_of(self, name: str) -> float:
+        """Return the longest that a call of ``name`` may take, which holds before the tool is listed too."""
+        deadline_s: float | None = _first(rule.deadline_s for rule in self._rules_of(name))
+        return self._deadline_s if deadline_s is None else deadline_s
+
+    def _rules_of(self, name: str) -> list[ToolRule]:
+        return [rule for rule in self._rules if fnmatchcase(name, rule.pattern)]
 
     def _risk(
         self, tool: Tool, verified: Verified | None, rules: Sequence[ToolRule]

@@ -427,6 +427,17 @@ async def test_a_slow_server_costs_a_call_its_deadline_and_nothing_of_it_is_sent
     assert json.loads(file.read_bytes())["reason"] == Reason.DEADLINE
 
 
+@pytest.mark.parametrize("stated", [{"deadline_s": 1e-9}, {"rules": (ToolRule("ec*", deadline_s=0),)}])
+async def test_the_operators_deadline_bounds_the_listing_before_a_call(stated: dict[str, Any]) -> None:
+    fake = FakeMcpServer()
+    async with over_http(fake, **stated) as client:
+        with pytest.raises(ToolTimeout, match="did not list"):
+            await client.tools.execute("echo", PING, deadline_s=100)
+        with pytest.raises(ToolTimeout, match="did not list"):
+            await client.tools.execute("echo", PING)
+        assert fake.listed == 0
+
+
 def test_a_url_that_is_not_encrypted_is_refused_when_the_client_is_made(tmp_path: Path) -> None:
     with pytest.raises(AddressError):
         RemoteTools("http://mcp.example/mcp", audit=tmp_path / "calls")
