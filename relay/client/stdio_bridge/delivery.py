@@ -2,8 +2,8 @@
 
 What was never sent is sent again, until a timeout. What may have arrived is sent again only if the method is
 idempotent; otherwise the client gets an error that says that it may have run. A relay that was restarted has
-lost the sessions of the old era: the client's opening messages are kept, so that a new one can be opened
-without the client. Must not leave a request without exactly one answer.
+lost the sessions of the old era: the client's opening messages are kept, and those that a session remembers,
+so that the same can be opened again without the client. Must not leave a request without exactly one answer.
 """
 
 import asyncio
@@ -26,6 +26,9 @@ from relay.client.stdio_bridge.messages import (
     ACKNOWLEDGED,
     INITIALIZE,
     INITIALIZED,
+    SET_LEVEL,
+    SUBSCRIBE,
+    UNSUBSCRIBE,
     Message,
     canonical_error,
     encode,
@@ -43,6 +46,8 @@ FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 REFUSED_DELAY_S = 60.0
 """When a stream that the relay has refused is requested again."""
+MAX_RESOURCES = 256
+"""The resources that are followed again in a new session; the relay has the same limit per session."""
 
 _STREAM_END_TIMEOUT_S = 1.0
 
@@ -96,6 +101,9 @@ class Conversation:
     _ready: Message | None = field(init=False, default=None)
     _renewing: asyncio.Lock = field(init=False, factory=asyncio.Lock)
     _version: str | None = field(init=False, default=None)
+    _level: Message | None = field(init=False, default=None)
+    _followed: dict[str | None, Message] = field(init=False, factory=dict)
+    _next: tuple[McpSession, list[Message]] | None = field(init=False, default=None)
     session: McpSession | None = field(init=False, default=None)
     follows: asyncio.Event = field(init=False, factory=asyncio.Event)
 
@@ -158,18 +166,39 @@ class Conversation:
             if self.session is not gone or self._opening is None:
                 return
             try:
-                session = await self._open(self._opening)
-                if self._ready is not None:
-                    async with self._http.exchange("POST", session.headers(), self._ready.raw) as response:
-                        await self._check(response)
+                if self._next is None:
+                    remembered = (self._ready, self._level, *self._followed.values())
+                    self._next = await self._open(self._opening), list(filter(None, remembered))
+                session, unsent = self._next
+                # Where the relay limits the rate, the next attempt continues in the same session.
+                while unsent:
+                    await self._repeat(unsent[0], session)
+                    del unsent[0]
             except LostError as error:
                 raise NotSentError(str(error)) from None
-            self.session = session
+            self.session, self._next = session, None
 
-    def take(self, opening: Message, response: RelayResponse, result: Mapping[str, Any]) -> None:
-        """Note that ``opening`` was answered with ``result``, and a session is open."""
-        self._opening = opening
-        self.session = _opened(response, result)
+    async def _repeat(self, message: Message, session: McpSession) -> None:
+        """Send ``message`` in ``session``; its client has the answer of an earlier one."""
+        async with self._http.exchange("POST", session.headers(), message.raw) as response:
+            await self._check(response)
+            async with aclosing(response.messages()) as messages:
+                async for _ in messages:
+                    pass
+
+    def take(self, message: Message, response: RelayResponse, result: Mapping[str, Any]) -> None:
+        """Note what session is open, and what it remembers, now that ``message`` has its ``result``."""
+        if message.method == INITIALIZE:
+            self._opening = message
+            self.session = _opened(response, result)
+            self._level, self._next = None, None
+            self._followed.clear()
+        elif message.method == SET_LEVEL:
+            self._level = message
+        elif message.method == UNSUBSCRIBE:
+            self._followed.pop(message.resource, None)
+        elif message.method == SUBSCRIBE and len(self._followed) < MAX_RESOURCES:
+            self._followed[message.resource] = message
 
     async def close(self) -> None:
         """End the session that is open, if the relay is reachable."""
@@ -364,7 +393,7 @@ class Delivery:
             await self._fail(message, raw, f"status {response.status}")
         elif message.id is not None and "method" not in value and value.get("id") in (message.id, None):
             pending.answered = True
-            if message.method == INITIALIZE and isinstance(result := value.get("result"), dict):
+            if isinstance(result := value.get("result"), dict):
                 self.conversation.take(message, response, result)
             # Over HTTP the connection identifies the answer. On a pipe it needs the request's id.
             await self.put(raw if value.get("id") is not None else encode(value | {"id": message.id}))

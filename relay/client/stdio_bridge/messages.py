@@ -21,6 +21,9 @@ MAX_HEADER_CHARS = 8192
 INITIALIZE = "initialize"
 INITIALIZED = "notifications/initialized"
 CANCELLED = "notifications/cancelled"
+SET_LEVEL = "logging/setLevel"
+SUBSCRIBE = "resources/subscribe"
+UNSUBSCRIBE = "resources/unsubscribe"
 LISTEN = "subscriptions/listen"
 LIST_CHANGED = "notifications/tools/list_changed"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -52,6 +55,7 @@ class Message:
         target: the request that a cancellation is for.
         is_answer: it answers a request of the relay's.
         follows_tools: it subscribes to changes of the tools.
+        resource: what a session of the old era is to follow, or no longer.
     """
 
     raw: bytes
@@ -62,6 +66,7 @@ class Message:
     target: Id | None = None
     is_answer: bool = False
     follows_tools: bool = False
+    resource: str | None = None
 
     @property
     def may_repeat(self) -> bool:
@@ -100,6 +105,7 @@ def read(raw: bytes) -> Message:
     ):
         return Message(raw, id=own_id)  # no notification, whatever it is called: the relay rejects it
     meta, name = params.get("_meta"), params.get(_NAME_OF.get(method, ""))
+    uri = params.get("uri") if method in {SUBSCRIBE, UNSUBSCRIBE} else None
     version = meta.get(_VERSION_KEY) if isinstance(meta, dict) else None
     filter_ = params.get("notifications")
     return Message(
@@ -110,6 +116,7 @@ def read(raw: bytes) -> Message:
         name=name if isinstance(name, str) else None,
         target=_id(params.get("requestId")),
         follows_tools=isinstance(filter_, dict) and filter_.get("toolsListChanged") is True,
+        resource=uri if isinstance(uri, str) else None,
     )
 
 

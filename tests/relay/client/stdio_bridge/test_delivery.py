@@ -322,6 +322,67 @@ async def test_a_stream_whose_session_is_gone_opens_another() -> None:
         assert f"mcp-protocol-version: {OLD}" in gets[0]
 
 
+class Restarted:
+    """A relay that has lost its first session, and is asked to follow too fast in the second."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.in_second: list[dict[str, Any]] = []
+
+    async def __call__(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        message = json.loads(asked.body or "{}")
+        if asked.method != "POST":
+            reply = http_answer(405, b"")
+        elif "mcp-session-id: 2" in asked.head.lower():
+            reply = self._second(asked, message)
+        elif message["method"] == "ping":
+            reply = http_answer(404, b"")
+        elif message["method"] == "initialize":
+            self.opened += 1
+            reply = result(asked, result={"protocolVersion": OLD})
+            reply = reply.replace(b"\r\n", b"\r\nMcp-Session-Id: %d\r\n" % self.opened, 1)
+        elif message.get("params") == {"uri": "fleet://nodes"}:
+            reply = http_answer(200, b'{"jsonrpc":"2.0","id":%d,"error":{}}' % message["id"], **JSON)
+        else:
+            reply = result(asked) if "id" in message else http_answer(202, b"")
+        writer.write(reply)
+        await writer.drain()
+
+    def _second(self, asked: Asked, message: dict[str, Any]) -> bytes:
+        self.in_second.append(message)
+        if message["method"] == "resources/subscribe" and self.in_second.count(message) == 1:
+            return http_answer(429, b"", **{"Retry-After": "1"})
+        return result(asked) if "id" in message else http_answer(202, b"")
+
+
+async def test_a_new_session_remembers_what_the_lost_one_did_and_its_client_hears_nothing_of_that() -> None:
+    relay, pauses = Restarted(), Pauses()
+    async with (
+        RawServer.running(relay) as server,
+        LineClient.over_bridge(server.url, "t", sleep=pauses.sleep) as client,
+    ):
+        await client.open(OLD)
+        for level in ("error", "info"):
+            await client.ask("logging/setLevel", OLD, level=level)
+        for uri in ("node://a/telemetry", "node://b/telemetry", "fleet://nodes"):
+            await client.ask("resources/subscribe", OLD, uri=uri)
+        await client.ask("resources/unsubscribe", OLD, uri="node://a/telemetry")
+        ping = client.request("ping", OLD)
+        while (pause := await pauses.next()).seconds == REFUSED_DELAY_S:
+            pass  # of the stream
+        pause.end()
+        await client.answer(ping)
+    followed = ("resources/subscribe", {"uri": "node://b/telemetry"})
+    assert [(message["method"], message.get("params")) for message in relay.in_second] == [
+        ("notifications/initialized", None),
+        ("logging/setLevel", {"level": "info"}),
+        followed,
+        followed,
+        ("ping", {}),
+    ]
+    assert relay.opened == 2
+
+
 async def test_a_stream_that_the_relay_will_not_give_is_seldom_asked_for() -> None:
     pauses = Pauses()
     async with following([http_answer(405, b"")], pauses, []) as (_, client):

@@ -45,8 +45,9 @@ async def conversation(url: str, token: RenewableToken | str) -> AsyncIterator[C
 async def answers_to(talk: Conversation, message: Message) -> list[dict[str, Any]]:
     async with talk.sent(message) as answer:
         values = [value async for _, value in answer.messages()]
-        if message.method == "initialize":
-            talk.take(message, answer, values[0]["result"])
+        for value in values:
+            if "result" in value:
+                talk.take(message, answer, value["result"])
     return values
 
 
