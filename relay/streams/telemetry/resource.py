@@ -168,10 +168,9 @@ class FleetTelemetry(NodeTelemetry):
     _peers: Peers
     _authenticator: Authenticator
     _seconds: Callable[[], float]
-    _notified: defaultdict[ListenerKey, dict[object, Notify]] = field(
+    _notified: defaultdict[ListenerKey, dict[object, tuple[Principal, Notify]]] = field(
         init=False, factory=lambda: defaultdict(dict)
     )
-    _principals: dict[ListenerKey, Principal] = field(init=False, factory=dict)
     _elsewhere: dict[tuple[str, ListenerKey], _Elsewhere] = field(init=False, factory=dict)
     _to_tell: dict[ListenerKey, tuple[Principal, float]] = field(init=False, factory=dict)
     _updated: dict[tuple[str, ListenerKey], None] = field(init=False, factory=dict)
@@ -216,8 +215,7 @@ class FleetTelemetry(NodeTelemetry):
         if stop is None or named is None:
             return stop
         place, key = (principal.name, named[0]), object()
-        self._notified[place][key] = notify
-        self._principals[place] = principal
+        self._notified[place][key] = principal, notify
         self._tell(place, principal, MIN_LEASE_S)
 
         def end() -> None:
@@ -225,7 +223,7 @@ class FleetTelemetry(NodeTelemetry):
             listeners = self._notified.get(place, {})
             if listeners.pop(key, None) is None or listeners:
                 return
-            del self._notified[place], self._principals[place]
+            del self._notified[place]
             self._tell(place, principal, 0)
 
         return end
@@ -250,7 +248,9 @@ class FleetTelemetry(NodeTelemetry):
             self._elsewhere.pop(key).stop()
         if now >= self._renew_s:
             self._renew_s = now + _RENEWED_EVERY_S
-            for place, principal in self._principals.items():
+            for place, listeners in self._notified.items():
+                # One agent may use several tokens: that of a listener which has ended may be refused.
+                principal, _ = max(listeners.values(), key=lambda listener: listener[0].expires_s)
                 self._tell(place, principal, MIN_LEASE_S)
 
     # --- to other relays
@@ -319,7 +319,7 @@ class FleetTelemetry(NodeTelemetry):
     async def _has_updated(self, _asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Notify the listeners here of an update at another relay."""
         issuer, tenant, sub = body["name"]
-        for notify in list(self._notified.get(((issuer, tenant, sub), body["node_id"]), {}).values()):
+        for _, notify in list(self._notified.get(((issuer, tenant, sub), body["node_id"]), {}).values()):
             notify()
         return {}
 

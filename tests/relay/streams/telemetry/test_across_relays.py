@@ -175,6 +175,25 @@ async def test_listening_at_another_relay_holds_a_subscription_until_it_is_not_r
     assert not fleet.near.resource.streams_of(agent, URI)
 
 
+async def test_listening_is_renewed_by_the_token_that_lasts_longest_of_those_that_listen(
+    fleet: Fleet,
+) -> None:
+    near, far = fleet.near, fleet.far
+    agent, shorter, longer = [far.agent(ttl_s=ttl_s) for ttl_s in (120, 60, 180)]
+    assert far.everywhere.follow(agent, URI, lambda: None) is not None
+    await until(lambda: near.listens == [agent.name])
+    assert far.everywhere.follow(shorter, URI, lambda: None) is not None
+    stop = far.everywhere.follow(longer, URI, lambda: None)
+    assert stop is not None
+    stop()
+    near.hub.authenticator.revoke(frozenset({shorter.jti, longer.jti}))
+    near.hub.seconds.now += 31
+    near.everywhere.sweep()
+    far.hub.seconds.now += 10
+    far.everywhere.sweep()
+    await until(lambda: near.listens == [agent.name] * 2)
+
+
 async def test_who_may_not_read_does_not_listen_elsewhere(fleet: Fleet) -> None:
     revoked = fleet.far.agent()
     fleet.near.hub.authenticator.revoke(frozenset({revoked.jti}))
