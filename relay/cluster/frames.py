@@ -6,7 +6,8 @@ the caller's session, samples to all that have leased them. A frame is of one se
 with it.
 
 On its way to another relay a frame waits in a queue, in order for each node and bounded, and is acknowledged.
-One that the other relay has refused because it is busy is sent again; one that may have arrived never is.
+One that the other relay has refused because it is busy is sent again; one that may have arrived is not, but
+the end of a session, which is kept until it was taken.
 Samples go to every relay that has leased them: each by its channel in a fleet that is sealed; until then
 they are published once, on ``edge.<fleet>.telemetry.<node_id>``, by the relay that holds the node's session.
 Must not know agents.
@@ -98,6 +99,8 @@ Before = Callable[[NodeAt, QueuedFrame], Awaitable[None]]
 """Prepares for what a frame will cause. Is awaited before the frame is sent."""
 Lost = Callable[[NodeAt, QueuedFrame], None]
 """Is called with the frame with which a queue broke. What waited behind it is lost too."""
+Taken = Callable[[NodeAt, QueuedFrame], None]
+"""Is called with each frame that the other relay has acknowledged."""
 
 
 @define(eq=False, repr=False)
@@ -107,6 +110,7 @@ class FrameQueues:
     _peers: Peers
     _before: Before = field(kw_only=True)
     _lost: Lost = field(kw_only=True)
+    _taken: Taken = field(kw_only=True)
     _count: CountMessage = field(kw_only=True)
     _log: FilteringBoundLogger = field(kw_only=True)
     _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
@@ -186,6 +190,7 @@ class FrameQueues:
                 await self._sleep((error.retry_after_ms or _FULL_RETRY_MS) / 1000)
             else:
                 self._count(FRAME, "asked", "ok")
+                self._taken(where, frame)
                 return
         self._count(FRAME, "asked", "refused")
         self._log.warning(
@@ -504,7 +509,9 @@ class FleetFrames:
         self._documents = {type_: registry.load(f"session.{type_.value}@1.0.0") for type_ in OneWayType}
         self._count = count
         self._log = log
-        self._queues = FrameQueues(peers, before=self._before, lost=self._lost, count=count, log=log)
+        self._queues = FrameQueues(
+            peers, before=self._before, lost=self._lost, taken=self._taken, count=count, log=log
+        )
         self._samples = SampleSubjects(
             link=link,
             is_sealed=is_sealed,
@@ -520,6 +527,7 @@ class FleetFrames:
         self._elsewhere: dict[str, NodeAt] = {}
         self._here: dict[str, NodeRef] = {}
         self._leased: dict[str, set[str]] = {}
+        self._ended: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._handlers = Handlers[OneWayType, FrameHandler]()
         self._followers = Followers[[NodeRef, bool]](self._not_followed)
         peers.answer(FRAME, self._asked)
@@ -539,6 +547,8 @@ class FleetFrames:
 
     def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         is_lease, where = frame_type is OneWayType.TELEMETRY_LEASE, self._elsewhere.get(node_id)
+        if frame_type is OneWayType.SESSION_END and (where is not None or node_id not in self._here):
+            self._note_ended(node_id, payload)
         if where is not None:
             self._queues.put(where, frame_type, payload)
             if is_lease:
@@ -570,7 +580,7 @@ class FleetFrames:
         node = NodeRef(tenant, node_id, entry.session_id)
         self._queues.drop(node_id, but=node)
         self._elsewhere[node_id] = NodeAt(node, entry.relay)
-        self._notify(node, connected=True)
+        self._begin(node)
 
     def relay_gone(self, relay: str) -> None:
         self._leases.relay_gone(relay)
@@ -614,6 +624,27 @@ class FleetFrames:
             del self._leased[node_id]
             self._samples.unfollow(node_id)
 
+    def _note_ended(self, node_id: str, end: Mapping[str, Any]) -> None:
+        """Keep the end of a session: without it the session stays, at the node and as one of its relay's."""
+        ends = self._ended.setdefault(node_id, {})
+        ends[end["session_id"]] = end
+        if len(ends) > MAX_SESSIONS:
+            del ends[next(iter(ends))]
+
+    def _taken(self, where: NodeAt, frame: QueuedFrame) -> None:
+        node_id = where.node.node_id
+        if frame.type is OneWayType.SESSION_END and (ends := self._ended.get(node_id)) is not None:
+            ends.pop(frame.payload["session_id"], None)
+            if not ends:
+                del self._ended[node_id]
+
+    def _begin(self, node: NodeRef) -> None:
+        """Send what a node of another relay needs: first the ends, which leave space for what is opened."""
+        for end in list(self._ended.get(node.node_id, {}).values()):
+            with suppress(ToolError):  # it is sent when the node connects, or the loss of others is told
+                self.send(node.node_id, OneWayType.SESSION_END, end)
+        self._notify(node, connected=True)
+
     async def _before(self, where: NodeAt, frame: QueuedFrame) -> None:
         """Read the samples of a node before they are leased: the first one comes at once."""
         if frame.type is OneWayType.TELEMETRY_LEASE and where.node.node_id in self._leased:
@@ -625,7 +656,7 @@ class FleetFrames:
         What a node has sent is not: a request for a lent tool ends by its timeout, or with its relay.
         """
         if frame.type.sender is Role.RELAY and self._elsewhere.get(where.node.node_id) == where:
-            self._notify(where.node, connected=True)
+            self._begin(where.node)
 
     def _sent_by_node(self, type_: OneWayType, node: NodeRef, payload: Mapping[str, Any]) -> None:
         """Hand a frame of a node of this relay to the relays that it is for."""

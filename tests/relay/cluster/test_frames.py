@@ -24,6 +24,7 @@ from relay.cluster.frames import (
 )
 from relay.cluster.messages import PeerMessages
 from relay.routing.port import NodeRef, NoResponderError, PeerHandler
+from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.payloads import TelemetryLease
@@ -136,6 +137,42 @@ async def test_what_no_relay_takes_is_not_sent_twice_and_the_node_is_begun_with_
     await until(lambda: bool(owner.nodes.sent))
     assert [type_ for _, type_, _ in owner.nodes.sent] == [OneWayType.SESSION_OPEN]
     assert asker.framed("asked", "lost") == 2
+
+
+@pytest.mark.integration
+async def test_the_end_of_a_session_is_sent_until_it_was_taken_and_before_others_are_opened(
+    asker: Member, owner: Member
+) -> None:
+    here, _ = await connected(asker, owner)
+    frames, node = asker.part.frames, owner.nodes.sessions[NODE_ID]
+    ends = [{**END, "session_id": f"{SESSION[:-1]}{number}"} for number in range(3)]
+    owner.nodes.refusals = [ToolError(Failure.NODE_OFFLINE)]
+    frames.send(NODE_ID, OneWayType.SESSION_MESSAGE, said("lost"))
+    frames.send(NODE_ID, OneWayType.SESSION_END, ends[0])
+    await until(lambda: asker.framed("asked", "lost") == 2)
+    with suppress(ToolError):
+        frames.send(NODE_ID, OneWayType.SESSION_END, ends[1])
+    await until(lambda: here.connections == [(node, True)] * 2)
+    await until(lambda: sent(owner, OneWayType.SESSION_END) == ends[:2])
+    owner.nodes.lose(NODE_ID)
+    await until(lambda: here.connections[-1] == (node, False))
+    with pytest.raises(ToolError):
+        frames.send(NODE_ID, OneWayType.SESSION_END, ends[2])
+    frames.on_connection(lambda *_: frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN))
+    owner.nodes.connect(NODE_ID, node.session_id)
+    await until(lambda: bool(sent(owner, OneWayType.SESSION_OPEN)))
+    assert [payload for _, _, payload in owner.nodes.sent] == [*ends, OPEN]
+
+
+@pytest.mark.integration
+async def test_of_the_ends_for_a_node_that_is_away_the_newest_are_kept(asker: Member, owner: Member) -> None:
+    ends = [{**END, "session_id": f"{SESSION[:-2]}{number:02x}"} for number in range(MAX_SESSIONS + 1)]
+    for end in ends:
+        with pytest.raises(ToolError):
+            asker.part.frames.send(NODE_ID, OneWayType.SESSION_END, end)
+    await connected(asker, owner)
+    await until(lambda: sent(owner, OneWayType.SESSION_END)[-1:] == ends[-1:])
+    assert sent(owner, OneWayType.SESSION_END) == ends[1:]
 
 
 @pytest.mark.integration
@@ -421,12 +458,14 @@ class Queued:
         self.lines = LogLines()
         self.prepared: list[QueuedFrame] = []
         self.lost: list[tuple[NodeAt, Mapping[str, Any]]] = []
+        self.taken: list[tuple[NodeAt, int]] = []
         self.counted: list[str] = []
         self.slept: list[float] = []
         self.queues = FrameQueues(
             self.peers,
             before=self._before,
             lost=lambda where, frame: self.lost.append((where, frame.payload)),
+            taken=lambda where, frame: self.taken.append((where, frame.payload["number"])),
             count=lambda _kind, _side, event: self.counted.append(event),
             log=make_logger("relay", self.lines),
             sleep=self._sleep,
@@ -457,6 +496,7 @@ async def test_frames_go_one_by_one_in_their_order(queued: Queued) -> None:
     queued.peers.held.set()
     await until(lambda: queued.counted == ["ok"] * 3)
     assert queued.peers.asked == [0, 1, 2]
+    assert queued.taken == [(AT, 0), (AT, 1), (AT, 2)]
     assert [frame.payload["number"] for frame in queued.prepared] == [0, 1, 2]
     assert queued.lost == []
 
