@@ -165,12 +165,10 @@ class LoadedNodeSettings:
         """Keep what the command line says for later starts, and return what that replaces.
 
         Raises:
-            ConfigError: it reads another file than an earlier start was told.
             OSError: it cannot be written.
         """
         if self.told is None:
             return ()
-        self.told.check_file(sources.named_file, sources.file)
         return self.told.keep(sources.flags.keys() & _TOLD, self.settings, sources.named_file)
 
     @property

@@ -468,16 +468,16 @@ class RunOptions:
             name: Given(text, f"kept in {self.path}") for name, text in self.texts.items() if name != _CONFIG
         }
 
-    def check_file(self, named: Path | None, read: Path | None) -> None:
-        """See that a start reads the file that an earlier one was told, unless it is told another.
+    def check_file(self, sources: Sources, program: Program) -> None:
+        """See that ``sources`` are of the file that an earlier start was told, or of one that is named now.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: they are not, so they are not what ``program`` runs with.
         """
-        told = self.texts.get(_CONFIG)
-        if told is not None and named is None and (read is None or str(read.absolute()) != told):
-            reads = f"an earlier start was told --config {told}, and this one reads {read or 'no file'}"
-            raise ConfigError([f"{reads}: give --config"])
+        told, read = self.texts.get(_CONFIG), sources.file
+        if told is not None and sources.named_file is None and (read is None or str(read.absolute()) != told):
+            reads = f"an earlier start was told --config {told}, and this command reads {read or 'no file'}"
+            raise ConfigError([f"{reads}: name it by --config, or by {program.prefix}{_FILE}"])
 
     def keep(self, flags: AbstractSet[str], settings: Settings, named_file: Path | None) -> Sequence[str]:
         """Keep what the options ``flags`` say, and return what that replaces: for each option, what it was.

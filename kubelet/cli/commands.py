@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +32,7 @@ from kubelet.cli.options import (
     next_step,
     print_facts,
     say,
+    settings_for_command,
     socket_group,
     socket_of,
     typed_config,
@@ -51,7 +51,6 @@ from kubelet.settings import (
     SOCKET,
     STATE_DIR,
     TTL,
-    load_settings,
 )
 from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url
 from schemas.files import read_given
@@ -66,7 +65,6 @@ from schemas.process.command_errors import (
     EXIT_USAGE,
     errors_in_one_line,
 )
-from schemas.process.state_owner import act_as_owner_of
 from schemas.settings import PLAIN, Sources
 from schemas.text import printable
 
@@ -87,7 +85,7 @@ app = program(
     "kubelet", "The edge node: announces what it can do, and does what the relay sends down.", _Commands
 )
 _config = group("The settings that the daemon runs with.")
-add_commands(_config, KUBELET, lambda sources: load_settings(sources, usual_state_dir(), act_as_owner_of))
+add_commands(_config, KUBELET, settings_for_command)
 app.add_typer(_config, name="config")
 
 
@@ -163,7 +161,7 @@ def run(sources: Sources) -> None:
     Each option is also a setting: --ttl is ttl in kubelet.toml, and the variable KUBELET_TTL.
     `edge-kubelet config show` prints which value holds, and where it stands.
     """
-    loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
+    loaded = settings_for_command(sources, for_good=True)
     config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings
     if not IdentityFiles(directory).are_absent():
         with hold_alone(directory):  # not while another daemon runs by what is kept
@@ -331,7 +329,7 @@ def announce(
     from kubelet.identity.provisioning import throw_away_identity  # noqa: PLC0415
     from kubelet.session.tls import NodeTls  # noqa: PLC0415
 
-    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
+    loaded = settings_for_command(sources)
     directory, settings = loaded.state_dir, loaded.settings
     files, ttl_ms, kinds = IdentityFiles(directory), settings[TTL], settings.get(KINDS) or ()
     if dry_run and files.are_absent():
@@ -415,7 +413,7 @@ def retire(
     from kubelet.cli.retire import RetirementError  # noqa: PLC0415
     from kubelet.cli.retire import retire as retire_node  # noqa: PLC0415
 
-    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
+    loaded = settings_for_command(sources)
     config, directory = loaded.config(), loaded.state_dir
     node_id = IdentityFiles(directory).read().node_id
     try:

@@ -13,7 +13,7 @@ import typer
 
 from kubelet.announce.signer import read_last_issued_ms
 from kubelet.cli.kinds import LOOSENED
-from kubelet.cli.options import usual_state_dir
+from kubelet.cli.options import settings_for_command
 from kubelet.config import NodeConfig, last_issued_file
 from kubelet.process import now_ms
 from kubelet.session.tls import NodeTls
@@ -29,7 +29,6 @@ from schemas.process.cli_config import AsJson, takes_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.common_checks import HealthAnswer, Publication, UnreachedError, ask_health, probing
 from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, Severity, run_doctor
-from schemas.process.state_owner import act_as_owner_of
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings, Sources
 from schemas.text import counted, printable
@@ -342,7 +341,7 @@ def doctor(
 
     def checks() -> NodeChecks:
         """Return the checks of the daemon that runs, or that ``sources`` would start."""
-        expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
+        expected = settings_for_command(sources)
         files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
         running = process.sources()
         config = (expected if running is None else load_settings(running, expected.state_dir)).config()

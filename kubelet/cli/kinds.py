@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from kubelet.ceiling import FLAGS, LISTS, NUMBERS
-from kubelet.cli.options import StateDir, print_facts, say, usual_state_dir
+from kubelet.cli.options import StateDir, print_facts, say, settings_for_command
 from kubelet.cli.service import SERVICE
 from kubelet.config import SERVICE_STATE_DIR, NodeConfig, read_stored, store, stored_file
 from kubelet.process import fail
@@ -30,7 +30,6 @@ from kubelet.settings import (
     LoadedNodeSettings,
     ceiling_in,
     enrolled_in,
-    load_settings,
 )
 from schemas.error_roots import CommandLineError, ConfigError, OperatorError
 from schemas.identity_files import IdentityFiles
@@ -52,7 +51,7 @@ from schemas.process.service_host import (
     as_document,
     as_lines,
 )
-from schemas.process.state_owner import act_as_owner_of, as_operator
+from schemas.process.state_owner import as_operator
 from schemas.process.status_view import AskedProcess
 from schemas.settings import forget_run_options, list_of, read_sources
 from schemas.strict_json import StrictJsonError, loads
@@ -257,8 +256,7 @@ class _Node(NamedTuple):
     @classmethod
     def read(cls, state_dir: Path | None) -> "_Node":
         flags = {} if state_dir is None else {STATE_DIR.name: str(state_dir)}
-        sources = read_sources(KUBELET, flags, None, os.environ)
-        loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
+        loaded = settings_for_command(read_sources(KUBELET, flags, None, os.environ))
         answer = AskedProcess.ask(KUBELET, loaded.state_dir).answer
         return cls(loaded, None if isinstance(answer, Exception) else answer)
 

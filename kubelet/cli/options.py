@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ from kubelet.config import (
     read_stored,
 )
 from kubelet.process import fail
-from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedNodeSettings, ceiling_in
+from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedNodeSettings, ceiling_in, load_settings
 from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JOIN_TOKEN_VARIABLE, JoinToken, JoinTokenError
 from schemas.error_roots import NoStateDirError, OperatorError
@@ -35,7 +36,7 @@ from schemas.files import fits_socket, read_given, read_named_secret
 from schemas.identity import CertificateFormatError, certificates_in
 from schemas.process.command_errors import EXIT_USAGE
 from schemas.process.state_owner import act_as_owner_of, home_directory, usual_directory
-from schemas.settings import Settings, from_flags, read_sources
+from schemas.settings import Settings, Sources, from_flags, read_sources
 
 if TYPE_CHECKING:
     from schemas.registry import Contract
@@ -138,6 +139,19 @@ def directory_of(state_dir: Path | None) -> Path:
         raise NoStateDirError
     act_as_owner_of(directory)
     return directory
+
+
+def settings_for_command(sources: Sources, *, for_good: bool = False) -> LoadedNodeSettings:
+    """Return the settings of the node, as a start reads them. Root goes on as their owner.
+
+    Raises:
+        ConfigError: as ``load_settings``; or ``sources`` are of another file than an earlier start was told.
+        StoredConfigError, OSError: as ``load_settings``.
+    """
+    loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=for_good))
+    if loaded.told is not None:
+        loaded.told.check_file(sources, KUBELET)
+    return loaded
 
 
 def contract_of_settings(directory: Path) -> "Contract":

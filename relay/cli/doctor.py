@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from relay.audit.retention import disk_full_ms
-from relay.cli.options import AsJson, usual_state_dir
+from relay.cli.options import AsJson, settings_for_command
 from relay.fleet.facts import warned
 from relay.pki.authority import CertificateAuthority
 from relay.pki.relay_tls import broker_context, issued_by
@@ -32,7 +32,6 @@ from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.common_checks import Publication, ask_health, probing
 from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, run_doctor
-from schemas.process.state_owner import act_as_owner_of
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings, Sources
 from schemas.text import counted
@@ -446,7 +445,7 @@ def doctor(
 
 def _checks(sources: Sources) -> RelayChecks:
     """Return the checks of the relay that runs, or that ``sources`` would start."""
-    expected = load_settings(sources, usual_state_dir(), act_as_owner_of)
+    expected = settings_for_command(sources)
     process = AskedProcess.ask(RELAY, expected.state.root)
     running = process.sources()
     config = (expected if running is None else load_settings(running, expected.state.root)).config()

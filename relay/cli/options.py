@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,10 @@ from schemas.labels import columns_of, legible
 from schemas.process.command_errors import EXIT_USAGE
 from schemas.process.state_owner import act_as_owner_of, home_directory, usual_directory
 from schemas.times import DurationError, parse_duration_ms, parse_duration_s
+
+if TYPE_CHECKING:
+    from relay.settings.table import LoadedRelaySettings
+    from schemas.settings import Sources
 
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", metavar="DIRECTORY", help="The relay's state directory.")
@@ -129,6 +133,20 @@ def state_files(state_dir: Path | None) -> StateFiles:
         raise NoStateDirError
     act_as_owner_of(directory)
     return StateFiles(directory)
+
+
+def settings_for_command(sources: "Sources", *, for_good: bool = False) -> "LoadedRelaySettings":
+    """Return the settings of the relay, as a start reads them. Root goes on as their owner.
+
+    Raises:
+        ConfigError: as ``load_settings``; or ``sources`` are of another file than an earlier start was told.
+        KeptSettingsError, OSError: as ``load_settings``.
+    """
+    from relay.settings.table import RELAY, load_settings  # noqa: PLC0415 - as above
+
+    loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=for_good))
+    loaded.told.check_file(sources, RELAY)
+    return loaded
 
 
 def usual_state_dir() -> Path | None:

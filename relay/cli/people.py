@@ -188,17 +188,19 @@ def people_revoke(
 
 def _url(public_url: str | None, state_dir: Path | None) -> str:
     """Return the relay's URL, at which people sign in; end the command if that is not possible."""
-    from relay.settings.table import RELAY, SIGN_IN  # noqa: PLC0415 - for the commands that invite
+    from relay.settings.table import RELAY, SIGN_IN, STATE_DIR  # noqa: PLC0415 - for the commands that invite
     from schemas.settings import read_sources  # noqa: PLC0415 - as above
 
-    url = options.public_url(public_url, state_files(state_dir))
+    state = state_files(state_dir)
+    url = options.public_url(public_url, state)
     if not can_have_passkeys(url):
         fail(
             f"browsers make no passkey for {url}: run the relay with --public-url https://NAME, or on this "
             "machine http://localhost:PORT; `relay token issue` needs neither",
             EXIT_CANNOT_RUN,
         )
-    if read_sources(RELAY, {}, None, os.environ).value(SIGN_IN) is False:
+    sources = read_sources(RELAY, {STATE_DIR.name: str(state.root)}, None, os.environ)
+    if options.settings_for_command(sources).settings[SIGN_IN] is False:
         fail("the setting sign_in is false: this relay takes no sign-in", EXIT_CANNOT_RUN)
     return url
 

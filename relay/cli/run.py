@@ -5,25 +5,21 @@ Must not contain what the relay does, nor show a secret.
 
 import os
 import sys
-from functools import partial
 
 import typer
 
-from relay.cli.options import usual_state_dir
+from relay.cli.options import settings_for_command, usual_state_dir
 from relay.cli.server_process import ServerPlan
 from relay.settings.kept import write_kept
-from relay.settings.table import RELAY, load_settings
+from relay.settings.table import RELAY
 from schemas.process import cli_config
 from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
-from schemas.process.state_owner import act_as_owner_of
 from schemas.settings import Sources
 
 app = group("Run the relay.")
 config_app = group("The settings that the relay runs with.")
-cli_config.add_commands(
-    config_app, RELAY, lambda sources: load_settings(sources, usual_state_dir(), act_as_owner_of)
-)
+cli_config.add_commands(config_app, RELAY, settings_for_command)
 
 
 @app.command(epilog=example("relay run --broker mqtts://mqtt.example --listen 0.0.0.0:443 --tls-own"))
@@ -37,10 +33,9 @@ def run(sources: Sources) -> None:
     from relay.audit.log import held_alone  # noqa: PLC0415 - for this command alone
     from relay.broker.nats_server import first_free  # noqa: PLC0415 - as above
 
-    loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=True))
+    loaded = settings_for_command(sources, for_good=True)
     broker = loaded.broker(first_free)
     config, notes = loaded.config(broker), list(broker.notes)
-    loaded.told.check_file(sources.named_file, sources.file)
     if config.state.ca.exists():
         # Not in a directory that is named by mistake: the next start would use what was kept there.
         with held_alone(config.state.audit):  # nor while another relay runs by it

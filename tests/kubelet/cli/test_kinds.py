@@ -114,6 +114,20 @@ def test_where_kinds_are_set_the_place_is_named_and_nothing_is_kept(
         assert place in ran.err
 
 
+@pytest.mark.parametrize("command", [("enable", "linux.units"), ("show", "linux.units"), ()])
+def test_no_other_file_is_read_than_the_daemon_was_told(
+    run: Run, node: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    file = node / "kubelet.toml"
+    file.write_text("")
+    file.chmod(0o600)
+    (node / "run.json").write_text(json.dumps({"config": str(file)}))
+    ran = run("kinds", *command, "--state-dir", node)
+    assert (ran.code, f"was told --config {file}" in ran.err, kept(node)) == (78, True, ())
+    monkeypatch.setenv("KUBELET_CONFIG", str(file))
+    assert run("kinds", *command, "--state-dir", node).code == DONE
+
+
 def test_a_node_that_is_not_enrolled_has_no_place_for_a_choice(run: Run, tmp_path: Path) -> None:
     ran = run("kinds", "enable", "linux.units", "--state-dir", tmp_path)
     assert (ran.code, "enrol first" in ran.err) == (CANNOT_RUN, True)
