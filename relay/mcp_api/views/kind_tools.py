@@ -7,7 +7,9 @@ which several models' APIs refuse; which members go together is checked in code.
 nor send a command.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from pydantic_core import from_json
@@ -31,13 +33,9 @@ MAX_NUMBERS = 128
 
 def summed_up(samples: Sequence[Mapping[str, Any]], moments: Mapping[str, str]) -> dict[str, Any]:
     """Return the summary of ``samples``, whose ``moments`` are times and no measurements."""
-    series: dict[str, list[float]] = {}
     moment = next(iter(moments.values()), "")
     dated = [with_iso(sample, moments) for sample in samples]
-    for sample in samples:
-        for path, number in _numbers({key: value for key, value in sample.items() if key not in moments}):
-            if path in series or len(series) < MAX_NUMBERS:
-                series.setdefault(path, []).append(number)
+    measured = [{key: value for key, value in sample.items() if key not in moments} for sample in samples]
     return {
         "times": [sample[moment] for sample in dated if moment in sample],
         "numbers": [
@@ -48,20 +46,43 @@ def summed_up(samples: Sequence[Mapping[str, Any]], moments: Mapping[str, str]) 
                 "mean": round(sum(value / len(values) for value in values), 3),
                 "max": max(values),
             }
-            for path, values in series.items()
+            for path, values in islice(_series(measured), MAX_NUMBERS)
         ],
     }
 
 
-def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for name, member in value.items():
-            yield from _numbers(member, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for place, member in enumerate(value):
-            yield from _numbers(member, f"{path}.{place}")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield path, value
+def _series(found: Sequence[Any], path: str = "") -> Iterator[tuple[str, list[float]]]:
+    """Yield the numbers at ``path`` and below it, where ``found`` is what each sample has there."""
+    if values := [each for each in found if isinstance(each, int | float) and not isinstance(each, bool)]:
+        yield path, values
+    objects = [each if isinstance(each, dict) else {} for each in found]
+    for name in dict.fromkeys(chain.from_iterable(objects)):
+        yield from _series([each.get(name) for each in objects], f"{path}.{name}" if path else name)
+    if isinstance(found[-1], list):
+        for place, item in _items([each for each in found if isinstance(each, list)]):
+            yield from _series(item, f"{path}.{place}")
+
+
+def _items(lists: Sequence[list[Any]]) -> Iterator[tuple[int, Sequence[Any]]]:
+    """Yield the place of each item in the last list, and that item of all lists that have it.
+
+    A node leaves out what it cannot read, so the same place may be another disk or sensor. Where the texts of
+    the items are not the same in all lists, they tell the items apart; others are left out.
+    """
+    texts = [[_texts_of(item) for item in items] for items in lists]
+    if all(of_list == texts[-1] for of_list in texts):
+        yield from enumerate(zip(*lists, strict=True))
+        return
+    by_texts = [dict(zip(of_list, items, strict=True)) for of_list, items in zip(texts, lists, strict=True)]
+    repeated = {key for of_list in texts for key, times in Counter(of_list).items() if times > 1}
+    for place, key in enumerate(texts[-1]):
+        if key and key not in repeated:
+            yield place, [items[key] for items in by_texts if key in items]
+
+
+def _texts_of(item: Any) -> frozenset[tuple[str, str]]:
+    members = item.items() if isinstance(item, dict) else ()
+    return frozenset((name, value) for name, value in members if isinstance(value, str))
 
 
 NODES = "nodes"

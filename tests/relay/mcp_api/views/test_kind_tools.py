@@ -578,6 +578,56 @@ def test_each_number_has_its_minimum_mean_and_maximum() -> None:
     }
 
 
+def test_a_reading_that_is_missed_leaves_the_numbers_of_the_other_sensors_to_them() -> None:
+    def sample(**readings: float) -> Mapping[str, Any]:
+        iio = [{"device": name, "channel": "temperature", "value": c} for name, c in readings.items()]
+        return {"ts_ms": 1, "iio": iio}
+
+    samples = [
+        sample(freezer=-18, oven=180, room=21),
+        sample(oven=182, room=22),
+        sample(freezer=-20, oven=181),
+    ]
+    assert summed_up(samples, MOMENTS)["numbers"] == [
+        {"name": "iio.0.value", "min": -20, "mean": -19, "max": -18},
+        {"name": "iio.1.value", "min": 180, "mean": 181, "max": 182},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "shown"),
+    [
+        pytest.param([1, 2], [3], {}, id="plain numbers"),
+        pytest.param([{"v": 1}, {"v": 2}], [{"v": 3}], {}, id="objects without a text"),
+        pytest.param(
+            [{"of": "a", "v": 1}, {"of": "a", "v": 2}, {"of": "b", "v": 3}],
+            [{"of": "a", "v": 2}, {"of": "b", "v": 5}],
+            {"found.1.v": (3, 5)},
+            id="two of the same texts",
+        ),
+        pytest.param(
+            [{"of": "a", "v": 1}, {"of": "a", "v": 2}],
+            [{"of": "a", "v": 3}, {"of": "a", "v": 5}],
+            {"found.0.v": (1, 3), "found.1.v": (2, 5)},
+            id="the same texts at the same places",
+        ),
+        pytest.param(
+            [{"of": "a", "v": [1, 2]}, {"of": "b", "v": [3, 4]}],
+            [{"of": "b", "v": [5, 6]}],
+            {"found.0.v.0": (3, 5), "found.0.v.1": (4, 6)},
+            id="a list in an item",
+        ),
+        pytest.param(None, [7], {"found.0": (7, 7)}, id="a list that one sample lacks"),
+        pytest.param([7], None, {}, id="a list that the last sample lacks"),
+    ],
+)
+def test_a_place_in_a_list_has_statistics_if_it_is_the_same_item_in_every_sample(
+    first: object, last: object, shown: Mapping[str, tuple[float, float]]
+) -> None:
+    numbers = summed_up([{"found": first}, {"found": last}], MOMENTS)["numbers"]
+    assert {each["name"]: (each["min"], each["max"]) for each in numbers} == shown
+
+
 def test_the_mean_of_what_no_machine_has_is_a_number_all_the_same() -> None:
     """The document allows it, and JSON has no infinity."""
     samples = [{"ts_ms": 1, "load": {"one": 1.7e308}}] * 3
