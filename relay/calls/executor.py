@@ -205,15 +205,19 @@ class StreamCall:
 class SampleStreams(Protocol):
     """The streams that calls start."""
 
-    def admit(self, principal: Principal, tool: Tool) -> None:
-        """Return if another stream may be started. Raises ToolError: RATE_LIMITED."""
+    def admit(self, principal: Principal, tool: Tool, *, followed: bool) -> None:
+        """Return if another stream may be started; one that is ``followed`` replaces no other of its agent.
+
+        Raises:
+            ToolError: RATE_LIMITED.
+        """
         ...
 
     async def start(self, call: StreamCall, first: CallAnswer) -> CallAnswer:
         """Start the stream, and return the answer of the call: at once, or when it is no longer followed.
 
         Raises:
-            ToolError: the stream ended while it was followed.
+            ToolError: the stream ended while it was followed; RATE_LIMITED: others were started meanwhile.
         """
         ...
 

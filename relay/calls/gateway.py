@@ -284,7 +284,7 @@ class CallGateway:
         tool = self._fleet.resolve(call.parsed.canonical, principal.rights)
         _check(tool.surface.arguments, call)
         if tool.surface.verb.streams:
-            self._streams.admit(principal, tool)
+            self._streams.admit(principal, tool, followed=record.following() is not None)
         return tool
 
     def _account(self, request: CallRequest, record: CallRecord, answer: CallAnswer | None) -> None:

@@ -212,11 +212,14 @@ class TelemetryHub:
 
     # --- calls
 
-    def admit(self, principal: Principal, tool: Tool) -> None:
+    def admit(self, principal: Principal, tool: Tool, *, followed: bool) -> None:
         """Return if ``principal`` may start another stream, as ``SampleStreams`` describes."""
         stream = self._nodes.get(tool.node_id, {}).get(tool.cap_id)
-        if stream is not None and stream.get(principal.name) is not None:
+        if not followed and stream is not None and stream.get(principal.name) is not None:
             return  # it changes the one that it has
+        self._check_limits(principal)
+
+    def _check_limits(self, principal: Principal) -> None:
         if self._counts[principal.name] >= self._per_agent or self._counts.total() >= self._in_all:
             text = "Too many subscriptions are open; end one, or wait until one has lapsed."
             raise ToolError(Failure.RATE_LIMITED, text, retry_after_ms=_RETRY_MS)
@@ -263,7 +266,9 @@ class TelemetryHub:
         on_end: Callable[[ToolError], None],
     ) -> tuple[Stream, Subscription]:
         tool, now, arguments = call.tool, self._seconds(), call.arguments
-        stream = self._nodes[tool.node_id].get(tool.cap_id)
+        stream = self._nodes.get(tool.node_id, {}).get(tool.cap_id)
+        if stream is None or stream.get(key) is None:
+            self._check_limits(call.principal)  # others that were admitted meanwhile count too
         if stream is None:
             stream = Stream(tool, call.principal.tenant, History(self._bytes), now)
             self._nodes[tool.node_id][tool.cap_id] = stream

@@ -432,6 +432,34 @@ async def test_an_agent_has_a_limited_number_of_subscriptions(
     assert code_of(await followed.subscribe(agent, tool=elsewhere)) == "ok"
 
 
+async def test_a_call_that_is_followed_counts_beside_the_subscription_that_its_agent_has(
+    tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    followed = Followed(tmp_path, registry, per_agent=2, in_all=4)
+    agent = followed.agent()
+    assert code_of(await followed.subscribe(agent)) == "ok"
+    async with following(followed, agent):
+        refused = followed.subscribe(agent, emit=Reader().emit, follow_s=600)
+        assert code_of(await asyncio.wait_for(refused, 30)) == "E_RATE_LIMITED"
+        assert code_of(await followed.subscribe(agent, 2000)) == "ok"  # another cadence of the same
+
+
+async def test_calls_that_are_made_at_once_are_limited_together(
+    tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    followed = Followed(tmp_path, registry, per_agent=2, in_all=4)
+    agent = followed.agent()
+    calls = [
+        asyncio.create_task(followed.subscribe(agent, emit=Reader().emit, follow_s=600)) for _ in range(3)
+    ]
+    refused, is_open = await asyncio.wait(calls, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    assert [code_of(call.result()) for call in refused] == ["E_RATE_LIMITED"]
+    for call in is_open:
+        call.cancel()
+    await asyncio.wait(is_open)
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
 async def test_the_sweep_goes_on_until_cancelled(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.streams.telemetry.hub.SWEEP_S", 0.001)
     async with following(followed, followed.agent()) as (_, call):
