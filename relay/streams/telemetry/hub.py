@@ -318,12 +318,20 @@ class TelemetryHub:
         return sorted(allowed, key=lambda stream: (stream.get(principal.name) is None, stream.tool.cap_id))
 
     def renewed(self, principal: Principal, stream: Stream) -> Subscription | None:
-        """Renew the lease of the agent's subscription of ``stream``, if it has one, and return it."""
+        """Renew the lease of the agent's subscription of ``stream``, if it has one, and return it.
+
+        It ends with the token that expires last: its agent may read by others that end sooner.
+        """
         subscription = stream.get(principal.name)
         if subscription is not None:
-            subscription.principal = principal  # a newer token of the same agent
+            subscription.principal = max(subscription.principal, principal, key=lambda each: each.expires_s)
             subscription.renew(self._seconds())
         return subscription
+
+    def renew_own(self, principal: Principal, node_id: str) -> None:
+        """Renew the agent's subscriptions of the node."""
+        for stream in self.streams_of(principal, node_id):
+            self.renewed(principal, stream)
 
     def listen(self, principal: Principal, node_id: str, notify: Notify) -> Callable[[], None]:
         """Call ``notify`` with each sample of the node at the cadence of the agent's own subscriptions.
@@ -332,6 +340,7 @@ class TelemetryHub:
         """
         place, key = (principal.name, node_id), object()
         self._listeners[place][key] = notify
+        self.renew_own(principal, node_id)
 
         def stop() -> None:
             listeners = self._listeners.get(place, {})

@@ -72,6 +72,10 @@ class TelemetryResource(NodeTelemetry):
         """Return whether ``principal`` has a subscription here that it reads by ``uri``."""
         return any(stream.get(principal.name) is not None for stream in self.streams_of(principal, uri))
 
+    def renew_own(self, principal: Principal, node_id: str) -> None:
+        """Renew the agent's subscriptions of the node here, as listening does once."""
+        self._hub.renew_own(principal, node_id)
+
     async def read(self, principal: Principal, uri: str) -> str | None:
         return self.content(principal, uri)
 
@@ -305,6 +309,7 @@ class FleetTelemetry(NodeTelemetry):
                 self._elsewhere.pop(key).stop()
         elif listening is not None:
             listening.until_s = until_s
+            self._here.renew_own(principal, body["node_id"])
         elif len(self._elsewhere) >= MAX_LISTENING:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_RETRY_MS)
         elif principal.rights.may_read:

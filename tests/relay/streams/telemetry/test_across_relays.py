@@ -194,6 +194,19 @@ async def test_listening_is_renewed_by_the_token_that_lasts_longest_of_those_tha
     await until(lambda: near.listens == [agent.name] * 2)
 
 
+async def test_a_subscription_ends_with_the_last_token_by_which_its_agent_listens_elsewhere(
+    fleet: Fleet,
+) -> None:
+    near, far = fleet.near, fleet.far
+    first, last = [far.agent(ttl_s=ttl_s) for ttl_s in (60, 180)]
+    await near.subscribe(first)
+    assert far.everywhere.follow(first, URI, lambda: None) is not None
+    await until(lambda: near.listens == [first.name])
+    assert far.everywhere.follow(last, URI, lambda: None) is not None
+    (stream,) = near.resource.streams_of(first, URI)
+    await until(lambda: (own := stream.get(last.name)) is not None and own.principal.jti == last.jti)
+
+
 async def test_who_may_not_read_does_not_listen_elsewhere(fleet: Fleet) -> None:
     revoked = fleet.far.agent()
     fleet.near.hub.authenticator.revoke(frozenset({revoked.jti}))

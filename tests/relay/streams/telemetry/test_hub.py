@@ -118,6 +118,36 @@ async def test_listening_renews_the_lease_until_it_is_ended(followed: Followed) 
     assert followed.counted("telemetry_subscriptions") == 0
 
 
+@pytest.mark.parametrize("reads", [True, False], ids=["read by a shorter token", "not read"])
+async def test_a_subscription_ends_with_the_last_token_by_which_its_agent_listens(
+    followed: Followed,
+    reads: bool,  # noqa: FBT001 - of the table
+) -> None:
+    first, shorter, last = [followed.agent(ttl_s=ttl_s) for ttl_s in (120, 60, 180)]
+    await followed.subscribe(first)
+    stop = followed.resource.follow(first, URI, lambda: None)
+    assert stop is not None
+    followed.resource.follow(last, URI, lambda: None)
+    stop()
+    if reads:
+        assert followed.resource.content(shorter, URI) is not None
+    for ends_ms, remaining in ((121_000, 1), (60_000, 0)):
+        followed.hub.clock.advance(ends_ms)
+        followed.hub.connect(followed.node, capabilities=[FOLLOWED], issued_at_ms=followed.hub.clock())
+        followed.pass_time(1)
+        assert followed.counted("telemetry_subscriptions") == remaining
+
+
+async def test_listening_by_a_token_that_may_not_call_the_tool_changes_no_subscription(
+    followed: Followed,
+) -> None:
+    await followed.subscribe(followed.agent(ttl_s=60))
+    narrower = followed.agent(ttl_s=180, kinds=["linux.*"])
+    assert followed.resource.follow(narrower, URI, lambda: None) is not None
+    followed.pass_time(1)
+    assert followed.counted("telemetry_subscriptions") == 1
+
+
 async def test_the_nodes_lease_is_renewed_while_there_is_a_subscriber(followed: Followed) -> None:
     agent = followed.agent()
     await followed.subscribe(agent)
