@@ -116,10 +116,11 @@ class TelemetryResource(NodeTelemetry):
             if subscription is not None:
                 subscription.seen = history.count
             return None if latest is None else _dated(stream.shown(latest, include))
-        samples = [_dated(stream.shown(sample, include)) for sample in history.since(int(since))]
-        lost = 0
+        seen = subscription.seen if subscription is not None else history.count
+        samples = [_dated(stream.shown(sample, include)) for sample in history.since(int(since), seen)]
+        lost = history.lost_after(seen)
         if subscription is not None:
-            lost, subscription.seen = history.lost_after(subscription.seen), history.count
+            subscription.seen = history.count
         size = sum(map(len, samples))
         while max_characters is not None and size > max_characters and len(samples) > 1:
             size -= len(samples.pop(0))

@@ -49,11 +49,16 @@ MAX_BYTES_OF_ALL = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: its place in the stream from 1, the node's time, and its ASCII JSON."""
+    """One sample: its place in the stream from 1, the node's time, and its ASCII JSON.
+
+    Attributes:
+        is_set_back: whether an earlier sample has the same time or a later one.
+    """
 
     number: int
     ts_ms: int
     text: str
+    is_set_back: bool
 
 
 @define(eq=False, repr=False)
@@ -71,6 +76,7 @@ class History:
     _in_all: HistoryBytes
     _max_samples: int = MAX_SAMPLES
     _samples: deque[Sample] = field(init=False, factory=deque)
+    _highest_ms: int = field(init=False, default=-1)
     count: int = field(init=False, default=0)
 
     @property
@@ -80,7 +86,8 @@ class History:
     def append(self, ts_ms: int, text: str) -> Sample:
         """Add a sample; the oldest make space for it. While all histories are full, each shortens itself."""
         self.count += 1
-        sample = Sample(self.count, ts_ms, text)
+        sample = Sample(self.count, ts_ms, text, is_set_back=ts_ms <= self._highest_ms)
+        self._highest_ms = max(self._highest_ms, ts_ms)
         self._samples.append(sample)
         self._in_all.used += len(text)
         while len(self._samples) > self._max_samples or (
@@ -89,9 +96,16 @@ class History:
             self._in_all.used -= len(self._samples.popleft().text)
         return sample
 
-    def since(self, ts_ms: int) -> list[Sample]:
-        """Return the samples that the node took after ``ts_ms``, by its own clock."""
-        return [sample for sample in self._samples if sample.ts_ms > ts_ms]
+    def since(self, ts_ms: int, seen: int) -> list[Sample]:
+        """Return the samples that the node took after ``ts_ms``, by its own clock.
+
+        After that was set back, also those that the reader, which has read up to number ``seen``, has not.
+        """
+        return [
+            sample
+            for sample in self._samples
+            if sample.ts_ms > ts_ms or (sample.is_set_back and sample.number > seen)
+        ]
 
     def lost_after(self, number: int) -> int:
         """Return how many samples after the one of that number are not here any more."""

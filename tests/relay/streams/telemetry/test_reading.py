@@ -68,6 +68,17 @@ async def test_an_agent_that_reads_too_seldom_is_told_how_many_samples_it_has_lo
     assert json.loads(followed.resource.content(agent, f"{URI}?since_ms=0") or "")["lost"] == 0
 
 
+async def test_samples_after_the_nodes_clock_was_set_back_are_read_once(followed: Followed) -> None:
+    await followed.subscribe(followed.agent())
+    followed.sample()
+    last_ms = read(followed, f"{URI}?since_ms=0")["samples"][-1]["ts_ms"]
+    for times in ([NOW_MS - 3000, NOW_MS - 2000], [NOW_MS - 1000], []):
+        for ts_ms in times:
+            followed.sample(ts_ms=ts_ms)
+        history = read(followed, f"{URI}?since_ms={last_ms}")
+        assert ([sample["ts_ms"] for sample in history["samples"]], history["lost"]) == (times, 0)
+
+
 async def test_a_node_without_a_subscriber_has_no_telemetry(followed: Followed) -> None:
     assert read(followed) is None
     await followed.subscribe(followed.agent())

@@ -15,10 +15,10 @@ def test_histories_share_their_bytes_and_each_keeps_its_latest_sample() -> None:
     in_all = HistoryBytes(limit=100)
     long, short = filled(10, History(in_all)), History(in_all)
     filled(3, short)
-    assert [sample.ts_ms for sample in short.since(0)] == [3]
-    assert len(long.since(0)) == 10
+    assert [sample.ts_ms for sample in short.since(0, 0)] == [3]
+    assert len(long.since(0, 0)) == 10
     long.append(11, "0" * 10)
-    assert [sample.ts_ms for sample in long.since(0)] == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert [sample.ts_ms for sample in long.since(0, 0)] == [3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert in_all.used == 100
     for history in (long, short):
         history.clear()
