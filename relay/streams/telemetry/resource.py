@@ -290,12 +290,12 @@ class FleetTelemetry(NodeTelemetry):
     async def _answer(self, asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
         uri: str = body["uri"]
         principal = await self._principal_of(asker, body)
-        if not principal.rights.may_read or self._here.by_id(principal, uri) is None:
+        if not principal.rights.may_read:
             return {}
-        own = self._here.has_own(principal, uri)
         try:
+            own = self._here.has_own(principal, uri)
             content = self._here.content(principal, uri, _MAX_CHARACTERS)
-        except TelemetryQueryError:
+        except (TelemetryQueryError, UnknownNodeError):  # a node may not be known here yet
             return {}
         return {} if content is None else {"content": content, "own": own}
 

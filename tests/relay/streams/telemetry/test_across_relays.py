@@ -23,7 +23,7 @@ from tests.fakes.cluster import JoinedHub
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.followed import CAP_ID, FOLLOWED, SUBSCRIBE, URI, Answering, sample_of
 from tests.fakes.polling import until
-from tests.fakes.signer import NOW_MS, SimulatedCa
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa
 
 pytestmark = pytest.mark.integration
 
@@ -95,6 +95,13 @@ async def fleet(nats: NatsServer, tmp_path: Path, registry: SchemaRegistry) -> A
         for task in running:
             task.cancel()
         await asyncio.wait(running)
+
+
+async def test_a_node_that_another_relay_does_not_know_yet_has_no_telemetry_there(fleet: Fleet) -> None:
+    fleet.near.hub.announce(fleet.near.hub.ca.issue(OTHER_NODE_ID), capabilities=[FOLLOWED])
+    uri = URI.replace(NODE_ID, OTHER_NODE_ID)
+    assert await fleet.near.everywhere.read(fleet.near.agent(), uri) is None
+    assert fleet.far.hub.lines.entries("question of another relay failed") == []
 
 
 async def test_a_subscription_at_one_relay_is_read_at_any(fleet: Fleet) -> None:
