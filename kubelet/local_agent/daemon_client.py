@@ -27,6 +27,7 @@ MAX_LINE_BYTES = 1 << 20
 PROBE_AFTER_S = 5.0
 """How long a request waits before the daemon is asked whether it is there, and how long for that answer."""
 _READ_BYTES = 1 << 16
+_TOO_LARGE = "The arguments are larger than 192 KiB as compact ASCII JSON."
 
 
 class DaemonMessageError(PeerError):
@@ -175,9 +176,13 @@ class DaemonClient:
         if writer is None or writer.is_closing():
             raise ToolError(Failure.NODE_OFFLINE, "The daemon of this node is not reached; nothing was sent.")
         id_ = next(self._ids)
+        line = json_rpc.request(id_, method, params)
+        if len(line) > json_rpc.MAX_LINE_BYTES:
+            # The daemon refuses such a line unread, so without its id: the request would wait for ever.
+            raise ToolError(Failure.ARGUMENTS_INVALID, _TOO_LARGE)
         answer = self._waiting[id_] = asyncio.get_running_loop().create_future()
         try:
-            writer.write(json_rpc.request(id_, method, params))
+            writer.write(line)
             yield answer
         except asyncio.CancelledError:
             if not writer.is_closing():

@@ -13,7 +13,7 @@ from schemas.errors import Failure, ToolError
 from schemas.pacing import Backoff
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, served
+from tests.fakes.caller_tools import ANT, BEE, BOUND_S, MEMORY, SEND, served
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID
@@ -140,6 +140,19 @@ async def test_an_error_keeps_what_the_daemon_sent(
         assert raised.value.caller_text == "no memory"
         assert raised.value.sent["code"] == "E_INTERNAL"
         assert set(raised.value.sent) == {"code", "message", "suggested_fix"}
+
+
+async def test_a_request_that_the_daemon_would_not_read_fails_at_once(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, followed(path, log) as (client, follower):
+        relay.open()
+        await until(lambda: follower.lent)
+        async with asyncio.timeout(BOUND_S):
+            with pytest.raises(ToolError, match="larger than 192 KiB") as raised:
+                await client.request("session_reply", {"message": "\u65e5" * 50_000})
+            assert raised.value.failure is Failure.ARGUMENTS_INVALID
+            assert await client.request("session_reply", {"message": "shorter"}) == {}
 
 
 async def test_without_a_daemon_a_request_fails_at_once(path: Path, log: LogLines) -> None:
