@@ -7,6 +7,7 @@ their number and the time of each are bounded, and at the limit the oldest is cl
 written here: the standard library's server and parser would keep a mebibyte of every node.
 """
 
+import errno
 import io
 import json
 import os
@@ -148,6 +149,8 @@ TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 8
 _EVICTION_TIMEOUT_S = 1.0
 THREAD_NAME = "loopback request"
+_NOTHING_LEFT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NOTHING_LEFT_WAIT_S = 1.0
 
 
 class BadRequestError(PeerError):
@@ -304,9 +307,13 @@ class LoopbackServer:
     def _serve(self, listener: socket.socket) -> None:
         try:
             while not self._closing.is_set():
-                # The end of the wait; or what one connection broke, which is no reason to stop.
-                with suppress(OSError):
+                try:
                     self._take(listener.accept()[0])
+                except OSError as error:
+                    # The end of the wait; or what one connection broke, which is no reason to stop.
+                    if error.errno in _NOTHING_LEFT:
+                        # The connection stays pending: without a pause, accept would fail again at once.
+                        self._closing.wait(_NOTHING_LEFT_WAIT_S)
         finally:
             if not self._closing.is_set():
                 self._on_end()

@@ -1,5 +1,7 @@
 import http.client
 import json
+import os
+import resource
 import socket
 import threading
 import time
@@ -193,6 +195,39 @@ def test_without_a_thread_left_what_is_asked_is_still_answered(
     for _ in range(2 * MAX_CONNECTIONS):
         assert ask(server, "GET", HEALTH_PATH)[0] == 200
     assert capfd.readouterr().err == ""
+
+
+class Pauses(threading.Event):
+    """The event that ends the server, which shows whether the server waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seen.set()
+        return super().wait(timeout)
+
+
+def test_without_a_descriptor_left_the_server_pauses_and_then_answers(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = Pauses()
+    monkeypatch.setattr(server, "_closing", pauses)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as connection:
+        connection.settimeout(BOUND_S)
+        free = os.dup(connection.fileno())
+        os.close(free)
+        # All descriptors below the lowest free one are in use.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            connection.connect(("127.0.0.1", server.port))
+            assert pauses.seen.wait(BOUND_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        connection.sendall(b"GET " + HEALTH_PATH.encode() + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1024).startswith(b"HTTP/1.0 200 ")
 
 
 def _serving_threads() -> list[threading.Thread]:
