@@ -5,6 +5,7 @@ results. OpenTelemetry is loaded only where an exporter is asked for. Must not d
 """
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from schemas.spans import Span, SpanSink, no_spans
 
 _TRACES_PATH = "/v1/traces"
 _TIMEOUT_S = 5
+_SHUTDOWN_S = 3.0
 _SPAN_BYTES = 8
 
 
@@ -25,7 +27,7 @@ class ExporterMissingError(OperatorError):
 def exported(url: str | None, service: str) -> Iterator[SpanSink]:
     """Hold what sends spans of ``service`` to the collector at ``url``; without one, nothing is loaded.
 
-    Sends from a thread. At the end, what waits is sent, for a few seconds at most.
+    Sends from a thread. At the end, what waits is sent, for three seconds at most.
 
     Raises:
         ExporterMissingError: the extra is not installed.
@@ -70,4 +72,7 @@ def exported(url: str | None, service: str) -> Iterator[SpanSink]:
     try:
         yield export
     finally:
-        processor.shutdown()  # type: ignore[no-untyped-call]  # so the package has it
+        # A collector that does not answer takes the whole timeout of each batch.
+        closing = threading.Thread(target=processor.shutdown, name="spans", daemon=True)
+        closing.start()
+        closing.join(_SHUTDOWN_S)

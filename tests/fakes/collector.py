@@ -13,11 +13,13 @@ BOUND_S = 30
 
 
 class Collector:
-    """What was sent, decoded: the name of each service with its spans."""
+    """What was sent, decoded: the name of each service with its spans. Answers while ``answers`` is set."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.raw: list[bytes] = []
+        self.answers = threading.Event()
+        self.answers.set()
         self._spans: Queue[tuple[str, Any]] = Queue()
 
     def take(self, body: bytes) -> None:
@@ -42,6 +44,7 @@ def collecting() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             assert (self.path, self.headers["Content-Type"]) == ("/v1/traces", "application/x-protobuf")
             collector.take(body)
+            collector.answers.wait(BOUND_S)
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()

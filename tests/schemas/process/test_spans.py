@@ -3,10 +3,13 @@ import sys
 
 import pytest
 
+from schemas.process import spans
 from schemas.process.spans import ExporterMissingError, exported
 from schemas.spans import Span
 from tests.fakes.collector import collecting
 
+BATCH = 512
+"""What OpenTelemetry sends at once."""
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN = Span(
     "call", TRACE_ID, 0.25, {"tool": "echo"}, span_id="b7ad6b7169203331", parent_id="00f067aa0ba902b7"
@@ -40,6 +43,23 @@ def test_a_failure_is_the_status_and_a_span_without_id_gets_one() -> None:
 def test_a_collector_that_is_not_there_harms_nothing() -> None:
     with exported("http://127.0.0.1:9", "edge-relay") as export:
         export(SPAN)
+
+
+@pytest.mark.integration
+def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_SHUTDOWN_S", 0.1)
+    batches = 3
+    with collecting() as collector:
+        collector.answers.clear()
+        try:
+            with exported(collector.url, "edge-relay") as export:
+                for _ in range(batches * BATCH):
+                    export(SPAN)
+            assert len(collector.raw) < batches
+        finally:
+            collector.answers.set()
+        for _ in range(batches * BATCH):
+            collector.next()
 
 
 @pytest.mark.integration
