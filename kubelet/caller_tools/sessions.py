@@ -25,7 +25,8 @@ MAX_NAMES_OF_ONE_OWNER = 16
 _MAX_FILE_BYTES = 1 << 20
 MAX_UNREAD = 16
 """The messages of one session that are kept until a local client reads them."""
-_MAX_UNREAD_CHARACTERS = 1 << 18
+_MAX_UNREAD_BYTES = 1 << 20
+"""Their size as they are written, all at once: far below what disconnects a client (``server``)."""
 DEFAULT_TIMEOUT_S = 60.0
 MAX_LENT_BYTES = 4 << 20
 """What all sessions of a node lend together, as JSON; in memory it is several times as much."""
@@ -112,7 +113,7 @@ class Session:
         """Keep ``message`` until a client reads it; return whether all before it are still kept."""
         count = len(self.unread)
         self.unread.append(message)
-        while sum(map(len, self.unread)) > _MAX_UNREAD_CHARACTERS:
+        while sum(map(size_of, self.unread)) > _MAX_UNREAD_BYTES:
             self.unread.popleft()
         return len(self.unread) == count + 1
 

@@ -239,6 +239,21 @@ async def test_messages_without_a_client_are_kept_for_the_next_one(relay: FakeRe
         assert await second.notification() == config()
 
 
+async def test_the_messages_that_were_kept_do_not_disconnect_the_client_that_reads_them(
+    relay: FakeRelay, path: Path
+) -> None:
+    relay.open()
+    for _ in range(MAX_UNREAD):
+        relay.give("session_message", {"session_id": ANT, "message": "\U0001f600" * 16_000})
+    kept = MAX_UNREAD - relay.tools.counts["messages_dropped"]
+    async with connected(path) as client:
+        assert "result" in await client.request("node")
+        assert await client.notification() == config(LENT)
+        for _ in range(kept):
+            assert (await client.notification())["type"] == "session_message"
+    assert kept > 1
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [
