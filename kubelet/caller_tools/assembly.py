@@ -61,7 +61,7 @@ class CallerTools:
         self._requests = CallerRequests(send, random_bytes, timeouts.margin_s)
         self.counts: Counter[str] = Counter()
         """What was refused or dropped, by what it was."""
-        methods = LocalMethods(node_id, self._sessions, self._requests, send)
+        methods = self._methods = LocalMethods(node_id, self._sessions, self._requests, send)
         self._sessions.on_change(self._session_ended)
         self._server = SocketServer(ClientParts(self._sessions, methods, log, self.counts))
         self.handlers: Mapping[OneWayType, Callable[[Any], None]] = {
@@ -93,6 +93,7 @@ class CallerTools:
 
     def connected(self, *, resumed: bool) -> None:
         self._cancel_timers()
+        self._methods.is_connected = True
         self._requests.reachable()
         if resumed:
             # The relay names its live sessions again. What it does not name has ended meanwhile.
@@ -105,6 +106,7 @@ class CallerTools:
 
     def lost(self) -> None:
         self._cancel_timers()
+        self._methods.is_connected = False
         self._after(self._timeouts.unreachable_s, self._requests.unreachable)
         self._after(self._timeouts.outlive_s, self._end_all)
 

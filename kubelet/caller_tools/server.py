@@ -43,6 +43,7 @@ _LINES_PER_S = 1000.0
 _LINES_AT_ONCE = 4000.0
 _BYTES_LIKE_A_LINE = 4096
 _CLOSED_WITHIN_S = 5.0
+_BUSY_RETRY_MS = 1000
 MAX_CLIENTS = 16
 MAX_CLIENTS_OF_ONE_USER = 8
 _LOG_INTERVAL_S = 1.0
@@ -52,13 +53,18 @@ _Method = Callable[["LocalMethods", "Client", Mapping[str, Any]], Awaitable[Any]
 
 
 class LocalMethods:
-    """What local clients can request of this node."""
+    """What local clients can request of this node.
+
+    Attributes:
+        is_connected: whether the node is connected to its relay.
+    """
 
     def __init__(self, node_id: str, sessions: Sessions, requests: CallerRequests, send: Send) -> None:
         self._node_id = node_id
         self._sessions = sessions
         self._requests = requests
         self._send = send
+        self.is_connected = False
 
     async def call(self, client: "Client", request: JsonRpcRequest) -> Any:
         """Return the result of ``request``.
@@ -103,6 +109,9 @@ class LocalMethods:
         session = self._session_of(client)
         event = {"session_id": session.session_id, "message": message}
         if not self._send(OneWayType.SESSION_EVENT, event):
+            if self.is_connected:
+                # Over the rate, or what the relay does not read; neither lasts.
+                raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
             raise ToolError(Failure.CALLER_DISCONNECTED, "The relay is not reached; nothing was sent.")
         return {}
 
@@ -253,7 +262,7 @@ class Client:
             # Without the id: with it, this would be read as the response to the request that runs.
             raise RpcError(json_rpc.INVALID_REQUEST, "the id is that of a request that is in flight")
         if len(self._running) >= MAX_IN_FLIGHT:
-            self._refuse(request_id, ToolError(Failure.RATE_LIMITED, retry_after_ms=1000))
+            self._refuse(request_id, ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS))
             return
         task = asyncio.create_task(self._respond(request_id, request))
         self._running[request_id] = task

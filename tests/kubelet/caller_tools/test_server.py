@@ -487,8 +487,20 @@ async def test_a_reply_without_a_connection_to_the_relay_is_an_error(
 ) -> None:
     relay.open()
     relay.is_up = False
+    relay.tools.lost()
     response = await client.request("session_reply", {"message": "done"})
     assert response["error"]["message"] == "The relay is not reached; nothing was sent."
+
+
+async def test_a_reply_that_the_connection_to_the_relay_does_not_take_can_be_sent_again(
+    relay: FakeRelay, client: SocketClient
+) -> None:
+    relay.open()
+    relay.is_up = False
+    error = (await client.request("session_reply", {"message": "done"}))["error"]
+    assert (error["data"]["code"], error["data"]["retry_after_ms"]) == ("E_RATE_LIMITED", 1000)
+    relay.is_up = True
+    assert (await client.request("session_reply", {"message": "done"}))["result"] == {}
 
 
 async def test_the_node_names_itself(client: SocketClient) -> None:
