@@ -27,7 +27,7 @@ def modules_of(package: str) -> list[str]:
 
 
 # The modules of the node that need its extra `agent`.
-WITH_THE_SDK = ["kubelet.local_agent.mcp_server"]
+WITH_THE_SDK = ["kubelet.local_agent.agent_lines", "kubelet.local_agent.mcp_server"]
 
 BLOCKED = """
 import importlib, sys

@@ -8,21 +8,25 @@ import asyncio
 import json
 import os
 import random
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
+import anyio
 import mcp_types as types
 from mcp.server.caching import CacheHint
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.shared.message import SessionMessage
 
 from kubelet.ceiling import Ceiling
 from kubelet.handlers.factory import make_handlers
+from kubelet.local_agent.agent_lines import message_lines
 from kubelet.local_agent.agent_tools import AgentTools, OwnTools, ToolAnswer
 from kubelet.local_agent.daemon_client import DaemonClient
 from kubelet.local_agent.toolbox import Toolbox
@@ -84,8 +88,13 @@ class McpServer:
         """Serve until the client closes the input."""
         options = self._server.create_initialization_options(NotificationOptions(tools_changed=True))
         notifying = asyncio.create_task(self._notify())
+
+        async def refuse(error: types.JSONRPCError) -> None:
+            await write_stream.send(SessionMessage(error))
+
+        lines = message_lines(anyio.wrap_file(sys.stdin.buffer), refuse)
         try:
-            async with stdio_server() as (read_stream, write_stream):
+            async with stdio_server(cast("anyio.AsyncFile[str]", lines)) as (read_stream, write_stream):
                 await self._server.run(read_stream, write_stream, options)
         finally:
             notifying.cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -231,3 +232,50 @@ async def test_messages_and_replies_travel(path: Path, registry: SchemaRegistry,
         assert read.structured_content == {"messages": ["what is up"]}
         await agent.client.call_tool("caller-reply", {"message": "not much"})
         assert relay.of("session_event") == [{"session_id": ANT, "message": "not much"}]
+
+
+INITIALIZE = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {},
+    "clientInfo": {"name": "agent", "version": "1"},
+}
+
+
+def request_line(id_: str, params: str) -> bytes:
+    return f'{{"jsonrpc":"2.0","id":{id_},"method":"tools/call","params":{params}}}\n'.encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "id_", "code"),
+    [
+        pytest.param(b"hello\n", None, -32700, id="no JSON"),
+        pytest.param(b"\xff\n", None, -32700, id="no UTF-8"),
+        pytest.param(request_line("7", '{"name":"ok \\ud83d"}'), 7, -32700, id="a lone surrogate"),
+        pytest.param(request_line('"\\ud83d"', "{}"), None, -32700, id="a lone surrogate as id"),
+        pytest.param(request_line("7", '{"x":' + "[" * 300 + "]" * 300 + "}"), 7, -32700, id="deep"),
+        pytest.param(request_line("7", "[" * 200_000), None, -32700, id="too deep for its id"),
+        pytest.param(request_line("null", "{}"), None, -32600, id="null as id"),
+        pytest.param(request_line("1.5", "{}"), None, -32600, id="a fraction as id"),
+        pytest.param(request_line("7", "[]"), 7, -32600, id="params of another form"),
+        pytest.param(b'[{"jsonrpc":"2.0","id":7,"method":"ping"}]\n', None, -32600, id="a batch"),
+        pytest.param(b'{"jsonrpc":"2.0","id":7,"result":[]}\n', None, -32600, id="a malformed response"),
+    ],
+)
+async def test_what_is_no_message_is_answered_by_an_error_and_the_next_is_served(
+    path: Path, line: bytes, id_: int | None, code: int
+) -> None:
+    command = ["-P", "-m", "kubelet", "mcp", "--socket", str(path), "--state-dir", str(path.parent)]
+    program = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=PIPE, stdout=PIPE)
+    assert program.stdin is not None
+    assert program.stdout is not None
+    opening = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": INITIALIZE}
+    ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+    async with asyncio.timeout(BOUND_S):
+        program.stdin.write(json.dumps(opening).encode() + b"\n")
+        assert json.loads(await program.stdout.readline())["id"] == 1
+        program.stdin.write(line + json.dumps(ping).encode() + b"\n")
+        refused = json.loads(await program.stdout.readline())
+        assert (refused["id"], refused["error"]["code"]) == (id_, code)
+        assert json.loads(await program.stdout.readline()) == {"jsonrpc": "2.0", "id": 2, "result": {}}
+        program.stdin.close()
+        assert await program.wait() == 0
