@@ -92,7 +92,7 @@ SOCKET = Setting(
 KINDS = Setting(
     "kinds",
     list_of(kind_name),
-    "Kinds of installed packages whose capabilities this node has besides its own.",
+    "The kinds that this node has besides system.echo and system.metrics, in place of those that are kept.",
     "NAME,...",
     form=Form.LIST,
 )

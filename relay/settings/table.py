@@ -299,7 +299,7 @@ MOST_KINDS = 64
 KINDS = Setting(
     "kinds",
     list_of(kind_name, MOST_KINDS),
-    "Kinds of installed packages that nodes may have besides those that ship.",
+    "The kinds that nodes may have besides system.echo and system.metrics, in place of those that are kept.",
     "NAME,...",
     form=Form.LIST,
 )

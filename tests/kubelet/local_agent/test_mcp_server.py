@@ -264,8 +264,10 @@ def request_line(id_: str, params: str) -> bytes:
 async def test_what_is_no_message_is_answered_by_an_error_and_the_next_is_served(
     path: Path, line: bytes, id_: int | None, code: int
 ) -> None:
-    command = ["-P", "-m", "kubelet", "mcp", "--socket", str(path), "--state-dir", str(path.parent)]
-    program = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=PIPE, stdout=PIPE)
+    options = ["--socket", str(path), "--state-dir", str(path.parent)]
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "kubelet", "mcp"), *options, stdin=PIPE, stdout=PIPE
+    )
     assert program.stdin is not None
     assert program.stdout is not None
     opening = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": INITIALIZE}
