@@ -185,7 +185,7 @@ def collector_url(text: str) -> str:
         parts = urlsplit("")
     plain = text.isascii() and text.isprintable() and " " not in text
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc or not plain:
-        raise AddressError("--otlp is the URL of a collector, for example http://127.0.0.1:4318")
+        raise AddressError(f"{_shown(text)} is not the URL of a collector, for example http://127.0.0.1:4318")
     return text
 
 

@@ -54,18 +54,16 @@ class RelayKinds:
         self._file = file
         self._log = log
         self._known = self._kept = None if file is None else read_relay_kinds(file)
+        self._logged: set[str] = set()
         self._ticks_ms = ticks_ms
         self._keep_again_ms = 0
         self._is_refused = False
         self.left_out: set[str] = set()
 
     def capabilities(self) -> Sequence[Mapping[str, Any]]:
-        """Return the capabilities that are announced; what is left out is logged once."""
-        left_out = {each["kind"] for each in self._offered if not self._admits(each["kind"])}
-        if left_out - self.left_out:
-            self._log.warning("kinds not announced: the relay does not know them", kinds=sorted(left_out))
-        self.left_out = left_out
-        return [each for each in self._offered if each["kind"] not in left_out]
+        """Return the capabilities that are announced."""
+        self.left_out = {each["kind"] for each in self._offered if not self._admits(each["kind"])}
+        return [each for each in self._offered if each["kind"] not in self.left_out]
 
     def told(self, kinds: Sequence[str] | None) -> bool:
         """Take what a welcome names, None of an older relay; return whether other kinds are announced now."""
@@ -76,12 +74,21 @@ class RelayKinds:
         if self._known != self._kept and self._ticks_ms() >= self._keep_again_ms:
             self._keep_again_ms = self._ticks_ms() + _KEPT_AGAIN_MS
             self._keep()
+        self._log_left_out()
         return self._announced() != before
+
+    def _log_left_out(self) -> None:
+        """Log once what is not announced: at a welcome, before which the relay may well know it."""
+        left_out = {each["kind"] for each in self._offered} - self._announced()
+        if left_out - self._logged:
+            self._log.warning("kinds not announced: the relay does not know them", kinds=sorted(left_out))
+        self._logged = left_out
 
     def refused(self) -> bool:
         """Announce RFC-0001's kinds alone; return whether that changes anything."""
         before = self._announced()
         self._is_refused = True
+        self._log_left_out()
         return self._announced() != before
 
     def _announced(self) -> set[str]:

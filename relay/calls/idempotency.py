@@ -173,7 +173,9 @@ class IdempotencyStore(Generic[AnswerT]):
                     self._holdings[holder].repeatable[key] = None
         elif keyed.arguments != arguments:
             raise ToolError(
-                Failure.ENVELOPE_INVALID, "The idempotency key was used for other arguments of this tool."
+                Failure.ENVELOPE_INVALID,
+                "The idempotency key was used for other arguments of this tool.",
+                fix="Use another key for another call.",
             )
         return keyed
 

@@ -54,9 +54,12 @@ _Name = Annotated[
 def people_invite(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the person, such as ada.")],
     role: Annotated[
-        PersonRole,
-        typer.Option(help="An operator may allow everything; a member, to look at what is not private."),
-    ] = PersonRole.MEMBER,
+        PersonRole | None,
+        typer.Option(
+            help="An operator may allow everything; a member, to look at what is not private. Without it: "
+            "the role that the person has, or else member."
+        ),
+    ] = None,
     tenant: Tenant = None,
     public_url: PublicUrl = None,
     as_json: AsJson = False,
@@ -67,9 +70,11 @@ def people_invite(
     The first person turns sign-in on. Who is known already makes one more passkey with it.
     """
     state = state_files(state_dir)
-    url = _url(public_url, state_dir)
+    url, inviting = _url(public_url, state_dir), _inviting(state_dir)
+    if (known := inviting.read().named(name)) is not None:
+        role, tenant = role or known.role, tenant or known.tenant
     try:
-        person, secret = _inviting(state_dir).invite(name, role, tenant_name(tenant, state))
+        person, secret = inviting.invite(name, role or PersonRole.MEMBER, tenant_name(tenant, state))
     except PeopleError as error:
         fail(str(error), EXIT_USAGE)
     keep_first(state, public_url=url if public_url else None)

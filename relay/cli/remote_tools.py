@@ -66,7 +66,9 @@ def tools(
         typer.echo(f"{printable(accept)} is pinned as it is now.", err=True)
 
 
-@call_app.command(epilog=example("""relay call echo '{"message": "ping"}' --token-file token"""))
+@call_app.command(
+    epilog=example("""relay call sysecho-invoke '{"node": "pi", "message": "ping"}' --token-file t""")
+)
 @takes_options
 def call(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `relay tools` lists it.")],
@@ -291,9 +293,11 @@ def login(
     act_as_owner_of(path.parent)
     own_token = path.with_name("profile.token")
     if remove:
+        existed = path.exists()
         path.unlink(missing_ok=True)
         own_token.unlink(missing_ok=True)
-        answer({"profile": str(path), "removed": True}, as_json=as_json, result=f"{path} is removed.")
+        result = f"{path} is removed." if existed else "No server was kept."
+        answer({"profile": str(path), "removed": existed}, as_json=as_json, result=result)
         return
     if url is None:
         fail("the URL is missing: the MCP server, for example https://relay.example", EXIT_USAGE)

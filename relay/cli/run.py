@@ -22,7 +22,7 @@ config_app = group("The settings that the relay runs with.")
 cli_config.add_commands(config_app, RELAY, settings_for_command)
 
 
-@app.command(epilog=example("relay run --broker mqtts://mqtt.example --listen 0.0.0.0:443 --tls-own"))
+@app.command(epilog=example("relay run --listen 0.0.0.0:443 --tls-own --public-url https://hub.example"))
 @takes_settings(RELAY)
 def run(sources: Sources) -> None:
     """Run the relay.

@@ -43,6 +43,7 @@ def file(tmp_path: Path) -> Path:
 def test_to_a_relay_that_names_no_kinds_no_shipped_kind_is_announced(file: Path) -> None:
     board = Board(file)
     assert board.announced == [LAMP.name, *OWN]
+    assert not board.lines.entries()  # it has not said yet what it knows
     assert not board.kinds.told(None)
     (line,) = board.lines.entries("kinds not announced: the relay does not know them")
     assert line["kinds"] == ["linux.health"]

@@ -102,6 +102,9 @@ def test_a_role_is_changed_by_a_new_invitation_after_a_revocation(relay: Relay) 
     assert (refused.code, "revoke first" in refused.err) == (2, True)
     assert relay("people", "revoke", "ada").code == 0
     assert relay("people", "invite", "ada", "--role", "operator").code == 0
+    # Who is known keeps the role where none is named.
+    assert relay("people", "invite", "ada").code == 0
+    assert relay("people", "list").out.splitlines()[-1].split()[:2] == ["ada", "operator"]
 
 
 @pytest.mark.parametrize("command", ["show", "reset", "revoke"])
