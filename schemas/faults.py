@@ -176,10 +176,13 @@ def speaks_no_tls(error: BaseException) -> bool:
     return isinstance(error, OSError) and getattr(error, "reason", None) in _NO_TLS
 
 
-def connection_advice(error: BaseException, root: Path | None = None) -> str | None:
+def connection_advice(
+    error: BaseException, root: Path | None = None, *, takes_root: bool = True
+) -> str | None:
     """Return what to change so that the connection can be made, in one sentence; None if that is not known.
 
-    ``root``: the file of the root that the server's certificate was verified by, where one was named.
+    ``root``: the file of the root that the server's certificate was verified by, where one was named;
+    ``takes_root``: whether one can be.
     """
     import ssl  # noqa: PLC0415 - as above
 
@@ -187,7 +190,7 @@ def connection_advice(error: BaseException, root: Path | None = None) -> str | N
     if speaks_no_tls(fault):
         return "Check the port; or write http:// in the URL, if the server works without TLS."
     if isinstance(fault, ssl.SSLCertVerificationError):
-        return _trust_advice(fault, root)
+        return _trust_advice(fault, root, takes_root=takes_root)
     return None
 
 
@@ -199,10 +202,12 @@ def no_http_reason(url: str) -> str:
     )
 
 
-def _trust_advice(error: "ssl.SSLCertVerificationError", root: Path | None) -> str:
+def _trust_advice(error: "ssl.SSLCertVerificationError", root: Path | None, *, takes_root: bool) -> str:
     advice = _OF_THIS_CERTIFICATE.get(error.verify_code)
     if advice is not None:
         return f"{advice}."
+    if not takes_root:
+        return "Sign-in needs a public certificate, or one whose root is in this machine's store."
     if root is None:
         return f"Name the root of its certificate with --root: {_WHERE_THE_ROOT_IS}."
     return f"{printable(str(root))} is not the root of its certificate: {_WHERE_THE_ROOT_IS}."

@@ -277,7 +277,7 @@ async def _has_sign_in(relay: str) -> None:
     try:
         answer = await short_answer(client, "GET", url)
     except httpx2.HTTPError as error:
-        reason, advice = why_unreachable(error, relay, None)
+        reason, advice = why_unreachable(error, relay, None, takes_root=False)
         raise ConnectError(f"{relay} is not reached: {reason}{(advice and f'; {advice}') or ''}") from None
     except TimeoutError:
         raise ConnectError(f"{relay} does not answer in {ANSWERED_WITHIN_S:.0f} s") from None

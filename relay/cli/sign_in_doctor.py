@@ -89,7 +89,7 @@ class SignInChecks:
             except TimeoutError:
                 raise WrongAnswerError(f"{path} is not answered in {ANSWERED_WITHIN_S:.0f} s") from None
             except httpx2.HTTPError as error:
-                reason, advice = why_unreachable(error, self.url, None)
+                reason, advice = why_unreachable(error, self.url, None, takes_root=False)
                 raise WrongAnswerError(reason + (f"; {advice}" if advice else "")) from None
         answer = self._kept[key]
         if answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:

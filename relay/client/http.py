@@ -91,10 +91,14 @@ async def short_answer(client: httpx2.AsyncClient, method: str, url: str, **opti
     return httpx2.Response(answer.status_code, headers=headers, content=bytes(body))
 
 
-def why_unreachable(error: Exception, url: str, root: Path | None) -> tuple[str, str | None]:
+def why_unreachable(
+    error: Exception, url: str, root: Path | None, *, takes_root: bool = True
+) -> tuple[str, str | None]:
     """Return why ``url`` was not reached, printable, and what to change about it, if that is known.
 
-    ``root``: the file of the root that the server's certificate was verified by, if one was named.
+    ``root``: the file of the root that the server's certificate was verified by, if one was named;
+    ``takes_root``: whether one can be.
     """
     is_http = not isinstance(error, httpx2.RemoteProtocolError)
-    return connection_reason(error) if is_http else no_http_reason(url), connection_advice(error, root)
+    reason = connection_reason(error) if is_http else no_http_reason(url)
+    return reason, connection_advice(error, root, takes_root=takes_root)
