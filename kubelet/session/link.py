@@ -66,7 +66,7 @@ class LinkState(Enum):
 
 
 class AudienceError(PeerError):
-    """The relay named an audience that this node has not pinned."""
+    """The relay named an audience that this node has not pinned: the text."""
 
 
 def answer_to(
@@ -79,7 +79,7 @@ def answer_to(
     """
     # Never for another audience: a rogue relay could forward the real one's challenge.
     if challenge["audience"] != pinned:
-        raise AudienceError
+        raise AudienceError(printable(challenge["audience"]))
     # Counted from the relay's clock: a node's own may be off by more than a token lives.
     issued_s = challenge["server_time_ms"] // 1000
     claims = {
@@ -249,9 +249,10 @@ class RelayLink:
             await self._connect(address)
         except ConnectionClosed as error:
             self._closed(error)
-        except AudienceError:
+        except AudienceError as error:
             self.state = LinkState.WRONG_AUDIENCE
-            self.log.warning("relay names another audience", relay=str(address), pinned=self.public_url)
+            names = {"named": str(error), "pinned": self.public_url}
+            self.log.warning("relay names another audience", relay=str(address), **names)
         except PeerProtocolError as error:
             self.state = LinkState.CONNECTING
             self.log.warning("relay broke the protocol", reason=printable(error.reason))

@@ -126,4 +126,5 @@ async def test_a_challenge_under_another_name_is_never_answered(rig: Rig, name: 
         assert await end.rest() == ([], CloseCode.NORMAL)
         assert (await rig.waits.next()).seconds == FIRST_WAIT_S
         assert rig.link.state is LinkState.WRONG_AUDIENCE
-        assert rig.log.entries("relay names another audience")[0]["pinned"] == rig.relay.url
+        (line,) = rig.log.entries("relay names another audience")
+        assert (line["named"], line["pinned"]) == (name.format(url=rig.relay.url), rig.relay.url)
