@@ -216,6 +216,12 @@ class RelayConfig:
                 f"{self.listen} is open to others and would speak plain HTTP: "
                 f"use --tls-own, or --tls-certificate and --tls-key, or say {PLAIN_OPTION}"
             )
+        for name, other in (("metrics_listen", self.metrics_listen), ("broker_listen", self.own_broker)):
+            if (
+                isinstance(other, HostPort | BrokerAddress)
+                and HostPort(other.host, other.port) == self.listen
+            ):
+                raise AddressError(f"{name} and listen are both {self.listen}: give each a port of its own")
         if self.oidc is not None:
             if not is_trustworthy(self.public_url):
                 raise AddressError(f"people.oidc needs a --public-url that is https: not {self.public_url}")

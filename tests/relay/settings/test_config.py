@@ -96,6 +96,13 @@ def test_who_serves_over_tls_says_so_in_the_url() -> None:
         RelayConfig(NEAR, HTTP, LOCAL, STATE, tls=TLS, plain_allowed=True)
 
 
+def test_what_the_relay_serves_has_a_port_of_its_own_each() -> None:
+    with pytest.raises(AddressError, match="metrics_listen and listen are both"):
+        RelayConfig(NEAR, HTTP, LOCAL, STATE, metrics_listen=LOCAL)
+    with pytest.raises(AddressError, match="broker_listen and listen are both"):
+        RelayConfig(NEAR, HTTP, LOCAL, STATE, own_broker=BrokerAddress(LOCAL.host, LOCAL.port))
+
+
 # --- an outside issuer --------------------------------------------------------------------------------
 
 ISSUER = "https://issuer.example/"
