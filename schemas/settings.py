@@ -468,16 +468,23 @@ class RunOptions:
             name: Given(text, f"kept in {self.path}") for name, text in self.texts.items() if name != _CONFIG
         }
 
-    def check_file(self, sources: Sources, program: Program) -> None:
-        """See that ``sources`` are of the file that an earlier start was told, or of one that is named now.
+    def other_file(self, sources: Sources) -> Path | None:
+        """Return the file that an earlier start was told, if ``sources`` are of another and none is named."""
+        told, read = self.texts.get(_CONFIG), sources.file
+        is_read = read is not None and str(read.absolute()) == told
+        return None if told is None or sources.named_file is not None or is_read else Path(told)
+
+    def check_file(self, sources: Sources) -> None:
+        """See that a start reads the file that an earlier one was told, unless it is told another.
 
         Raises:
-            ConfigError: they are not, so they are not what ``program`` runs with.
+            ConfigError: it does not.
         """
-        told, read = self.texts.get(_CONFIG), sources.file
-        if told is not None and sources.named_file is None and (read is None or str(read.absolute()) != told):
-            reads = f"an earlier start was told --config {told}, and this command reads {read or 'no file'}"
-            raise ConfigError([f"{reads}: name it by --config, or by {program.prefix}{_FILE}"])
+        if (told := self.other_file(sources)) is not None:
+            reads = (
+                f"an earlier start was told --config {told}, and this one reads {sources.file or 'no file'}"
+            )
+            raise ConfigError([f"{reads}: give --config"])
 
     def keep(self, flags: AbstractSet[str], settings: Settings, named_file: Path | None) -> Sequence[str]:
         """Keep what the options ``flags`` say, and return what that replaces: for each option, what it was.

@@ -33,6 +33,7 @@ from kubelet.cli.options import (
     print_facts,
     say,
     settings_for_command,
+    settings_of_start,
     socket_group,
     socket_of,
     typed_config,
@@ -85,7 +86,7 @@ app = program(
     "kubelet", "The edge node: announces what it can do, and does what the relay sends down.", _Commands
 )
 _config = group("The settings that the daemon runs with.")
-add_commands(_config, KUBELET, settings_for_command)
+add_commands(_config, KUBELET, settings_of_start)
 app.add_typer(_config, name="config")
 
 
@@ -161,7 +162,7 @@ def run(sources: Sources) -> None:
     Each option is also a setting: --ttl is ttl in kubelet.toml, and the variable KUBELET_TTL.
     `edge-kubelet config show` prints which value holds, and where it stands.
     """
-    loaded = settings_for_command(sources, for_good=True)
+    loaded = settings_of_start(sources, for_good=True)
     config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings
     if not IdentityFiles(directory).are_absent():
         with hold_alone(directory):  # not while another daemon runs by what is kept

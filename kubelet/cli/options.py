@@ -141,8 +141,8 @@ def directory_of(state_dir: Path | None) -> Path:
     return directory
 
 
-def settings_for_command(sources: Sources, *, for_good: bool = False) -> LoadedNodeSettings:
-    """Return the settings of the node, as a start reads them. Root goes on as their owner.
+def settings_of_start(sources: Sources, *, for_good: bool = False) -> LoadedNodeSettings:
+    """Return the settings of the node as a start has them. Root goes on as their owner.
 
     Raises:
         ConfigError: as ``load_settings``; or ``sources`` are of another file than an earlier start was told.
@@ -150,8 +150,22 @@ def settings_for_command(sources: Sources, *, for_good: bool = False) -> LoadedN
     """
     loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=for_good))
     if loaded.told is not None:
-        loaded.told.check_file(sources, KUBELET)
+        loaded.told.check_file(sources)
     return loaded
+
+
+def settings_for_command(sources: Sources) -> LoadedNodeSettings:
+    """Return the settings of the node, of the file that a start was told unless ``sources`` name one.
+
+    Raises:
+        ConfigError, StoredConfigError, OSError: as ``load_settings``.
+    """
+    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
+    told = None if loaded.told is None else loaded.told.other_file(sources)
+    if told is None:
+        return loaded
+    flags = {**sources.flags, STATE_DIR.name: str(loaded.state_dir)}
+    return load_settings(read_sources(KUBELET, flags, told, os.environ), loaded.state_dir)
 
 
 def contract_of_settings(directory: Path) -> "Contract":

@@ -135,18 +135,35 @@ def state_files(state_dir: Path | None) -> StateFiles:
     return StateFiles(directory)
 
 
-def settings_for_command(sources: "Sources", *, for_good: bool = False) -> "LoadedRelaySettings":
-    """Return the settings of the relay, as a start reads them. Root goes on as their owner.
+def settings_of_start(sources: "Sources", *, for_good: bool = False) -> "LoadedRelaySettings":
+    """Return the settings of the relay as a start has them. Root goes on as their owner.
 
     Raises:
         ConfigError: as ``load_settings``; or ``sources`` are of another file than an earlier start was told.
         KeptSettingsError, OSError: as ``load_settings``.
     """
-    from relay.settings.table import RELAY, load_settings  # noqa: PLC0415 - as above
+    from relay.settings.table import load_settings  # noqa: PLC0415 - as above
 
     loaded = load_settings(sources, usual_state_dir(), partial(act_as_owner_of, for_good=for_good))
-    loaded.told.check_file(sources, RELAY)
+    loaded.told.check_file(sources)
     return loaded
+
+
+def settings_for_command(sources: "Sources") -> "LoadedRelaySettings":
+    """Return the settings of the relay, of the file that a start was told unless ``sources`` name one.
+
+    Raises:
+        ConfigError, KeptSettingsError, OSError: as ``load_settings``.
+    """
+    from relay.settings.table import RELAY, STATE_DIR, load_settings  # noqa: PLC0415 - as above
+    from schemas.settings import read_sources  # noqa: PLC0415 - as above
+
+    loaded = load_settings(sources, usual_state_dir(), act_as_owner_of)
+    told = loaded.told.other_file(sources)
+    if told is None:
+        return loaded
+    flags = {**sources.flags, STATE_DIR.name: str(loaded.state.root)}
+    return load_settings(read_sources(RELAY, flags, told, os.environ), loaded.state.root)
 
 
 def usual_state_dir() -> Path | None:

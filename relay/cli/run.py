@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from relay.cli.options import settings_for_command, usual_state_dir
+from relay.cli.options import settings_of_start, usual_state_dir
 from relay.cli.server_process import ServerPlan
 from relay.settings.kept import write_kept
 from relay.settings.table import RELAY
@@ -19,7 +19,7 @@ from schemas.settings import Sources
 
 app = group("Run the relay.")
 config_app = group("The settings that the relay runs with.")
-cli_config.add_commands(config_app, RELAY, settings_for_command)
+cli_config.add_commands(config_app, RELAY, settings_of_start)
 
 
 @app.command(epilog=example("relay run --listen 0.0.0.0:443 --tls-own --public-url https://hub.example"))
@@ -33,7 +33,7 @@ def run(sources: Sources) -> None:
     from relay.audit.log import held_alone  # noqa: PLC0415 - for this command alone
     from relay.broker.nats_server import first_free  # noqa: PLC0415 - as above
 
-    loaded = settings_for_command(sources, for_good=True)
+    loaded = settings_of_start(sources, for_good=True)
     broker = loaded.broker(first_free)
     config, notes = loaded.config(broker), list(broker.notes)
     if config.state.ca.exists():

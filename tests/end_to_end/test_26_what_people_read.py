@@ -18,8 +18,8 @@ from tests.test_manual import COMMANDS, WITHOUT_JSON
 PYTHON = re.compile(r"\b(?:True|False|None)\b")
 
 SHOWN = {
-    "kubelet config check": "--relay {url} --no-broker",
-    "kubelet config show": "",
+    "kubelet config check": "--relay {url} --no-broker --config {state}/kubelet.toml",
+    "kubelet config show": "--config {state}/kubelet.toml",
     "kubelet doctor": "",
     "kubelet init": "",
     "kubelet kind list": "",

@@ -91,16 +91,19 @@ def test_a_dry_run_changes_nothing(run: Run, node: Path) -> None:
     assert ran.out.decode() == f"keep linux.units in {node}/kubelet.json\n"
 
 
-@pytest.mark.parametrize("where", ["file", "environment", "option"])
+@pytest.mark.parametrize("where", ["file", "environment", "option", "told"])
 def test_where_kinds_are_set_the_place_is_named_and_nothing_is_kept(
     run: Run, node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     match where:
-        case "file":
+        case "file" | "told":
             file = tmp_path / "kubelet.toml"
             file.write_text('kinds = ["linux.units"]\n')
             file.chmod(0o600)
-            monkeypatch.setenv("KUBELET_CONFIG", str(file))
+            if where == "told":  # to an earlier start
+                (node / "run.json").write_text(json.dumps({"config": str(file)}))
+            else:
+                monkeypatch.setenv("KUBELET_CONFIG", str(file))
             place = f"{file}, line 1"
         case "environment":
             monkeypatch.setenv("KUBELET_KINDS", "linux.units")
@@ -112,20 +115,6 @@ def test_where_kinds_are_set_the_place_is_named_and_nothing_is_kept(
         ran = run("kinds", verb, "linux.units", "--state-dir", node)
         assert (ran.code, kept(node), ran.err.count("\n")) == (NO, (), 1)
         assert place in ran.err
-
-
-@pytest.mark.parametrize("command", [("enable", "linux.units"), ("show", "linux.units"), ()])
-def test_no_other_file_is_read_than_the_daemon_was_told(
-    run: Run, node: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
-) -> None:
-    file = node / "kubelet.toml"
-    file.write_text("")
-    file.chmod(0o600)
-    (node / "run.json").write_text(json.dumps({"config": str(file)}))
-    ran = run("kinds", *command, "--state-dir", node)
-    assert (ran.code, f"was told --config {file}" in ran.err, kept(node)) == (78, True, ())
-    monkeypatch.setenv("KUBELET_CONFIG", str(file))
-    assert run("kinds", *command, "--state-dir", node).code == DONE
 
 
 def test_a_node_that_is_not_enrolled_has_no_place_for_a_choice(run: Run, tmp_path: Path) -> None:
