@@ -24,6 +24,7 @@ from tests.fakes.agents import LEGACY, NEW, LendingCaller, NodeAgent, SocketClie
 from tests.fakes.caller_stage import SCOPE, TOOLS
 from tests.fakes.demo import plan_below
 from tests.fakes.fault_proxy import FaultProxy
+from tests.fakes.polling import before_asking_again
 from tests.fakes.ports import unused_port
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
@@ -62,6 +63,14 @@ class World:
             async with LendingCaller.open(url, token, NEW) as cleaner:
                 for session in caller.sessions:
                     await cleaner.try_call("session_message", session_id=session, end=True)
+
+    async def until_connected(self, caller: LendingCaller) -> None:
+        """Return when the node is connected to the relay, which takes a session with it then."""
+        opened = {"node_id": self.node, "context": {"caller_id": "ant"}}
+        async with asyncio.timeout(BOUND_S):
+            while (answer := await caller.try_call("session_message", **opened)).is_error:
+                await before_asking_again()
+        await caller.end(answer.structured_content["session_id"])
 
     def at_socket(self) -> AbstractAsyncContextManager[SocketClient]:
         return SocketClient.connected(self.state / "relay.sock")
@@ -279,6 +288,7 @@ async def test_a_local_agent_does_not_wait_for_a_daemon_that_is_stopped(world: W
             os.kill(daemon, signal.SIGCONT)
         assert error["message"].startswith("The daemon of this node was lost")
         await agent.lent("ant_send_response", "ant_get_memory")
+        await world.until_connected(caller)  # the relay may have ended the connection meanwhile
         await caller.end(session)
 
 

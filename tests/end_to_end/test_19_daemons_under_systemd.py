@@ -557,7 +557,8 @@ def test_what_is_restored_is_the_services_and_shows_its_group_the_same(edge: Edg
     after = stat(root, *files)
     root.run("sh", "-c", f"rm -r {state} && mv /var/lib/earlier {state}")
     root.run("systemctl", "start", RELAY)
-    edge.root.until(RELAY, "StatusText", "ready")
+    root.until(RELAY, "StatusText", "ready")
+    root.until(KUBELET, "StatusText", "relay: announced")  # after half a minute, if it was away for long
     assert after == before
 
 
