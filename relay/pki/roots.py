@@ -231,7 +231,9 @@ class RootFiles(Generic[KeyT]):
                 return key
         where = self._key if root_pem == self.current() else self._previous_key
         if not where.exists():
-            raise AuthorityStateError(f"{where} is not here: this is for the relay that has the CA's key")
+            raise AuthorityStateError(
+                f"{where} is not here: do this at the relay with the CA's key, or put it back"
+            )
         raise AuthorityStateError(f"{where} is not the key of its root: put that back")
 
     def rotate(self, root_pem: str, key: KeyT, until_ms: int, endorsement: str | None = None) -> None:

@@ -487,7 +487,7 @@ def test_a_relay_without_the_key_can_save_for_no_other(used: StateFiles, tmp_pat
     used.own_tls.certificate.unlink()
     other = StateFiles(tmp_path / "other")
     restore(saved(used), other)
-    with pytest.raises(AuthorityStateError, match="is not the key of its root"):
+    with pytest.raises(AuthorityStateError, match="is not here: do this at the relay with the CA"):
         saved(other)
 
 
