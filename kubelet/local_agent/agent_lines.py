@@ -1,7 +1,7 @@
 """What a local agent writes to standard input, as far as the SDK may read it.
 
 The SDK ignores a line that it cannot parse, and takes a request whose id is not one for a notification: the
-agent would wait for ever. Here each of them is answered. Must not know a method.
+agent would never get an answer. Here each of them gets one. Must not know a method.
 """
 
 import json

@@ -178,7 +178,7 @@ class DaemonClient:
         id_ = next(self._ids)
         line = json_rpc.request(id_, method, params)
         if len(line) > json_rpc.MAX_LINE_BYTES:
-            # The daemon refuses such a line unread, so without its id: the request would wait for ever.
+            # The daemon refuses such a line unread, so without its id: the request would never end.
             raise ToolError(Failure.ARGUMENTS_INVALID, _TOO_LARGE)
         answer = self._waiting[id_] = asyncio.get_running_loop().create_future()
         try:
