@@ -35,9 +35,6 @@ class RelayKinds:
 
     It is written every ten seconds at most, with the next welcome that is due: a relay that names others each
     time must not wear the card of a board. ``ticks_ms`` only ever go forward.
-
-    Attributes:
-        left_out: the kinds that are not.
     """
 
     def __init__(
@@ -58,12 +55,15 @@ class RelayKinds:
         self._ticks_ms = ticks_ms
         self._keep_again_ms = 0
         self._is_refused = False
-        self.left_out: set[str] = set()
 
     def capabilities(self) -> Sequence[Mapping[str, Any]]:
         """Return the capabilities that are announced."""
-        self.left_out = {each["kind"] for each in self._offered if not self._admits(each["kind"])}
-        return [each for each in self._offered if each["kind"] not in self.left_out]
+        return [each for each in self._offered if self._admits(each["kind"])]
+
+    @property
+    def left_out(self) -> set[str]:
+        """The kinds that are not announced."""
+        return {each["kind"] for each in self._offered} - self._announced()
 
     def told(self, kinds: Sequence[str] | None) -> bool:
         """Take what a welcome names, None of an older relay; return whether other kinds are announced now."""
@@ -77,19 +77,19 @@ class RelayKinds:
         self._log_left_out()
         return self._announced() != before
 
-    def _log_left_out(self) -> None:
-        """Log once what is not announced: at a welcome, before which the relay may well know it."""
-        left_out = {each["kind"] for each in self._offered} - self._announced()
-        if left_out - self._logged:
-            self._log.warning("kinds not announced: the relay does not know them", kinds=sorted(left_out))
-        self._logged = left_out
-
     def refused(self) -> bool:
         """Announce RFC-0001's kinds alone; return whether that changes anything."""
         before = self._announced()
         self._is_refused = True
         self._log_left_out()
         return self._announced() != before
+
+    def _log_left_out(self) -> None:
+        """Log once what is not announced: at a welcome, before which the relay may well know it."""
+        left_out = self.left_out
+        if left_out - self._logged:
+            self._log.warning("kinds not announced: the relay does not know them", kinds=sorted(left_out))
+        self._logged = left_out
 
     def _announced(self) -> set[str]:
         return {name for each in self._offered if self._admits(name := each["kind"])}
