@@ -108,6 +108,11 @@ class AuditLog:
     def path(self) -> Path:
         return self._path
 
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """The file that is written, until another is begun, and the lock."""
+        return self._descriptor, self._lock
+
     def _find_end(self) -> None:
         full = numbered(self._path)
         end = end_of_chain([*(file for _, file in full), self._path])
@@ -117,6 +122,7 @@ class AuditLog:
         self._number = max([number_before(self._path), *(number for number, _ in full)])
         self._after = full[-1][1].name if full else None
         self._left: str | None = None  # the new name of a full file while there is no new one yet
+        self._size = os.fstat(self._descriptor).st_size
 
     def write(self, **facts: Any) -> None:
         """Append one line with the time and ``facts``.
@@ -188,13 +194,33 @@ class AuditLog:
         if written != len(data):
             self.available = False
             return self._cut_short(data[:written])
-        self.head = self._prev = ready.head
+        self._size += len(data) - len(ready.data)
         self._torn, self._begun = False, True
-        self.available = True
+        self.has_appended(ready)
         return len(lines)
+
+    def takes_more(self, now: SystemMs) -> bool:
+        """Return whether ``Chained.data`` alone is what is to be appended next, to this file."""
+        return self._begun and not self._torn and abs(now - self._checked_ms) < _CHECK_INTERVAL_MS
+
+    def has_appended(self, ready: Chained) -> None:
+        """Take for written what another process has appended whole."""
+        self._size += len(ready.data)
+        self.head = self._prev = ready.head
+        self.available = True
+
+    def has_appended_part(self, data: bytes) -> int:
+        """Take for written what another process has appended of ``data``; return how many lines are whole."""
+        try:
+            written = os.fstat(self._descriptor).st_size - self._size
+        except OSError:
+            written = 0  # nor can it be written, as the next write finds
+        self.available = written >= len(data)
+        return self._cut_short(data[: max(written, 0)])
 
     def _cut_short(self, data: bytes) -> int:
         """Note that ``data`` alone was written, and return how many lines of it are whole."""
+        self._size += len(data)
         if self._torn and data:
             data, self._torn, self.head = data[1:], False, self._prev
         *ended, rest = data.split(b"\n")
@@ -265,7 +291,7 @@ class AuditLog:
             self._is_new = True
         os.close(old)
         self._after, self._left = self._left, None
-        size = os.fstat(descriptor).st_size
+        self._size = size = os.fstat(descriptor).st_size
         self._begun = size > 0
         self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         self.head = self._prev  # a torn line in the old file ended with that file

@@ -8,6 +8,8 @@ the disk answers. Must not decide what is recorded.
 To wake a thread costs more than to write a line, and while it computes, the event loop waits for the
 interpreter's lock. So lines are gathered as long as turns of the loop bring more and are chained in the loop;
 the thread writes them, and chains them again only if a line was withdrawn or did not fit, or if more wait.
+While there are many, the loop sends them to a process (``relay.audit.appender``); the thread has the first of
+each second, when a new file may be due, all that the loop must not wait for, and what the process left.
 
 writer = AuditWriter(AuditLog(path, now_ms), now_ms, log)
 await writer.record(members)  # before it is acted upon; raises AuditUnavailableError
@@ -28,6 +30,7 @@ from typing import Any
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.audit.appender import Appender
 from relay.audit.log import AuditLog, AuditUnavailableError, Chained, NewLine, chained, sync_directory
 from relay.audit.retention import REMOVED_EVENT, BrokenSuccessionError, file_bytes, next_removal
 from relay.observability.ascii_json import members_of
@@ -53,6 +56,10 @@ _QUIET_TURNS = 8
 """After as many turns of the event loop without another line, those gathered are written."""
 _LONE_LINES = 2
 """So many does a call give that is alone: of its decision, and of the outcome of the one before."""
+BUSY_LINES = 200
+"""From as many lines a second, of 100 calls, a process writes them: it takes 8 MiB."""
+_BUSY_S = 1.0
+_START_AGAIN_S = 60.0
 _CLOSE_S = 5.0
 _REMOVE_EVERY_S = 60.0
 
@@ -86,6 +93,7 @@ class _Line(NewLine):
 
 _Batch = tuple[Sequence[_Line], Chained]
 """Lines, and as they will stand in the file if all of them do."""
+_NO_LINES: _Batch = (), Chained("", 0, b"", "")
 
 
 @define(eq=False, repr=False)
@@ -108,6 +116,7 @@ class AuditWriter:
         always: whether each line is synced before its call is made. May be changed, as may ``loop_wait_s``.
         keep: which full files are not removed: ``retain`` changes it.
         loop_wait_s: so long the event loop waits for a line that is no call's.
+        busy_lines: from as many lines a second a process writes them.
     """
 
     _file: AuditLog
@@ -116,6 +125,7 @@ class AuditWriter:
     always: bool = False
     keep: AuditKeep = KEEP_ALL
     loop_wait_s: float = LOOP_WAIT_S
+    busy_lines: int = BUSY_LINES
     _kept_as_broken: str = field(init=False, default="")
     _gathered: deque[_Line] = field(init=False, factory=deque)
     _hands_over: bool = field(init=False, default=False)
@@ -123,6 +133,14 @@ class AuditWriter:
     _later: asyncio.TimerHandle | None = field(init=False, default=None)
     _queue: queue.SimpleQueue[_Batch | None] = field(init=False, factory=queue.SimpleQueue)
     _queued: int = field(init=False, default=0)
+    _in_thread: int = field(init=False, default=0)
+    """As many lines has the thread, or will have: no other may overtake them."""
+    _loop: asyncio.AbstractEventLoop | None = field(init=False, default=None)
+    _appender: Appender | None = field(init=False, default=None)
+    _sent: deque[_Batch] = field(init=False, factory=deque)
+    """What the process has not answered yet."""
+    _counted: tuple[float, int] = field(init=False, default=(0.0, 0))
+    _start_from: float = field(init=False, default=0.0)
     _states: threading.Lock = field(init=False, factory=threading.Lock)
     """Held where lines are gathered by another thread than the loop's, and where their states change."""
     _awaited: deque[_Awaited] = field(init=False, factory=deque)
@@ -148,6 +166,12 @@ class AuditWriter:
     def available(self) -> bool:
         """Whether the newest line was written, and the disk answers."""
         return self._file.available and not self._sync_fails and not self._is_stalled(WAIT_S)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process appends what calls record."""
+        appender = self._appender  # the thread may take it away meanwhile
+        return appender is not None and appender.runs
 
     @property
     def head(self) -> str:
@@ -263,6 +287,8 @@ class AuditWriter:
         for thread in self._threads:
             thread.join(_CLOSE_S)
         if not any(thread.is_alive() for thread in self._threads):
+            if self._appender is not None:
+                self._drop(self._appender)
             self._file.close()
 
     # --- what waits --------------------------------------------------------------------------------------
@@ -282,7 +308,7 @@ class AuditWriter:
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give what was gathered to the thread, and let no call wait for it longer than ``WAIT_S``."""
-        self._hands_over = False
+        self._hands_over, self._loop = False, loop
         self._cancel_later()
         self._hand_over_now([])
         if self._awaited and self._expiry is None:
@@ -300,7 +326,27 @@ class AuditWriter:
                 self._awaited.append(_Awaited(monotonic(), gathered))
             if lines := [*gathered, *more]:
                 self._queued += len(lines)
-                self._queue.put((lines, self._chained(lines)))
+                batch = (lines, self._chained(lines))
+                if more or not self._sends(*batch):
+                    self._to_thread(batch)
+
+    def _to_thread(self, batch: _Batch) -> None:
+        self._in_thread += len(batch[0])
+        self._queue.put(batch)
+
+    def _sends(self, lines: Sequence[_Line], ready: Chained) -> bool:
+        """Return whether the process writes ``lines``: only if nothing else is due, or comes before."""
+        appender = self._appender if self.has_process else None
+        if appender is None or self._in_thread or self.always:
+            return False
+        if not self._file.takes_more(lines[-1].at_ms) or not appender.send(ready.data):
+            return False
+        for line in lines:
+            line.state = _State.TAKEN
+        self._sent.append((lines, ready))
+        if self._writing_since is None:
+            self._writing_since = monotonic()
+        return True
 
     def _chained(self, lines: Sequence[_Line]) -> Chained:
         """Return ``lines`` after those before them, as these stand in the file or will if nothing fails."""
@@ -347,15 +393,101 @@ class AuditWriter:
                 line.state = _State.LEFT_OUT
             return line.state is _State.LEFT_OUT
 
+    # --- the process that appends ------------------------------------------------------------------------
+
+    def _read_answer(self, appender: Appender) -> None:
+        """Let the calls go on whose lines the process has written, in the event loop."""
+        _resolve_all([(line.waiter, None) for line in self._answered(appender) if line.waiter is not None])
+        if appender.ended and self._loop is not None:
+            self._loop.remove_reader(appender)
+            self._queue.put(_NO_LINES)  # for what it has not written
+
+    def _answered(self, appender: Appender) -> Sequence[_Line]:
+        """Return the lines that the process says it has written, if it says so by now."""
+        with self._states:
+            if not appender.answered():
+                return ()
+            lines, ready = self._sent.popleft()
+            self._queued -= len(lines)
+            self._file.has_appended(ready)
+            self._writing_since = monotonic() if self._sent else None
+        self._note_unsynced()
+        return lines
+
+    def _left(self) -> Sequence[_Line]:
+        """Return what was sent and is not written if the process has ended, and nothing once all is."""
+        if (appender := self._appender) is None:
+            return ()
+        while self._sent and not appender.ended:
+            appender.wait()
+            _settle(self._answered(appender), None)
+        if not appender.ended:
+            return ()
+        status = self._retire(appender)
+        self._log.warning("audit process ended; a thread writes the audit", status=status)
+        self._start_from = monotonic() + _START_AGAIN_S
+        with self._states:
+            lines = [line for lines, _ in self._sent for line in lines]
+            count = self._file.has_appended_part(b"".join(ready.data for _, ready in self._sent))
+            self._sent.clear()
+            self._queued -= count
+            for line in lines[count:]:
+                line.state = _State.QUEUED
+        self._note_unsynced()
+        _settle(lines[:count], None)
+        return lines[count:]
+
+    def _start_if_busy(self, count: int) -> None:
+        """Start the process if the thread had to write too much in this second, ``count`` lines just now."""
+        now = monotonic()
+        since, lines = self._counted
+        if now - since > _BUSY_S:
+            since, lines = now, 0
+        self._counted = since, lines + count
+        if lines + count < self.busy_lines or now < self._start_from or self.always:
+            return
+        if self._appender is not None or self._loop is None:
+            return
+        try:
+            appender = Appender(*self._file.descriptors)
+        except OSError as error:
+            self._start_from = now + _START_AGAIN_S
+            self._log.warning("audit process not started; a thread writes the audit", reason=str(error))
+            return
+        self._appender = appender
+        with suppress(RuntimeError):  # the loop is closed: nothing will be sent
+            self._loop.call_soon_threadsafe(self._loop.add_reader, appender, self._read_answer, appender)
+
+    def _retire(self, appender: Appender) -> int | None:
+        self._appender, status = None, appender.end()
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._drop, appender)
+        return status
+
+    def _drop(self, appender: Appender) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(appender)
+        appender.close()
+
     # --- the thread that writes --------------------------------------------------------------------------
 
     def _write_lines(self) -> None:
         while (batch := self._queue.get()) is not None:
-            self._writing_since = monotonic()
             lines, ready = batch
             others = self._waiting(_MOST_AT_ONCE - len(lines))
-            self._write_batch([*lines, *others], None if others else ready)
-            self._writing_since = None
+            left = self._left()
+            self._writing_since = monotonic()
+            self._write_batch([*left, *lines, *others], None if left or others else ready)
+            if self._appender is not None and self._appender.descriptor != self._file.descriptors[0]:
+                self._retire(self._appender)  # a new file was begun
+            self._start_if_busy(count := len(lines) + len(others))
+            with self._states:
+                self._writing_since = None
+                self._in_thread -= count
+        self._write_batch(self._left(), None)
+        if self._appender is not None:
+            self._appender.end()
         self._closing.set()
         self._unsynced.set()
 
@@ -377,9 +509,8 @@ class AuditWriter:
                 line.state = _State.TAKEN
         asked = [line for line in lines if line.asks is _Asks.SYNCED]
         written = self._written([line for line in lines if line.asks is not _Asks.SYNCED], ready)
-        if written and self._unsynced_since is None:
-            self._unsynced_since = monotonic()
-            self._unsynced.set()
+        if written:
+            self._note_unsynced()
         if not asked and not self.always:
             _settle(written, None)
             return
@@ -387,6 +518,11 @@ class AuditWriter:
         _settle([line for line in written if line not in decided], None)
         if asked or decided:
             _settle([*decided, *asked], self._sync())
+
+    def _note_unsynced(self) -> None:
+        if self._unsynced_since is None:
+            self._unsynced_since = monotonic()
+            self._unsynced.set()
 
     def _written(self, lines: Sequence[_Line], ready: Chained | None) -> Sequence[_Line]:
         """Write ``lines``, and return those that are in the file; the others are settled."""

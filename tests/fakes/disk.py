@@ -4,12 +4,15 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
+
 
 @contextmanager
 def full_disk(size: int = 0) -> Iterator[None]:
-    """Let no file of this process grow beyond ``size`` bytes."""
+    """Let no file of this process, and of those that it has started, grow beyond ``size`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    for process in (this := psutil.Process(), *this.children()):
+        process.rlimit(psutil.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:

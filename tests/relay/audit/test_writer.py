@@ -1,18 +1,26 @@
-"""Lines are written and synced by threads: what a power cut takes, and what a disk that stalls holds up."""
+"""Lines are written off the event loop: what a power cut takes, and what a disk that stalls holds up.
+
+All of it holds for the thread that writes and, where calls are many, for the process that appends.
+"""
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from relay.audit.log import AuditLog, AuditUnavailableError, Chained, NewLine
+from relay.audit.log import AuditInUseError, AuditLog, AuditUnavailableError, Chained, NewLine
 from relay.audit.verify import verify
-from relay.audit.writer import AuditWriter
+from relay.audit.writer import BUSY_LINES, AuditWriter
 from relay.settings.config import KEEP_ALL, AuditKeep
 from schemas.process.logs import make_logger
 from tests.fakes.audits import WrittenAudit
@@ -23,9 +31,13 @@ from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NOW_MS
 
+NEVER = 1 << 30
+
 
 class Stage:
-    """The audit of one directory, and its writer."""
+    """The audit of one directory, and its writer: the first call waits for its process, if it has one."""
+
+    busy_lines = NEVER
 
     def __init__(
         self,
@@ -39,10 +51,15 @@ class Stage:
         self.path, self.clock, self.lines = directory / "audit.jsonl", FakeClock(NOW_MS), LogLines()
         file = file or AuditLog(self.path, self.clock, max_bytes)
         self.writer = AuditWriter(file, self.clock, make_logger("relay", self.lines), always, keep)
+        self.writer.busy_lines = self.busy_lines
+        self._starts = self.busy_lines == 0 and not always
 
     async def record(self, number: int, **options: Any) -> None:
         async with asyncio.timeout(BOUND_S):
             await self.writer.record(f'"number":{number}', **options)
+        if self._starts:
+            self._starts = False
+            await until(lambda: self.writer.has_process)
 
     async def until_synced(self, head: str) -> None:
         await until(lambda: self.writer.head == head)
@@ -50,6 +67,12 @@ class Stage:
 
 def numbers(path: Path) -> list[int]:
     return [json.loads(line)["number"] for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture(autouse=True, params=[NEVER, 0], ids=["thread", "process"])
+def busy_lines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(Stage, "busy_lines", request.param)
+    return int(request.param)
 
 
 @pytest.fixture
@@ -273,6 +296,174 @@ async def test_a_call_whose_line_goes_with_one_that_is_no_calls_is_refused_in_ti
         await waiting
     disk.resume()
     stage.writer.close()
+
+
+# --- the process that appends
+
+BY_PROCESS = pytest.mark.parametrize("busy_lines", [0], ids=["process"], indirect=True)
+BY_DEFAULT = pytest.mark.parametrize("busy_lines", [BUSY_LINES], ids=["default"], indirect=True)
+
+
+def appenders(pid: int | None = None) -> list[psutil.Process]:
+    found = list[psutil.Process]()
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it has just ended
+            found += [child] * ("append.py" in " ".join(child.cmdline()))
+    return found
+
+
+@BY_DEFAULT
+async def test_only_while_calls_are_many_there_is_a_process(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    for number in range(20):
+        await stage.record(number)
+    assert not appenders()
+    await asyncio.gather(*(stage.record(number) for number in range(20, 20 + BUSY_LINES)))
+    await until(lambda: stage.writer.has_process)
+    await stage.record(-1)
+    assert len(numbers(stage.path)) == 21 + BUSY_LINES
+    stage.writer.close()
+    assert not appenders()
+
+
+@BY_PROCESS
+async def test_what_a_process_was_sent_and_has_not_written_is_written_by_the_thread(stage: Stage) -> None:
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    sent = [asyncio.create_task(stage.record(number)) for number in (2, 3)]
+    await asyncio.sleep(0)
+    stage.writer.note('"number":4')
+    process.kill()
+    await asyncio.gather(*sent)
+    await stage.record(5)
+    assert numbers(stage.path) == [1, 2, 3, 4, 5]
+    assert verify(stage.path).intact
+    assert (
+        stage.lines.entries("audit process ended; a thread writes the audit")[0]["status"] == -signal.SIGKILL
+    )
+    assert stage.writer.available
+
+
+@BY_PROCESS
+async def test_a_process_that_is_killed_while_it_waits_is_replaced_by_the_thread(stage: Stage) -> None:
+    await stage.record(1)
+    appenders()[0].kill()
+    await stage.lines.until("audit process ended; a thread writes the audit")
+    assert stage.writer.available
+    await stage.record(2)
+    assert verify(stage.path).intact
+
+
+@BY_PROCESS
+async def test_what_ends_a_relay_does_not_end_its_process(stage: Stage) -> None:
+    await stage.record(1)
+    [process] = appenders()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
+    await stage.record(2)
+    assert appenders() == [process]
+    assert not stage.lines.entries("audit process ended; a thread writes the audit")
+
+
+@BY_PROCESS
+async def test_a_line_of_a_process_that_hangs_is_refused_in_time(stage: Stage) -> None:
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    with pytest.raises(AuditUnavailableError, match="does not answer in time"):
+        await stage.record(2, otherwise=never_sent)
+    with pytest.raises(AuditUnavailableError, match="does not answer in time"):
+        await stage.record(3)  # at once
+    assert not stage.writer.available
+    process.resume()
+    await until(lambda: stage.writer.available)
+    await stage.record(4)
+    assert numbers(stage.path) == [1, 2, 0, 4]
+
+
+@BY_PROCESS
+async def test_lines_that_one_message_does_not_hold_are_recorded(stage: Stage) -> None:
+    await stage.record(1)
+    for number in range(2, 300):
+        stage.writer.note(f'"number":{number},"text":"{"x" * 600}"')
+    await stage.record(300)
+    assert numbers(stage.path) == list(range(1, 301))
+    assert verify(stage.path).intact
+
+
+@BY_PROCESS
+async def test_each_file_has_a_process_of_its_own(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, max_bytes=1)
+    await stage.record(0)
+    seen = set(appenders())
+    for number in range(1, 4):
+        stage.clock.advance(1000)
+        await stage.record(number)
+        await until(lambda: set(appenders()) - seen)
+        await until(lambda: stage.writer.has_process)
+        assert len(appenders()) == 1
+        seen.update(appenders())
+    stage.writer.close()
+    assert not appenders()
+    assert verify(stage.path).intact
+
+
+@BY_PROCESS
+async def test_without_a_process_the_thread_goes_on(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    await stage.writer.record('"number":1')
+    await stage.writer.record('"number":2')
+    entries = stage.lines.entries("audit process not started; a thread writes the audit")
+    assert [entry["reason"] for entry in entries] == [f"[Errno 2] {os.strerror(2)}: '/nowhere/python'"]
+
+
+KILLED = """
+import asyncio, sys, structlog
+from pathlib import Path
+from relay.audit.log import AuditLog
+from relay.audit.writer import BUSY_LINES, AuditWriter
+
+async def main():
+    now_ms = lambda: 1
+    writer = AuditWriter(AuditLog(Path(sys.argv[1]), now_ms), now_ms, structlog.get_logger(), busy_lines=0)
+    await writer.record('"number":1')
+    while not writer.has_process:
+        await asyncio.sleep(0)
+    print("runs", flush=True)
+    sys.stdin.readline()
+    calls = [asyncio.create_task(writer.record(f'"number":{number}')) for number in (2, 3)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    print("sent", flush=True)
+    await asyncio.wait(calls)
+
+asyncio.run(main())
+"""
+
+
+@BY_PROCESS
+def test_what_a_relay_that_is_killed_has_sent_is_written_before_another_begins(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    command = [sys.executable, "-P", "-c", KILLED, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as relay:
+        assert relay.stdin is not None
+        assert relay.stdout is not None
+        assert relay.stdout.readline() == "runs\n"
+        [process] = appenders(relay.pid)
+        process.suspend()
+        relay.stdin.write("\n")
+        relay.stdin.flush()
+        assert relay.stdout.readline() == "sent\n"
+        relay.kill()
+        relay.wait(BOUND_S)
+        with pytest.raises(AuditInUseError):
+            AuditLog(path, FakeClock(NOW_MS))
+        process.resume()
+        process.wait(BOUND_S)
+    AuditLog(path, FakeClock(NOW_MS)).close()
+    assert numbers(path) == [1, 2, 3]
+    assert verify(path).intact
 
 
 # --- old files
