@@ -11,7 +11,7 @@ import typer
 from relay.cli.options import settings_of_start, usual_state_dir
 from relay.cli.server_process import ServerPlan
 from relay.settings.kept import write_kept
-from relay.settings.table import RELAY
+from relay.settings.table import READ_AT_START, RELAY
 from schemas.process import cli_config
 from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
@@ -19,7 +19,7 @@ from schemas.settings import Sources
 
 app = group("Run the relay.")
 config_app = group("The settings that the relay runs with.")
-cli_config.add_commands(config_app, RELAY, settings_of_start)
+cli_config.add_commands(config_app, RELAY, settings_of_start, READ_AT_START)
 
 
 @app.command(epilog=example("relay run --listen 0.0.0.0:443 --tls-own --public-url https://hub.example"))

@@ -423,7 +423,8 @@ RELAY = Program(
     ),
 )
 
-
+READ_AT_START = (TLS_CERTIFICATE, TLS_KEY, BROKER_ROOT, CLUSTER_CREDENTIALS, CLUSTER_ROOT)
+"""Name files without which a start fails."""
 _KEPT_AS_CHOSEN = frozenset(
     setting.name for setting in (STATE_DIR, PUBLIC_URL, BROKER, BROKER_LISTEN, NODE_BROKER)
 )

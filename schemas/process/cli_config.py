@@ -5,7 +5,7 @@ Must not know a setting, and must not change anything.
 
 import json
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -17,6 +17,7 @@ from schemas.error_roots import ConfigError
 from schemas.process.cli_manual import example
 from schemas.process.command_errors import EXIT_CONFIG
 from schemas.settings import Form, Program, Setting, Settings, Sources, read_sources, text_of
+from schemas.text import printable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -43,8 +44,16 @@ class Loaded(Protocol):
         """
 
 
-def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], Loaded]) -> None:
-    """Add the commands of ``program``, whose loader ``load`` is, to ``app``."""
+def add_commands(
+    app: typer.Typer,
+    program: Program,
+    load: Callable[[Sources], Loaded],
+    read_at_start: Iterable[Setting[Path]] = (),
+) -> None:
+    """Add the commands of ``program``, whose loader ``load`` is, to ``app``.
+
+    ``read_at_start`` name the files without which it does not start.
+    """
     name = program.name
 
     @app.command(
@@ -53,7 +62,7 @@ def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], L
     )
     @takes_settings(program)
     def check(sources: Sources, as_json: AsJson = False) -> None:
-        loaded, problems = _checked(lambda: load(sources))
+        loaded, problems = _checked(lambda: load(sources), read_at_start)
         file = None if sources.file is None else str(sources.file)
         given = {} if loaded is None else given_in(loaded.settings)
         if as_json:
@@ -81,7 +90,9 @@ def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], L
             typer.echo(line)
 
 
-def _checked(load: Callable[[], Loaded]) -> tuple[Loaded | None, tuple[str, ...]]:
+def _checked(
+    load: Callable[[], Loaded], read_at_start: Iterable[Setting[Path]]
+) -> tuple[Loaded | None, tuple[str, ...]]:
     """Return the settings, if they can be read, and why the program would not start.
 
     Kinds are read too where it is not enrolled yet.
@@ -98,7 +109,19 @@ def _checked(load: Callable[[], Loaded]) -> tuple[Loaded | None, tuple[str, ...]
             step()
         except ConfigError as error:
             problems += error.problems
-    return loaded, problems
+    # Not of settings that contradict each other: a start with those might not read it.
+    return loaded, problems or tuple(_missing(loaded.settings, read_at_start))
+
+
+def _missing(settings: Settings, named: Iterable[Setting[Path]]) -> Iterator[str]:
+    for setting in named:
+        try:
+            if (path := settings.get(setting)) is not None:
+                path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            yield f"{settings.source(setting)}: {setting.name} {printable(str(path))!r} is not there"
+        except OSError:
+            continue  # the service's user may see what this one does not
 
 
 _CONFIG = "config"

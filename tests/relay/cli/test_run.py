@@ -215,6 +215,23 @@ def test_a_contradiction_is_found_too(relay: Relay, file: Path) -> None:
     assert (outcome.code, outcome.err) == (78, "--tls-certificate and --tls-key go together\n")
 
 
+def test_files_that_are_not_there_are_found_before_a_start_needs_them(
+    relay: Relay, file: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "relay.key"
+    key.write_text("secret")
+    file.write_text(
+        'broker = "mqtts://mqtt.example"\npublic_url = "https://relay.example"\n'
+        f'tls_certificate = "{tmp_path}/relay.pem"\ntls_key = "{key}"\nbroker_root = "{key}/root.pem"\n'
+    )
+    outcome = relay("config", "check", "--config", file)
+    assert (outcome.code, outcome.out) == (EXIT_CONFIG, "")
+    assert outcome.err.splitlines() == [
+        f"{file}, line 3: tls_certificate '{tmp_path}/relay.pem' is not there",
+        f"{file}, line 5: broker_root '{key}/root.pem' is not there",
+    ]
+
+
 def test_what_holds_is_shown_with_where_it_stands(
     relay: Relay, file: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
