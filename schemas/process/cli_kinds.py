@@ -75,13 +75,13 @@ class KindCommands:
     def _store(self, place: Path, changes: str | None) -> Iterator[KindStore]:
         """Give the packages in ``place`` to the command that ``changes`` them."""
         if place != self.of_service:
-            yield KindStore(place, run_here=self.run_here)
+            yield KindStore(place, self.program.name, run_here=self.run_here)
             return
         # Root's, and not those of the state directory's owner: the service must not be able to change them.
         with as_operator():
             if changes is not None:
                 need_root(f"{self.program.name} kind {changes}")
-            yield KindStore(place, run_here=self.run_here)
+            yield KindStore(place, self.program.name, run_here=self.run_here)
 
 
 def _show(packages: Sequence[Installed], *, as_json: bool) -> None:

@@ -102,10 +102,11 @@ def _download(requirements: Path, directory: str) -> None:
 
 
 class KindStore:
-    """The packages in ``directory``; ``run_here``: this program runs their handlers."""
+    """The packages in ``directory`` of ``program``; ``run_here``: this runs their handlers."""
 
-    def __init__(self, directory: Path, *, run_here: bool = True) -> None:
+    def __init__(self, directory: Path, program: str, *, run_here: bool = True) -> None:
         self._directory = directory
+        self._program = program
         self._run_here = run_here
 
     def packages(self) -> list[Installed]:
@@ -147,12 +148,15 @@ class KindStore:
                     (self._directory / package.name).rename(Path(away) / package.name)
             if kind in package.kinds:
                 return package
-        raise KindStoreError(f"no package in {self._directory} brings {kind}: see `kind list`")
+        raise KindStoreError(
+            f"no package in {self._directory} brings {kind}: see `{self._program} kind list`"
+        )
 
     def _make_directory(self) -> None:
         if not self._directory.parent.is_dir():
             raise KindStoreError(
-                f"{self._directory.parent} is not there: set the program up first, or `service install`"
+                f"{self._directory.parent} is not there: set the program up first, "
+                f"or `{self._program} service install`"
             )
         check_directory(self._directory.parent)
         if not self._directory.is_dir():

@@ -28,4 +28,4 @@ def test_a_kind_that_was_installed_is_found_and_not_imported_and_gone_afterwards
     assert relay("kind", "uninstall", KIND).code == 0
     assert relay("config", "check", "--kinds", KIND).code == 78
     refused = relay("kind", "uninstall", KIND)
-    assert (refused.code, "see `kind list`" in refused.err) == (3, True)
+    assert (refused.code, "see `relay kind list`" in refused.err) == (3, True)

@@ -32,7 +32,7 @@ def pinned(*wheels: Path) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> KindStore:
     (tmp_path / "state").mkdir()
-    return KindStore(tmp_path / "state" / "kinds")
+    return KindStore(tmp_path / "state" / "kinds", "kubelet")
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_what_is_only_read_may_be_for_another_machine_and_do_without_what_it_nee
     other = whole.rename(tmp_path / "acme_relay_board-1.0-cp39-cp39-linux_riscv64.whl")
     with pytest.raises(WheelError, match="not those of this interpreter"):
         read_packages(other, None)
-    read = KindStore(tmp_path / "state" / "kinds", run_here=False)
+    read = KindStore(tmp_path / "state" / "kinds", "relay", run_here=False)
     assert read.install(read_packages(other, None, run_here=False)).kinds == (KIND,)
     assert store.packages() == read.packages()
 
