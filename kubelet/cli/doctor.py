@@ -27,7 +27,14 @@ from schemas.manifest import MAX_FUTURE_MS
 from schemas.process import common_checks
 from schemas.process.cli_config import AsJson, takes_settings
 from schemas.process.cli_manual import example, group
-from schemas.process.common_checks import HealthAnswer, Publication, UnreachedError, ask_health, probing
+from schemas.process.common_checks import (
+    BrokerProbeError,
+    HealthAnswer,
+    Publication,
+    UnreachedError,
+    ask_health,
+    probing,
+)
 from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, Severity, run_doctor
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings, Sources
@@ -96,6 +103,14 @@ class NodeChecks:
             NotCheckedError: it does not say so.
         """
         return self.process.status
+
+    @property
+    def _calls_flow(self) -> bool:
+        """Whether the daemon says so."""
+        try:
+            return bool(self.status["subsystems"]["calls"]["ready"])
+        except NotCheckedError:
+            return False
 
     @cached_property
     def answers(self) -> Mapping[str, HealthAnswer | UnreachedError]:
@@ -224,8 +239,13 @@ class NodeChecks:
         tls = NodeTls(self.files, own_root=self.config.own_root)
         node_id = self.identity.node_id
         message = Publication(topics.identity(node_id), self.identity.chain_pem.encode("ascii"), retain=True)
-        with probing(broker, f"edge-doctor-{node_id}", lambda: tls.to_broker(broker)) as probe:
-            probe.publish(message)
+        try:
+            with probing(broker, f"edge-doctor-{node_id}", lambda: tls.to_broker(broker)) as probe:
+                probe.publish(message)
+        except BrokerProbeError as error:
+            if not self._calls_flow:
+                raise
+            return Finding.warning(f"{error}; the session carries calls meanwhile", "see --explain broker")
         if probe.tells_refusals:
             return Finding.good(f"{broker} has taken the identity, and would have said if it refused it")
         return Finding.good(f"{broker} has confirmed the identity; see `announce` for whether it refused it")
@@ -259,17 +279,18 @@ class NodeChecks:
                 "the relay had not received an announce by the broker when the session began",
                 f"make this check again after the next heartbeat, in {relay['heartbeat_s']:g} s",
             )
+        if broker["relay_received"] in broker["published"]:
+            return Finding.good("the relay receives by the broker what this node publishes")
+        if self._calls_flow and not self.status["subsystems"]["broker"]["ready"]:
+            return Finding.warning("the broker is away: the session carries the announce", "see `broker`")
+        found, fix = (
+            "another announce by the broker than what is published here",
+            "check the broker's access list: it refuses this node, or lets others publish for it",
+        )
         if broker["relay_received"] is None:
-            return Finding.failure(
-                "the relay has received no announce of this node by the broker",
-                "check that both use the same broker, and its access list (docs/brokers.md)",
-            )
-        if broker["relay_received"] not in broker["published"]:
-            return Finding.failure(
-                "the relay has received another announce by the broker than what is published here",
-                "check the broker's access list: it refuses this node, or lets others publish for it",
-            )
-        return Finding.good("the relay receives by the broker what this node publishes")
+            found = "no announce of this node by the broker"
+            fix = "check that both use the same broker, and its access list (docs/brokers.md)"
+        return Finding.failure(f"the relay has received {found}", fix)
 
     @_check(
         "echo",

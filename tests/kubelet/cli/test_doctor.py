@@ -263,6 +263,19 @@ async def site(
         yield Site(with_relay(checks, relay.url), running, end)
 
 
+async def acknowledge_two_heartbeats(end: RelayEnd) -> None:
+    announce = await end.receive("announce")
+    beat = await end.receive("heartbeat")
+    await end.send("heartbeat_ack", answers=beat.msg_id)
+    # It announces itself anew, and sends another heartbeat with it.
+    rejected = {"ok": False, "error": ERROR, "mark_issued_at_ms": announce.payload["issued_at_ms"]}
+    await end.send_payload("announce_ack", rejected, answers=announce.msg_id)
+    await end.accept()
+    beat = await end.receive("heartbeat")
+    await end.send("heartbeat_ack", answers=beat.msg_id)
+    await end.command(**ECHO)
+
+
 async def test_a_daemon_that_does_not_run_is_found_once(checks: NodeChecks) -> None:
     finding = await made(checks, "process")
     assert (finding.severity, "nothing runs" in finding.found) == (FAILURE, True)
@@ -301,18 +314,20 @@ async def test_a_broker_by_which_the_relay_receives_nothing_is_found(
     checks: NodeChecks, log: LogLines, reader: FrameReader, broker: BrokerAddress
 ) -> None:
     async with site(checks, log, reader, broker) as here:
-        announce = await here.end.receive("announce")
-        beat = await here.end.receive("heartbeat")
-        await here.end.send("heartbeat_ack", answers=beat.msg_id)
-        # It announces itself anew, and sends another heartbeat with it.
-        rejected = {"ok": False, "error": ERROR, "mark_issued_at_ms": announce.payload["issued_at_ms"]}
-        await here.end.send_payload("announce_ack", rejected, answers=announce.msg_id)
-        await here.end.accept()
-        beat = await here.end.receive("heartbeat")
-        await here.end.send("heartbeat_ack", answers=beat.msg_id)
-        await here.end.command(**ECHO)
+        await acknowledge_two_heartbeats(here.end)
+        await log.until("broker connected")
         finding = await made(here.checks, "announce")
         assert (finding.severity, "no announce" in finding.found) == (FAILURE, True)
+
+
+async def test_a_broker_that_is_away_is_a_warning_while_calls_flow(
+    checks: NodeChecks, log: LogLines, reader: FrameReader
+) -> None:
+    async with site(checks, log, reader, NO_BROKER) as here:
+        assert (await made(here.checks, "broker")).severity is FAILURE
+        await acknowledge_two_heartbeats(here.end)
+        await here.running.until_ready()
+        assert [(await made(here.checks, name)).severity for name in ("broker", "announce")] == [WARNING] * 2
 
 
 async def test_what_the_relay_receives_by_the_broker_is_what_is_published(
