@@ -16,6 +16,8 @@ from kubelet.config import (
     DEFAULT_HEARTBEAT_S,
     DEFAULT_LOOPBACK_PORT,
     DEFAULT_TTL_MS,
+    SERVICE_SOCKET,
+    SERVICE_STATE_DIR,
     NodeConfig,
     kinds_directory,
     read_stored,
@@ -45,7 +47,13 @@ from schemas.settings import (
 )
 from schemas.times import duration_between, duration_text
 
-STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")
+STATE_DIR = Setting(
+    "state_dir",
+    parse_path,
+    "The directory of the node's identity.",
+    "DIRECTORY",
+    example=str(SERVICE_STATE_DIR),
+)
 RELAY = Setting(
     "relay",
     list_of(normal_url),
@@ -53,8 +61,15 @@ RELAY = Setting(
     "Without it: as enrolled.",
     "URL,...",
     form=Form.LIST,
+    example="https://relay.example",
 )
-BROKER = Setting("broker", parse_broker, "The MQTT broker. Without it: as enrolled.", "HOST:PORT")
+BROKER = Setting(
+    "broker",
+    parse_broker,
+    "The MQTT broker. Without it: as enrolled.",
+    "HOST:PORT",
+    example="mqtts://mqtt.example",
+)
 NO_BROKER = Setting(
     "no_broker",
     parse_flag,
@@ -87,7 +102,11 @@ TTL = Setting(
     reloads=True,
 )
 SOCKET = Setting(
-    "socket", parse_path, "Where local agents connect. Without it: in the state directory.", "PATH"
+    "socket",
+    parse_path,
+    "Where local agents connect. Without it: in the state directory.",
+    "PATH",
+    example=str(SERVICE_SOCKET),
 )
 KINDS = Setting(
     "kinds",
@@ -95,6 +114,7 @@ KINDS = Setting(
     "The kinds that this node has besides system.echo and system.metrics, in place of those that are kept.",
     "NAME,...",
     form=Form.LIST,
+    example="linux.health",
 )
 LOG_LEVEL = log_level_setting("The level from which on lines are logged.")
 CEILING: tuple[Setting[KindCeiling], ...] = tuple(

@@ -59,6 +59,7 @@ class Setting(Generic[ValueT]):
         metavar: what stands for the value in help; "" for a flag.
         default: as it would be written; None if there is none.
         reloads: whether a running program applies a change at SIGHUP; else it needs a restart.
+        example: a value for the sample of a file, where there is no default.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Setting(Generic[ValueT]):
     default: str | None = None
     form: Form = Form.TEXT
     reloads: bool = False
+    example: str = ""
 
     @property
     def flag(self) -> str:
@@ -580,6 +582,7 @@ OTLP = Setting(
     collector_url,
     "Send the spans of traced calls to this collector, by OTLP over HTTP. Needs the extra `otel`.",
     "URL",
+    example="http://127.0.0.1:4318",
 )
 PLAIN = Setting(
     PLAIN_OPTION.removeprefix("--").replace("-", "_"),

@@ -191,12 +191,19 @@ def _first(listen: HostPort, find_free: FindFree, notes: list[str], *, is_open: 
     return BrokerAddress(own.host, own.port, tls=is_open)
 
 
-BROKER = Setting("broker", parse_broker, "The MQTT broker. It is kept for later starts.", "URL")
+BROKER = Setting(
+    "broker",
+    parse_broker,
+    "The MQTT broker. It is kept for later starts.",
+    "URL",
+    example="mqtts://mqtt.example",
+)
 BROKER_LISTEN = Setting(
     "broker_listen",
     parse_broker,
     "Where the broker listens that the relay runs if no other is named. It is kept for later starts.",
     "mqtts://HOST:PORT",
+    example="mqtts://0.0.0.0:8883",
 )
 NO_BROKER = Setting(
     "no_broker",
@@ -206,22 +213,32 @@ NO_BROKER = Setting(
     form=Form.FLAG,
 )
 NODE_BROKER = Setting(
-    "node_broker", parse_broker, "The broker as nodes reach it. Without it: as the relay does.", "HOST:PORT"
+    "node_broker",
+    parse_broker,
+    "The broker as nodes reach it. Without it: as the relay does.",
+    "HOST:PORT",
+    example="mqtts://mqtt.example",
 )
 BROKER_ROOT = Setting(
     "broker_root",
     parse_path,
     "The root of the broker's certificate, PEM. Without it: that of the relay's own CA.",
     "FILE",
+    example="/etc/edge-kubelet/mqtt-root.pem",
 )
 BROKER_DIRECTORY = Setting(
     "broker_directory",
     parse_path,
     "Where to write what the broker reads. Without it: in the state directory.",
     "DIRECTORY",
+    example="/etc/edge-kubelet/broker",
 )
 BROKER_PID_FILE = Setting(
-    "broker_pid_file", parse_path, "The broker's pid file: SIGHUP when access lists change.", "FILE"
+    "broker_pid_file",
+    parse_path,
+    "The broker's pid file: SIGHUP when access lists change.",
+    "FILE",
+    example="/run/mosquitto.pid",
 )
 _OF_A_NAMED_BROKER = (BROKER_ROOT, BROKER_DIRECTORY, BROKER_PID_FILE)
 

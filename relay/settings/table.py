@@ -33,6 +33,7 @@ from relay.settings.config import (
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
     KEEP_ALL,
+    SERVICE_STATE_DIR,
     AuditKeep,
     AuditSync,
     ClusterConfig,
@@ -170,18 +171,21 @@ CLUSTER = Setting(
     "Servers of NATS over which several relays share this fleet. Needs the extra `cluster`.",
     "nats://HOST:PORT,...",
     form=Form.LIST,
+    example="tls://nats.example:4222",
 )
 CLUSTER_CREDENTIALS = Setting(
     "cluster_credentials",
     parse_path,
     "What the relay shows these servers: a certificate and its key, PEM, or the seed of an nkey. Mode 0600.",
     "FILE",
+    example="/etc/edge-kubelet/cluster.nk",
 )
 CLUSTER_ROOT = Setting(
     "cluster_root",
     parse_path,
     "The root of the servers' certificates, PEM. Without it: those that this machine trusts.",
     "FILE",
+    example="/etc/edge-kubelet/nats-root.pem",
 )
 CLUSTER_FLEET = Setting(
     "cluster_fleet", fleet_name, "The name of the fleet, the same for all its relays.", "NAME", "main"
@@ -191,6 +195,7 @@ CLUSTER_ACCOUNT = Setting(
     account_name,
     "The NATS account that this fleet has for itself. Without it: edge_ and the fleet's name.",
     "NAME",
+    example="edge_main",
 )
 CLUSTER_SETTINGS = (CLUSTER, CLUSTER_CREDENTIALS, CLUSTER_ROOT, CLUSTER_FLEET, CLUSTER_ACCOUNT)
 
@@ -217,7 +222,9 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
 
 _MOST = 1_000_000
 
-STATE_DIR = Setting("state_dir", parse_path, "The relay's state directory.", "DIRECTORY")
+STATE_DIR = Setting(
+    "state_dir", parse_path, "The relay's state directory.", "DIRECTORY", example=str(SERVICE_STATE_DIR)
+)
 PUBLIC_URL = Setting(
     "public_url",
     normal_url,
@@ -231,6 +238,7 @@ METRICS_LISTEN = Setting(
     local_listener,
     "Where to serve /metrics: a loopback address, or the path of a Unix socket. Without it: nowhere.",
     "HOST:PORT|FILE",
+    example="127.0.0.1:9464",
 )
 TRUSTED_PROXIES = Setting(
     "trusted_proxies",
@@ -238,13 +246,26 @@ TRUSTED_PROXIES = Setting(
     "Proxies in front that say whom they forward, by X-Forwarded-For or the PROXY protocol v2.",
     "CIDR,...",
     form=Form.LIST,
+    example="127.0.0.1",
 )
-JWKS = Setting("jwks", str, "The keys of another issuer of agents' tokens.", "URL")
-ISSUER = Setting("issuer", str, "That issuer, as in its tokens.")
+JWKS = Setting(
+    "jwks",
+    str,
+    "The keys of another issuer of agents' tokens.",
+    "URL",
+    example="https://issuer.example/jwks.json",
+)
+ISSUER = Setting("issuer", str, "That issuer, as in its tokens.", example="https://issuer.example")
 TLS_CERTIFICATE = Setting(
-    "tls_certificate", parse_path, "Serve over TLS with this certificate and its chain, PEM.", "FILE"
+    "tls_certificate",
+    parse_path,
+    "Serve over TLS with this certificate and its chain, PEM.",
+    "FILE",
+    example="/etc/edge-kubelet/relay.pem",
 )
-TLS_KEY = Setting("tls_key", parse_path, "Its key, PEM, mode 0600.", "FILE")
+TLS_KEY = Setting(
+    "tls_key", parse_path, "Its key, PEM, mode 0600.", "FILE", example="/etc/edge-kubelet/relay.key"
+)
 TLS_OWN = Setting(
     "tls_own",
     parse_flag,
@@ -302,6 +323,7 @@ KINDS = Setting(
     "The kinds that nodes may have besides system.echo and system.metrics, in place of those that are kept.",
     "NAME,...",
     form=Form.LIST,
+    example="linux.health",
 )
 SIGN_IN = Setting(
     "sign_in",
@@ -371,6 +393,7 @@ AUDIT_KEEP = Setting(
     "Remove full files of the audit: those older than an age, or the oldest above a size. Without it: none.",
     "AGE|SIZE|AGE,SIZE",
     reloads=True,
+    example="90d,10GiB",
 )
 AUDIT_SYNC = Setting(
     "audit_sync",

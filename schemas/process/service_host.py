@@ -228,12 +228,16 @@ def _ending_there(ending: str) -> str:
 
 def _sample(program: Program) -> str:
     """Return a configuration in which every setting is a comment."""
-    lines = [f"# Settings of {program.name}: `{program.name} config check` reads them. All have defaults."]
+    lines = [
+        f"# Settings of {program.name}: `{program.name} config check` reads them. None is needed.",
+        "# A line shows the default, or an example where there is none.",
+    ]
     for setting in program.options:
-        if setting.form is Form.FLAG or setting.form is Form.NUMBER:
-            value = setting.default or ""
-        else:
-            value = f'"{setting.default or ""}"'
+        value = setting.default or setting.example
+        if setting.form is Form.LIST:
+            value = f'["{value}"]'
+        elif setting.form is Form.TEXT:
+            value = f'"{value}"'
         lines += ["", f"# {setting.doc}", f"# {setting.name} = {value}"]
     for setting in program.table:
         if setting.form is Form.TABLE:  # behind a table's name stand its members alone

@@ -32,7 +32,7 @@ from schemas.process.service_host import (
     scripts_of,
     uninstall_steps,
 )
-from schemas.settings import Form
+from schemas.settings import Form, read_sources
 
 SCRIPTS = Path("/opt/edge/bin")
 
@@ -341,6 +341,18 @@ def test_the_configuration_names_every_setting_and_is_the_operators_from_then_on
     for setting in service.program.table:
         begins = f'# ["{setting.name}"]' if setting.form is Form.TABLE else f"# {setting.name} = "
         assert [line for line in lines if line.startswith(begins)]
+
+
+@BOTH
+def test_each_line_of_the_configuration_can_be_used_as_it_is(service: Service, tmp_path: Path) -> None:
+    file, program = tmp_path / "settings.toml", service.program
+    samples = [line[2:] for line in written(service)[program.usual_file].text.splitlines() if "# " in line]
+    for setting in program.table:
+        begins = (f"{setting.name} = ", f'["{setting.name}"]')
+        (sample,) = (line for line in samples if line.startswith(begins))
+        file.write_text(sample)
+        file.chmod(0o644)
+        read_sources(program, {}, file, {}).settings()
 
 
 @BOTH
