@@ -158,7 +158,7 @@ class ContractTerms:
             raise OperatorError("a deadline is negative or not a number; give it in seconds")
         self._rules = tuple(rules)
         self._trusts = trust_annotations
-        self._deadline_s = deadline_s or DEFAULT_DEADLINE_S
+        self._deadline_s = DEFAULT_DEADLINE_S if deadline_s is None else deadline_s
 
     def contract(self, tool: Tool, verified: Verified | None = None) -> ToolContract:
         rules = self._rules_of(tool.name)
