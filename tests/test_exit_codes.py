@@ -1,5 +1,6 @@
 """The exit code of both programs where what was typed is wrong: 2, whatever the state of the machine."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,14 @@ def test_a_wrong_command_line_is_told_apart_from_a_state_in_which_nothing_can_ru
     ended = commands.run(program, *arguments)
     assert (ended.code, ended.out) == (2, ""), ended
     assert ended.err.count("\n") == 1, ended.err
+
+
+@pytest.mark.parametrize("program", ["kubelet", "relay"])
+@pytest.mark.parametrize(("command", "code"), [("status", 3), ("doctor --explain keys", 0), ("--version", 0)])
+def test_without_a_standard_output_a_command_ends_as_with_one(
+    commands: CommandLines, monkeypatch: pytest.MonkeyPatch, program: str, command: str, code: int
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    ended = commands.run(program, *command.split())
+    sys.stdout.close()
+    assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", int(code > 0)), ended

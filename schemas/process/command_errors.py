@@ -5,13 +5,22 @@ Must not import the command line's library, nor what only the relay has: the nod
 first, and a node's installation, which has the script of the relay too, without the second.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from schemas.error_roots import CommandLineError, ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
 from schemas.files import os_error_text
+
+
+def have_output() -> None:
+    """Discard what a command prints that was started without a standard output."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
 
 
 @contextmanager
