@@ -4,6 +4,7 @@ The relay judges whether its caller gets a result. Here the author of the handle
 in the node's log. Must not refuse a result, nor log a value of it.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from schemas.violations import ViolationError
 
 _SHORT, _HINTS = 20, frozenset(":= ")
 """No form of a secret is shorter, and has none of these characters."""
+_MOST_IN_LOOP = 16 * 1024
+"""So many characters take some milliseconds to search; more are searched on a thread."""
 
 
 class HandlerVerb:
@@ -47,8 +50,10 @@ class HandlerVerb:
             Exception: what the handler raises.
         """
         result = await self.handler.invoke(self.verb.name, arguments)
-        for text in self.verb.foreign_texts:
-            result = changed_at(result, text.path, _redacted)
+        if self._searched(result) > _MOST_IN_LOOP:
+            result = await asyncio.to_thread(self._without_secrets, result)
+        else:
+            result = self._without_secrets(result)
         shown: dict[str, Any] = self.verb.shown(result)
         try:
             self._registry.load(self.verb.output_ref).check(shown)
@@ -58,6 +63,23 @@ class HandlerVerb:
         except NoImageError as error:
             self._log.error("result does not fit", **facts, reason=str(error), rule="contentMediaType")
         return shown
+
+    def _searched(self, result: dict[str, Any]) -> int:
+        """Return how many characters of ``result`` are searched for secrets."""
+        lengths: list[int] = []
+
+        def note(text: str) -> str:
+            lengths.append(len(text))
+            return text
+
+        for text in self.verb.foreign_texts:
+            changed_at(result, text.path, note)
+        return sum(lengths)
+
+    def _without_secrets(self, result: dict[str, Any]) -> dict[str, Any]:
+        for text in self.verb.foreign_texts:
+            result = changed_at(result, text.path, _redacted)
+        return result
 
 
 def _redacted(text: str) -> str:

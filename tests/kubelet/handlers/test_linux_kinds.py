@@ -20,10 +20,15 @@ from psutil import CONN_LISTEN
 from kubelet.ceiling import LISTS, Ceiling, OutsideCeilingError, table_of
 from kubelet.handlers.base import NO_FILES, BuiltInHandler, FindingSource, OwnFiles, ToolFault
 from kubelet.handlers.machine import LONGEST_OUTPUT, BlockingCalls, LinuxMachine, Printed, printed_by
+from kubelet.handlers.redaction import redacted
+from kubelet.handlers.verbs import verbs_of
 from schemas.certificates import self_signed_leaf
 from schemas.kind_packages import read_shipped
 from schemas.payloads import OpenFinding
+from schemas.process.logs import make_logger
+from schemas.registry import read_contract
 from tests.fakes.board import HOUR_US, PI, UPTIME_US, Board, asked, entry, journal, show, stat
+from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, NOW_MS
 
@@ -801,6 +806,28 @@ async def test_the_greatest_processes_by_cpu_and_memory(pi: Board, monkeypatch: 
         answer = await pi.ask("linux.processes", name=part)
         assert (answer["total"], answer["withheld"]) == (total, 2)
         assert [each["arguments"] for each in answer["processes"]] == ["small --color"] * total
+
+
+@pytest.mark.parametrize(("words", "apart"), [(10, False), (4000, True)])
+async def test_long_texts_are_searched_for_secrets_beside_the_loop(
+    pi: Board, monkeypatch: pytest.MonkeyPatch, words: int, *, apart: bool
+) -> None:
+    monkeypatch.setattr("kubelet.handlers.linux_processes.INTERVAL_S", 0.001)
+    searched_by: list[threading.Thread] = []
+
+    def noted(text: str) -> str:
+        searched_by.append(threading.current_thread())
+        return redacted(text)
+
+    monkeypatch.setattr("kubelet.handlers.redaction.redacted", noted)
+    pi.write({"/proc/8/stat": stat(8, "small", 0, 1), "/proc/8/cmdline": "--token=hunter2 " * words})
+    pi.limit("linux.processes", arguments=True)
+    contract = read_contract(("linux.processes",))
+    log = make_logger("kubelet", LogLines())
+    (verb,) = verbs_of(pi.handler("linux.processes"), contract.kinds, contract.registry, log)
+    answer = await verb.invoke({})
+    assert "hunter2" not in answer["processes"][0]["arguments"]
+    assert {each is not threading.main_thread() for each in searched_by} == {apart}
 
 
 async def updates_of(board: Board, own: OwnFiles = NO_FILES) -> dict[str, Any]:
