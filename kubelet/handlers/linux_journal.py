@@ -94,10 +94,12 @@ class JournalHandler(LinuxHandler):
             command.append(f"--until=@{arguments['until_ms'] / 1000:.3f}")
         if "search" in arguments:
             command += [f"--grep={re.escape(arguments['search'])}", "--case-sensitive=true"]
-        if "cursor" in arguments:
-            command.append(f"--after-cursor={arguments['cursor']}")
+        after = [f"--after-cursor={arguments['cursor']}"] if "cursor" in arguments else []
         may_fail = not {"search", "boot"}.isdisjoint(arguments)
-        printed = await _read(self.machine, [*command, *matches], SEARCH_S, may_fail=may_fail)
+        printed = await _read(self.machine, [*command, *after, *matches], SEARCH_S, may_fail=may_fail)
+        if printed.code and after:
+            # With a malformed cursor it ends with 1 too: by itself one is seen for what it is.
+            await _read(self.machine, [*_JOURNALCTL, "--lines=1", *after], SEARCH_S)
         # On a thread: megabytes are parsed, and all that is shown is searched for secrets.
         answer = await self._calls.run(lambda: _answer(printed, number, since_ms))
         return {"withheld": withheld, **answer}

@@ -1096,6 +1096,19 @@ async def test_a_journal_that_may_not_be_read_is_no_empty_one(pi: Board) -> None
         await pi.ask("linux.journal", "get", cursor="s=1;i=1")
 
 
+async def test_a_malformed_cursor_is_no_search_that_finds_nothing(pi: Board) -> None:
+    async def journalctl(command: Sequence[str], _limit: int, _within_s: float) -> Printed:
+        fails = "--after-cursor=x" in command or any(each.startswith("--grep") for each in command)
+        return Printed("", int(fails))
+
+    pi.write({"/var/log/journal/1/system.journal": ""})
+    pi.hung = journalctl
+    assert (await pi.ask("linux.journal", "get", search="x", cursor="s=1;i=1"))["lines"] == []
+    for asks in ({}, {"search": "x"}):
+        with pytest.raises(ToolFault, match="program_failed"):
+            await pi.ask("linux.journal", "get", cursor="x", **asks)
+
+
 async def test_a_search_that_ran_out_of_time_answers_with_what_it_found(pi: Board) -> None:
     pi.programs = journal(entry("found"), '{"cut', code=None)
     answer = await pi.ask("linux.journal", "get", search="found")
