@@ -11,7 +11,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -201,6 +201,7 @@ class RemoteTools:
             environment.monotonic,
         )
         self._checks = CheckProcess()
+        self._left: set[asyncio.Task[Any]] = set()
         meter = Meter(budget or Budget(), environment.monotonic)
         self._admission = Admission(permissions or Permissions(), meter, self._catalogue, self._checks)
 
@@ -216,6 +217,8 @@ class RemoteTools:
         """Close the connection. The next call would open it again."""
         await self._checks.close()
         await self._connection.close()
+        if self._left:  # without a connection nothing holds them up
+            await asyncio.wait(self._left)
         if self._file is not None:
             self._file.close()
 
@@ -335,17 +338,17 @@ class RemoteTools:
             )
         return known
 
-    async def _by(self, deadline_at: float, listing: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    async def _by(self, deadline_at: float, listing: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
         wire = WireAttempt()
         token = ATTEMPT.set(wire)
         try:
             async with asyncio.timeout_at(deadline_at):
                 try:
-                    return await listing()
+                    return await self._left_at_the_end(listing())
                 except MCPError as error:
                     if not self._connection.has_ended(wire, error):
                         raise
-                return await listing()
+                return await self._left_at_the_end(listing())
         except TimeoutError:
             raise ToolTimeout(
                 "The server did not list its tools within the deadline.",
@@ -367,6 +370,26 @@ class RemoteTools:
             ) from None
         finally:
             ATTEMPT.reset(token)
+
+    async def _left_at_the_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return what ``work`` does. Who is cancelled meanwhile cancels it, and does not wait for its end.
+
+        The SDK tells the server of each request that is given up, and waits up to 5 s to be able to.
+        """
+        task = asyncio.create_task(work)
+        self._left.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return task.result()
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._left.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody may wait for it any more
 
     def _traceparent(self, given: str | None) -> str:
         if given is not None and _TRACEPARENT.fullmatch(given):
@@ -463,7 +486,7 @@ class RemoteTools:
                         suggested_fix="Call again: the call is checked against the tool as it is now.",
                     )
                 connected = True
-                return await _send(session, call, meta, wire, on_progress)
+                return await self._left_at_the_end(_send(session, call, meta, wire, on_progress))
         except TimeoutError:
             raise ToolTimeout(
                 "There was no answer within the deadline.",
@@ -501,7 +524,7 @@ class RemoteTools:
             )
         try:
             async with asyncio.timeout_at(deadline_at):
-                fault = await self._catalogue.check_answered(entry, structured)
+                fault = await self._left_at_the_end(self._catalogue.check_answered(entry, structured))
         except TimeoutError:
             fault = "its manifest could not be verified within the deadline"
         except NotConnectedError:

@@ -29,6 +29,8 @@ from tests.fakes.mcp_server import FakeMcpServer, HttpAnswer, jsonrpc_error
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 
 PING = {"message": "ping"}
+INFO = {"name": "fake", "version": "1"}
+HEADERS = {"Content-Type": "application/json", "Mcp-Session-Id": "x"}
 ROOT = Path(__file__).parents[3]
 REPEATABLE = (ToolRule("*", idempotent=True, deadline_s=20),)
 
@@ -396,3 +398,28 @@ async def test_a_server_that_does_not_answer_the_end_of_its_session_holds_nothin
         async with guarded(HttpServer(url)) as client:
             await client.tools.execute("echo", PING)
         assert not fake.released.is_set()
+
+
+@pytest.mark.integration
+async def test_a_server_that_answers_nothing_once_a_session_is_open_costs_a_call_its_deadline_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_CLOSED_WITHIN_S", 0.1)
+    opened = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": INFO}
+
+    async def respond(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        message = json.loads(asked.body or "{}")
+        if message.get("method") == "initialize":
+            body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": opened}).encode()
+            writer.write(http_answer(200, body, **HEADERS))
+            await writer.drain()
+        else:
+            await gone.wait()
+
+    gone, loop = asyncio.Event(), asyncio.get_running_loop()
+    async with RawServer.running(respond) as raw:
+        async with guarded(HttpServer(raw.url), mode="legacy") as client:
+            began = loop.time()
+            await client.fails(ToolTimeout, "echo", PING, deadline_s=0.2)
+            assert loop.time() - began < 4  # the SDK itself would wait 5 s more
+        gone.set()
