@@ -201,7 +201,7 @@ def label_of(text: str) -> str:
         check_kept(label)
         return label
     if fault := fault_of_letters(label):
-        raise NameRuleError(f"{printable(label, MAX_LABEL)!r} is no label: {fault}")
+        raise NameRuleError(f"{printable(label)!r} is no label: {fault}")
     # No id and no hex digits have a letter u.
     check_kept(_BEYOND_ASCII.sub("u", label))
     check_kept(typed_form(label))
@@ -224,7 +224,7 @@ def check_kept(label: str) -> None:
     """
     if _LABEL.fullmatch(label) is None or "  " in label:
         raise NameRuleError(
-            f"{printable(label, MAX_LABEL)!r} is no label: use 1 to {MAX_LABEL} letters, digits and signs "
+            f"{printable(label)!r} is no label: use 1 to {MAX_LABEL} letters, digits and signs "
             'without = * : < > ` " and backslash, no dash in front, and single spaces within'
         )
     if _ID.fullmatch(label):

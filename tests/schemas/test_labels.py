@@ -139,6 +139,11 @@ def test_what_selects_marks_up_or_cannot_be_printed_is_no_label(label: str) -> N
         label_of(label)
 
 
+def test_a_label_that_is_too_long_is_shown_whole() -> None:
+    with pytest.raises(NameRuleError, match=f"^'{'x' * 49}' is no label"):
+        label_of("x" * 49)
+
+
 @pytest.mark.parametrize(
     "label",
     [NODE_ID, NODE_ID.upper(), "z" * 26, "01hzx9", "01HZX9k3m4", "7segment", "deadbeefdeadbeef", "0" * 48],
