@@ -203,9 +203,8 @@ def label_of(text: str) -> str:
     if fault := fault_of_letters(label):
         raise NameRuleError(f"{printable(label)!r} is no label: {fault}")
     # No id and no hex digits have a letter u.
-    check_kept(_BEYOND_ASCII.sub("u", label))
-    check_kept(typed_form(label))
-    check_kept(kept_form(label))
+    for form in (_BEYOND_ASCII.sub("u", label), typed_form(label), kept_form(label)):
+        check_kept(form, label)
     return label
 
 
@@ -216,15 +215,15 @@ def meant_by(text: str) -> str:
     return shown_form(text) if text.isascii() else normalize("NFC", text)
 
 
-def check_kept(label: str) -> None:
-    """Return if ``label``, in ASCII, may be kept as one.
+def check_kept(label: str, named: str | None = None) -> None:
+    """Return if ``label``, in ASCII, may be kept as one; an error names it as ``named``.
 
     Raises:
         NameRuleError: it may not.
     """
     if _LABEL.fullmatch(label) is None or "  " in label:
         raise NameRuleError(
-            f"{printable(label)!r} is no label: use 1 to {MAX_LABEL} letters, digits and signs "
+            f"{printable(named or label)!r} is no label: use 1 to {MAX_LABEL} letters, digits and signs "
             'without = * : < > ` " and backslash, no dash in front, and single spaces within'
         )
     if _ID.fullmatch(label):
