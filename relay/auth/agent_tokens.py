@@ -26,7 +26,7 @@ from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from schemas.times import ValidityClock
-from schemas.tokens import AGENT_REF, TokenError, TokenReason, TokenVerifier, sign_token
+from schemas.tokens import AGENT_REF, MAX_TOKEN_BYTES, TokenError, TokenReason, TokenVerifier, sign_token
 from schemas.violations import ViolationError
 
 MAX_TTL_S = 365 * 86_400
@@ -184,8 +184,8 @@ class TokenIssuer:
         """Return a token that is valid for ``ttl_s`` seconds, for these kinds and nodes or for all.
 
         Raises:
-            TokenOptionError: a claim is not of its form; or it would be for nothing, or valid for longer
-                than ``MAX_TTL_S``.
+            TokenOptionError: a claim is not of its form; or it would be for nothing, valid for longer than
+                ``MAX_TTL_S``, or longer than any that is accepted.
         """
         if ttl_s > MAX_TTL_S:
             raise TokenOptionError(f"/exp must be within {MAX_TTL_S // 86_400} days", "/exp")
@@ -212,7 +212,11 @@ class TokenIssuer:
             raise TokenOptionError(error.sentence, error.where) from None
         if no_name := next((each for each in kinds if not _SOME_KINDS.fullmatch(each)), None):
             raise TokenOptionError(f"/kinds has {no_name!r}, which is the name of no kind", "/kinds")
-        return sign_token(self._key, key_id(bytes(self._key.verify_key)), claims)
+        token = sign_token(self._key, key_id(bytes(self._key.verify_key)), claims)
+        if len(token) > MAX_TOKEN_BYTES:
+            where = "/nodes" if sum(map(len, nodes)) > sum(map(len, kinds)) else "/kinds"
+            raise TokenOptionError(f"{where} does not fit into a token: name fewer, or use *", where)
+        return token
 
 
 @dataclass(frozen=True, slots=True)

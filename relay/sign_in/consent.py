@@ -31,6 +31,8 @@ LIFETIMES: Mapping[str, tuple[str, int]] = MappingProxyType(
 USUAL_LIFETIME = "month"
 MAX_PATTERNS = 32
 """As the claims have it."""
+_MAX_TEXT = 1536
+"""Of patterns as JSON: what a token has room for beside the longest names of person, client and tenant."""
 _MAX_BOARDS = 200
 Tags = Callable[[str], Iterable[str]]
 """Returns the tags of the nodes of a tenant."""
@@ -133,6 +135,8 @@ def chosen(offer: Offer, form: "FormValues", now_ms: int) -> Choice:
         nodes = _among(form.all("board"), offer.boards) or None
     if max(len(kinds or ()), len(nodes or ())) > MAX_PATTERNS:
         raise ChoiceError(f"Choose {MAX_PATTERNS} kinds, and as many tags, at most.")
+    if sum(len(each) + 3 for each in (*(kinds or ()), *(nodes or ()))) > _MAX_TEXT:
+        raise ChoiceError("Choose fewer kinds or tags: together they are too long for a token.")
     return Choice(tenant, scopes, kinds, nodes, now_ms + lifetime[1])
 
 

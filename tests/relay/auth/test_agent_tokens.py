@@ -525,6 +525,15 @@ def test_what_would_not_be_accepted_is_not_issued(
     assert caught.value.where == where
 
 
+def test_what_is_longer_than_any_token_that_is_accepted_is_not_issued(registry: SchemaRegistry) -> None:
+    nodes = [f"{'n' * 78}{number:02}" for number in range(32)]
+    with pytest.raises(TokenOptionError, match="/nodes"):
+        issue(registry, sub="s" * 128, nodes=nodes)
+    kinds = [f"{'k' * 63}{number:02}" for number in range(32)]
+    with pytest.raises(TokenOptionError, match="/kinds"):
+        issue(registry, kinds=[f"{each[:-1]}*" for each in kinds], nodes=[each[:50] for each in nodes])
+
+
 OLD, NEW = b"o" * 32, b"n" * 32
 
 

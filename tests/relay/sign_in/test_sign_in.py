@@ -7,6 +7,7 @@ import pytest
 from nacl.signing import SigningKey
 
 from relay.auth.agent_tokens import TokenIssuer
+from relay.auth.permissions import SCOPES
 from relay.pki.authority import CertificateAuthority
 from relay.state.key_files import read_key
 from relay.state.people import PersonRole
@@ -126,6 +127,20 @@ async def test_what_was_chosen_is_what_the_token_says(stage: Stage) -> None:
     }
     stage.fake.clock.advance(24 * HOUR_MS)
     assert not await stage.is_accepted(token)
+
+
+async def test_no_more_is_chosen_than_a_token_has_room_for(stage: Stage) -> None:
+    """Beside the longest names that a person, a client and a tenant can have."""
+    tenant = "t" * 63
+    ada, client_id = await stage.person("a" * 64, tenant=tenant), await stage.registered(name="c" * 80)
+    tags = {f"{number:02}{'k' * 30}={'v' * 32}" for number in range(32)}
+    names = {f"{NODE_ID[:-2]}{number:02}": NodeName(tenant, "", (tag,)) for number, tag in enumerate(tags)}
+    stage.relay.fleet.names.change(names)
+    chosen = {"choice": "chosen", "scope": [*SCOPES], "kind": ["system.echo"]}
+    page = await ada.allow(stage.query(client_id), **chosen, board=sorted(tags))
+    assert (page.status_code, "too long for a token" in page.text) == (400, True)
+    tokens = await stage.tokens(ada, client_id, **chosen, board=sorted(tags)[:20])
+    assert await stage.is_accepted(tokens["access_token"])
 
 
 async def test_what_ends_within_the_hour_is_not_refreshed(stage: Stage) -> None:
