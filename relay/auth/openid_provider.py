@@ -72,7 +72,7 @@ class ProviderMetadata:
         if "S256" not in _words(document, "code_challenge_methods_supported", ("S256",)):
             raise OpenidError("it has no PKCE by S256")
         methods = _words(document, "token_endpoint_auth_methods_supported", ("client_secret_basic",))
-        if not {"client_secret_basic", "client_secret_post"} & {*methods}:
+        if not any(known in methods for known in ("client_secret_basic", "client_secret_post")):
             raise OpenidError("it takes no secret of a client at its token endpoint")
         urls = [document.get(name) for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")]
         plain = issuer.startswith("http://")

@@ -550,6 +550,7 @@ async def test_what_a_provider_answers_is_bounded_and_named_in_the_log(
         ({"code_challenge_methods_supported": ["plain"]}, "no PKCE by S256"),
         ({"code_challenge_methods_supported": 1}, "no PKCE by S256"),
         ({"token_endpoint_auth_methods_supported": ["private_key_jwt"]}, "takes no secret"),
+        ({"token_endpoint_auth_methods_supported": [{}]}, "takes no secret"),
         ({"token_endpoint": "http://192.0.2.1/token"}, "'http://192.0.2.1/token' for a URL"),
         ({"authorization_endpoint": "javascript:alert(1)"}, "for a URL"),
         ({"authorization_endpoint": "https://id.example/\r\nset-cookie: a"}, "for a URL"),
