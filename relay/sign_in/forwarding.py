@@ -59,7 +59,8 @@ TIMEOUT_S = 10.0
 MAX_AT_ONCE = 64
 _HEADERS = frozenset({"accept", "content-type", "cookie", "origin", "sec-fetch-site"})
 """What the other relay reads of a request."""
-_MAX_QUERY, _MAX_TEXTS = 8 * 1024, 24 * 1024
+_MAX_TEXT, _MAX_TEXTS, _MAX_HEADERS = 8 * 1024, 24 * 1024, 32
+"""Of the query or a header, of all of them together, and of headers: the document has the first and last."""
 _AWAY = "The relay that signs people in is not reached: try again later."
 
 
@@ -152,12 +153,13 @@ async def _written(request: Request, address: str) -> Mapping[str, Any]:
     query = request.scope["query_string"].decode("latin-1")
     headers = [[name, value] for name, value in request.headers.items() if name in _HEADERS]
     texts = (query, *(value for _, value in headers))
-    if len(query) > _MAX_QUERY or sum(map(len, texts)) > _MAX_TEXTS:
-        raise SignInRefusedError(414, "The address is too long.", "too_large")
+    if max(map(len, texts)) > _MAX_TEXT or sum(map(len, texts)) > _MAX_TEXTS or len(headers) > _MAX_HEADERS:
+        raise SignInRefusedError(414, "The address or a header is too long.", "too_large")
     if not all(text.isascii() and text.isprintable() for text in texts):
         raise SignInRefusedError(400, "The request is malformed.", "malformed")
     return {
-        "method": request.method,
+        # The server leaves out the body that was not asked for.
+        "method": "GET" if request.method == "HEAD" else request.method,
         "path": request.scope["path"],
         "query": query,
         "headers": headers,

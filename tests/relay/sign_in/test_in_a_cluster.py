@@ -247,7 +247,16 @@ async def test_what_is_too_large_or_malformed_is_not_forwarded(fleet: Fleet) -> 
     assert (await http.get(f"/authorize?client_id={'x' * 9000}")).status_code == 414
     assert (await http.post("/token", content=b"x" * 40_000)).status_code == 413
     assert (await http.get("/sign-in", headers=[(b"cookie", b"a=\xe9")])).status_code == 400
+    assert (await http.get("/sign-in", headers={"cookie": f"a={'x' * 9000}"})).status_code == 414
+    assert (await http.get("/sign-in", headers=[("cookie", "a=b")] * 33)).status_code == 414
     assert (await http.get("/token")).status_code == 405
+    assert "question of another relay dropped" not in fleet.first.fake.lines.getvalue()
+
+
+async def test_a_page_is_asked_for_without_its_body_at_each_relay(fleet: Fleet) -> None:
+    await fleet.signed_in()
+    for each in (fleet.first, fleet.other):
+        assert (await each.http.head("/sign-in")).status_code == 200
 
 
 async def test_strangers_do_not_shut_out_an_address_from_which_a_person_has_signed_in(fleet: Fleet) -> None:
