@@ -7,6 +7,8 @@ be used to believe a client that has no such document.
 import re
 from typing import NamedTuple
 
+from schemas.labels import look_of
+
 
 class KnownClient(NamedTuple):
     """A client: ``client_id`` is its document's URL, in which ``{id}`` stands for one part of a path."""
@@ -114,4 +116,4 @@ def imitated_by(name: str) -> str | None:
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name.casefold())
+    return re.sub(r"[^a-z]", "", look_of(name))
