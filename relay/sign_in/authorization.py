@@ -81,6 +81,11 @@ class AuthorizationRequest:
     resource: str
     scopes: tuple[str, ...]
 
+    @property
+    def can_be_remembered(self) -> bool:
+        """Whether its document proves the client, at an https URL: any program can be at a loopback one."""
+        return bool(self.client.origin) and self.redirect_uri.startswith("https://")
+
 
 @frozen
 class _Code:
@@ -190,11 +195,8 @@ class AuthorizationServer:
         return {**members, **({"state": asked_state} if asked_state else {}), "iss": self._issuer}
 
     def remembered(self, asked: AuthorizationRequest, person: Person) -> Grant | None:
-        """Return what ``person`` has given to the same client before, to be given again without a question.
-
-        Only to a client whose document proves it, at an https URL: any program can be at a loopback address.
-        """
-        if not asked.client.origin or not asked.redirect_uri.startswith("https://"):
+        """Return what ``person`` has given to the same client before, to be given again without asking."""
+        if not asked.can_be_remembered:
             return None
         for grant in self._grants.read().live_of(person.id, self._now_ms()):
             same = (grant.client_id, grant.redirect) == (asked.client.id, place_of(asked.redirect_uri))

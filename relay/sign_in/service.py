@@ -441,7 +441,7 @@ class SignIn:
             words_of=WORDS,
             lifetimes=[(name, words) for name, (words, _) in offer.lifetimes.items()],
             lifetime=USUAL_LIFETIME if USUAL_LIFETIME in offer.lifetimes else [*offer.lifetimes][-1],
-            may_remember=bool(asked.client.origin) and not target.is_loopback,
+            may_remember=asked.can_be_remembered,
             form=session.form,
             problem=problem,
             action=f"{AUTHORIZE}?{request.scope['query_string'].decode('ascii', 'replace')}",

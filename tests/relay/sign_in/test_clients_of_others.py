@@ -21,6 +21,7 @@ from tests.relay.sign_in.test_documents import KEYS, Published, signed
 CLAUDE = "https://claude.ai/oauth/mcp-oauth-client-metadata"
 CHATGPT = "https://chatgpt.com/oauth/g-123/client.json"
 VSCODE = "https://vscode.dev/oauth/client-metadata.json"
+APP = "https://app.example/client.json"
 COPILOT = "https://github.com/copilot/cli/client-metadata.json"
 DOCUMENTS: Mapping[str, Mapping[str, Any]] = {
     CLAUDE: {
@@ -46,6 +47,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Any]] = {
         "client_name": "Visual Studio Code",
         "redirect_uris": ["http://127.0.0.1:33418/", "http://127.0.0.1/", "https://vscode.dev/redirect"],
     },
+    APP: {"client_id": APP, "client_name": "An app", "redirect_uris": ["com.example.app:/callback"]},
 }
 
 
@@ -199,6 +201,15 @@ async def test_the_page_shows_the_host_that_is_proven_and_where_the_answer_goes(
     assert "cannot prove which one it is" not in page
     page = (await ada.get(stage.query(VSCODE, "http://127.0.0.1:51234/"))).text
     assert "cannot prove which one it is" in page
+
+
+async def test_not_to_be_asked_again_is_offered_where_that_holds(stage: Stage) -> None:
+    ada, offered = await stage.person(), 'name="remember"'
+    assert offered in (await ada.get(stage.query(CLAUDE, "https://claude.ai/api/mcp/auth_callback"))).text
+    for client, redirect in ((APP, "com.example.app:/callback"), (VSCODE, "http://127.0.0.1:51234/")):
+        page = (await ada.get(stage.query(client, redirect))).text
+        assert 'name="decision"' in page
+        assert offered not in page
 
 
 async def test_a_stranger_makes_the_relay_fetch_nothing(stage: Stage, published: Published) -> None:
