@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -136,6 +137,18 @@ def test_the_page_of_what_was_tried_has_each_row_of_the_release_check_and_no_oth
     assert sorted(name for name, _ in named) == sorted(rows)
     for _, when in named:
         assert re.match(r"(\d{4}-\d\d-\d\d|not tested)(, |$)", when)
+
+
+@pytest.mark.integration
+def test_the_release_check_tries_the_release_of_this_version_beside_others(tmp_path: Path) -> None:
+    (found,) = re.findall(r"(?m)^release\(\) .*$", (ROOT / ".ci" / "release-check").read_text("utf-8"))
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    (tmp_path / "pyproject.toml").write_text(project, "utf-8")
+    of_this = tmp_path / "dist" / f"edge-kubelet-{tomllib.loads(project)['project']['version']}"
+    for release in (of_this, tmp_path / "dist" / "edge-kubelet-0.1.0"):
+        release.mkdir(parents=True)
+    told = subprocess.check_output(["/bin/bash", "-c", f"{found}\nrelease"], cwd=tmp_path, text=True)
+    assert told == f"{of_this}\n"
 
 
 def test_the_versions_that_were_tried_are_those_that_ci_installs() -> None:
