@@ -301,7 +301,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if not given.draft:
             release.check()
-        _check_machine(keys, earlier=given.earlier, is_here=given.here)
+        _check_machine(keys, release.out, earlier=given.earlier, is_here=given.here)
         _write(release, given.arch or _ARCHITECTURES, keys, earlier=given.earlier, is_here=given.here)
     except ReleaseError as refused:
         print(f"make release: {refused}", file=sys.stderr)  # noqa: T201  # a program
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _check_machine(keys: Keys, *, earlier: Path | None, is_here: bool) -> None:
+def _check_machine(keys: Keys, out: Path, *, earlier: Path | None, is_here: bool) -> None:
     for program, package in _programs_of(roots=not is_here, keys=keys):
         if shutil.which(program) is None:
             raise ReleaseError(f"{program} is not here: apt install {package}")
@@ -321,6 +321,8 @@ def _check_machine(keys: Keys, *, earlier: Path | None, is_here: bool) -> None:
         raise ReleaseError("a root of Debian takes root; --here builds for this machine without one")
     if earlier and not (earlier / "pool").is_dir():
         raise ReleaseError(f"{earlier} is no apt source of ours: it has no directory pool")
+    if earlier and earlier.resolve().is_relative_to(out):
+        raise ReleaseError(f"{out} is made anew: move {earlier} out of it first")
 
 
 def _write(

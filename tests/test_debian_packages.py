@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import time
@@ -493,6 +494,14 @@ def test_a_kubelet_of_kubernetes_that_is_there_keeps_the_name(
     assert site.answers("kubelet") == "kubelet"
     site.root.run("dpkg", "--purge", "edge-kubelet")
     assert sorted(site.files() - files) == []
+
+
+def test_a_release_is_not_made_where_it_would_remove_the_source_that_it_goes_on_from(tmp_path: Path) -> None:
+    main = runpy.run_path(str(PROJECT / "packaging/release.py"))["main"]
+    earlier = tmp_path / f"edge-kubelet-{VERSION}" / "apt"
+    (earlier / "pool").mkdir(parents=True)
+    assert main(["--draft", "--here", "--out", str(tmp_path), "--earlier", str(earlier)]) == 3
+    assert (earlier / "pool").is_dir()
 
 
 def test_what_a_key_signs_is_verified(built: Built) -> None:
