@@ -210,6 +210,8 @@ class Grants:
         generation = None if grant is None else dict(grant.tokens).get(digest)
         if grant is None or generation is None or grant.client_id != client_id:
             return None
+        if grant.until_ms <= self._now_ms():
+            return None  # relays do not share a redemption that has ended
         return grant, sha256(f"{grant.handle}-{generation}".encode("ascii")).hexdigest()
 
     def refresh(

@@ -118,6 +118,16 @@ async def test_a_refresh_token_is_rotated_once_whichever_relays_are_asked_togeth
     assert len(answers) == sum(1 for _, each in grant.tokens if each == grant.generation)
 
 
+async def test_a_refresh_token_of_what_has_ended_is_refused_for_good(fleet: Fleet) -> None:
+    """Not until later: the client has to ask the person again."""
+    browser, client = await fleet.signed_in(), await fleet.first.registered()
+    tokens = await fleet.other.tokens(browser, client, lifetime="day")
+    for each in (fleet.first, fleet.other):
+        each.fake.clock.advance(86_400_000)
+    refused = await fleet.other.refresh(tokens["refresh_token"], client)
+    assert (refused.status_code, refused.json()["error"]) == (400, "invalid_grant")
+
+
 async def test_of_two_relays_restored_from_one_backup_one_redeems_a_refresh_token(fleet: Fleet) -> None:
     browser = await fleet.signed_in()
     client = await fleet.first.registered()
