@@ -305,7 +305,7 @@ class SignInChecks:
                 "resource": mcp_url(self.url, KINDS_PATH),
             }
             page = self._ask(f"/authorize?{urlencode(query)}")
-            if page.status_code != httpx2.codes.OK or "passkey" not in page.text:
+            if page.status_code != httpx2.codes.OK or "<h1>Sign in</h1>" not in page.text:
                 return Finding.failure(
                     f"/authorize answers {page.status_code} for {redirect}",
                     "have the proxy pass it on as it is",

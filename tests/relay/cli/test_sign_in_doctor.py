@@ -161,6 +161,19 @@ async def test_each_fault_of_a_proxy_is_named(site: Site) -> None:
     await fails("clock", "behind this machine's", now_s=lambda: 4_000_000_000.0)
 
 
+async def test_where_people_sign_in_at_a_provider_alone_nothing_is_wrong(tmp_path: Path) -> None:
+    secret, settings = tmp_path / "secret", tmp_path / "relay.toml"
+    secret.touch(0o600)
+    allow = 'allow = ["groups=operators:operator:*"]'
+    provider = f'issuer = "https://id.example"\nclient_id = "hub"\nsecret_file = "{secret}"\n{allow}\n'
+    settings.write_text(f'["people.oidc"]\n{provider}')
+    async with small_fleet(tmp_path, host="localhost") as fleet:
+        url = f"http://localhost:{fleet.port}"
+        await fleet.start_relay("--no-broker", "--public-url", url, "--config", str(settings))
+        found = await asyncio.to_thread(looked, SignInChecks(url), "authorization")
+    assert found["authorization"] == Finding.good("the page opens")
+
+
 @pytest.mark.parametrize(
     ("url", "addresses", "check", "words"),
     [
