@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -170,7 +170,8 @@ class Release:
 
     def bills_of_materials(self) -> None:
         """Write what each lock has, in the form of CycloneDX."""
-        tools = _FETCHED / "tools"
+        lock = (_PROJECT / "requirements-release.lock").read_bytes()
+        tools = _FETCHED / f"tools-{sha256(lock).hexdigest()[:12]}"
         if not (tools / "bin/cyclonedx-py").exists():
             self._run(_PYTHON, "-P", "-m", "venv", tools)
             install = (

@@ -504,6 +504,31 @@ def test_a_release_is_not_made_where_it_would_remove_the_source_that_it_goes_on_
     assert (earlier / "pool").is_dir()
 
 
+def test_bills_of_materials_are_made_by_the_tools_of_the_lock_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = runpy.run_path(str(PROJECT / "packaging/release.py"))["Release"]
+    ran = list[tuple[str | Path, ...]]()
+    monkeypatch.setattr(release, "_run", lambda _self, *command: ran.append(command))
+    names = release.bills_of_materials.__globals__
+    monkeypatch.setitem(names, "_FETCHED", tmp_path / "fetched")
+    monkeypatch.setitem(names, "_PROJECT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text((PROJECT / "pyproject.toml").read_text("utf-8"), "utf-8")
+    made = release(tmp_path / "out", 0)
+
+    def is_installed_for(lock: str) -> bool:
+        (tmp_path / "requirements-release.lock").write_text(lock, "utf-8")
+        ran.clear()
+        made.bills_of_materials()
+        program = Path(ran[-1][0]).with_name("cyclonedx-py")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.touch()
+        return any("install" in command for command in ran)
+
+    tried = ["cyclonedx-bom==7.0", "cyclonedx-bom==7.0", "cyclonedx-bom==7.1"]
+    assert [is_installed_for(lock) for lock in tried] == [True, False, True]
+
+
 def test_what_a_key_signs_is_verified(built: Built) -> None:
     work = built.release.parents[1]
     for file in (built.release / "SHA256SUMS", *built.release.glob("*.whl")):
