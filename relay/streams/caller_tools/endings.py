@@ -19,7 +19,7 @@ from relay.audit.writer import AuditWriter
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.observability.ascii_json import members_of
 from relay.observability.metrics import Metrics
-from relay.routing.port import NodeFrames
+from relay.routing.port import NodeFrames, NodeRef
 from relay.streams.caller_tools.registry import Nodes, SessionRegistry
 from relay.streams.caller_tools.session import (
     CallerSession,
@@ -28,7 +28,7 @@ from relay.streams.caller_tools.session import (
     SharedBudget,
     Timeouts,
 )
-from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError, size_of
+from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, CallerToolError, size_of
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.health import Loop
@@ -211,6 +211,9 @@ class SessionEnding(StrEnum):
 
 
 _WITHDRAWN = "withdrawn"
+END_KEPT_S = 90.0
+"""How long a node that connects is told of an end again: a node sees the loss of its connection within 30 s,
+and its sessions outlive that by 60 s."""
 
 
 @define(eq=False, repr=False)
@@ -222,6 +225,7 @@ class Endings:
     _records: CallerRecords
     _budget: SharedBudget
     _monotonic: Callable[[], float]
+    _ends: dict[tuple[str, str], deque[tuple[float, SessionEnd]]] = field(init=False, factory=dict)
 
     def answer(self, session: CallerSession, request: PendingRequest, result: Any, size: int) -> None:
         """End ``request`` with the caller's result, of ``size`` bytes."""
@@ -275,8 +279,21 @@ class Endings:
             # The document of the frame has no reason of its own for a caller that has left.
             shown = SessionEnding.ENDED if reason is SessionEnding.DISCONNECTED else reason
             end: SessionEnd = {"session_id": session.session_id, "reason": shown}
+            ends = self._ends.setdefault((session.tenant, session.node_id), deque(maxlen=MAX_SESSIONS))
+            ends.append((self._monotonic(), end))
             self._outbox.post(session.node_id, OneWayType.SESSION_END, end)
         self._records.closed(session, reason)
+
+    def ends_of(self, node: NodeRef) -> list[SessionEnd]:
+        """Return the latest ends of sessions with ``node``: the frames may be lost with its connection."""
+        return [end for _, end in self._ends.get((node.tenant, node.node_id), ())]
+
+    def forget_ends(self) -> None:
+        """Forget the ends that are told no more."""
+        since = self._monotonic() - END_KEPT_S
+        for node, ends in list(self._ends.items()):
+            if ends[-1][0] < since:
+                del self._ends[node]
 
     def _end_without_caller(self, session: CallerSession) -> None:
         if session.is_without_caller and not session.has_ended:
@@ -357,6 +374,7 @@ class Expiry:
         self._each(self._sweep_requests_of)
 
     def sweep_sessions(self) -> None:
+        self._endings.forget_ends()
         self._each(self._sweep_session)
 
     def _each(self, sweep: Callable[[CallerSession, float], None]) -> None:

@@ -95,6 +95,9 @@ class NodeRequests:
             return
         is_resumed = self._node_sessions.get(node.node_id) == node.session_id
         self._node_sessions[node.node_id] = node.session_id
+        # First: with one session more than there are, an unattached local agent has none.
+        for end in self._endings.ends_of(node):
+            self._outbox.post(node.node_id, OneWayType.SESSION_END, end)
         for session in sessions:
             if not is_resumed:
                 # Another process of the node: the local agent that asked has lost its connection.

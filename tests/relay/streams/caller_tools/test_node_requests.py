@@ -2,6 +2,7 @@ import pytest
 
 from relay.audit.log import AuditUnavailableError
 from relay.routing.port import NodeRef
+from relay.streams.caller_tools.endings import END_KEPT_S
 from schemas.caller_tools import MAX_PENDING
 from schemas.frames import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
@@ -166,3 +167,28 @@ async def test_a_node_in_a_new_session_has_lost_its_requests_and_not_its_callers
     stage.request(session_id, 2)
     await answer(stage, session_id, 2)
     assert stage.results() == {request_id(2): 2}
+
+
+async def test_a_node_that_connects_is_told_again_which_of_its_sessions_have_ended_lately(
+    stage: CallerStage,
+) -> None:
+    sessions = before, meanwhile, live = [await stage.open() for _ in range(3)]
+    await stage.result("session_message", session_id=before, end=True)  # lost with the connection
+    stage.lose()
+    await stage.result("session_message", session_id=meanwhile, end=True)
+    stage.sent()
+    stage.link("S1")
+    told = [(type_, payload["session_id"]) for type_, payload in stage.sent()]
+    assert told == list(zip(["session_end", "session_end", "session_open"], sessions, strict=True))
+    stage.hub.seconds.now += END_KEPT_S + 1
+    stage.hub.expiry.sweep_sessions()
+    stage.link("S1")
+    assert [(type_, payload["session_id"]) for type_, payload in stage.sent()] == [("session_open", live)]
+
+
+async def test_a_node_of_another_tenant_is_told_of_no_end(stage: CallerStage) -> None:
+    await stage.result("session_message", session_id=await stage.open(), end=True)
+    stage.sent()
+    other = NodeRef("globex", stage.node.node_id, "S2")
+    stage.hub.caller_requests.connection_changed(other, connected=True)
+    assert stage.sent() == []
