@@ -57,12 +57,16 @@ class World:
         """Hold a caller; the sessions that it leaves are ended by another connection."""
         token = issue_token(self.system.plan, sub, scopes=[SCOPE])
         url = mcp_url(f"http://127.0.0.1:{self.port}")
-        async with LendingCaller.open(url, token, mode) as caller:
-            yield caller
-        if caller.sessions:
-            async with LendingCaller.open(url, token, NEW) as cleaner:
-                for session in caller.sessions:
-                    await cleaner.try_call("session_message", session_id=session, end=True)
+        left: set[str] = set()
+        try:
+            async with LendingCaller.open(url, token, mode) as caller:
+                left = caller.sessions
+                yield caller
+        finally:  # a test that fails must not leave the next ones a second session
+            if left:
+                async with LendingCaller.open(url, token, NEW) as cleaner:
+                    for session in left:
+                        await cleaner.try_call("session_message", session_id=session, end=True)
 
     async def until_connected(self, caller: LendingCaller) -> None:
         """Return when the node is connected to the relay, which takes a session with it then."""
