@@ -104,9 +104,10 @@ class NodeRequests:
                 for request in session.requests:
                     self._endings.withdraw(session, request.request_id, cancelled=False)
             self._outbox.post(node.node_id, OneWayType.SESSION_OPEN, session.frame())
-            if is_resumed:
-                for answer in session.requests.kept_answers():
-                    self._outbox.post(node.node_id, OneWayType.CALLER_TOOL_RESULT, answer)
+        # Last: they may be more than can wait, and a session that is not named ends at the node.
+        for session in sessions if is_resumed else ():
+            for answer in session.requests.kept_answers():
+                self._outbox.post(node.node_id, OneWayType.CALLER_TOOL_RESULT, answer)
 
     def _session_of(self, node: NodeRef, payload: Mapping[str, Any]) -> CallerSession | None:
         session_id: str = payload["session_id"]

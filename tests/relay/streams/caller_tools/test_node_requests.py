@@ -1,9 +1,14 @@
+from unittest.mock import Mock
+
 import pytest
 
 from relay.audit.log import AuditUnavailableError
 from relay.routing.port import NodeRef
+from relay.sessions.one_way_frames import OneWayFrames
+from relay.streams.caller_tools import endings
 from relay.streams.caller_tools.endings import END_KEPT_S
 from schemas.caller_tools import MAX_PENDING
+from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
 
@@ -184,6 +189,23 @@ async def test_a_node_that_connects_is_told_again_which_of_its_sessions_have_end
     stage.hub.expiry.sweep_sessions()
     stage.link("S1")
     assert [(type_, payload["session_id"]) for type_, payload in stage.sent()] == [("session_open", live)]
+
+
+async def test_answers_that_are_given_again_take_no_session_its_place(
+    stage: CallerStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [await stage.open() for _ in range(2)]
+    for number, session_id in enumerate(sessions * 2):
+        stage.request(session_id, number)
+        await answer(stage, session_id, number)
+    stage.lose()
+    stage.sent()
+    with monkeypatch.context() as patch:
+        patch.setattr(endings, "MAX_WAITING", 3)
+        patch.setattr(OneWayFrames, "send", Mock(side_effect=ToolError(Failure.RATE_LIMITED)))
+        stage.link("S1")
+    stage.hub.expiry.sweep_requests()
+    assert [type_ for type_, _ in stage.sent()] == ["session_open", "session_open", "caller_tool_result"]
 
 
 async def test_a_node_of_another_tenant_is_told_of_no_end(stage: CallerStage) -> None:
