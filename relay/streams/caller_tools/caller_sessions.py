@@ -164,6 +164,7 @@ class CallerSessions:
     async def _message(self, use: Use) -> CallerSession:
         """Open a session or find it, declare tools anew, send a message, end it: what the arguments name."""
         session_id = use.arguments.get("session_id")
+        checked_size("message", use.arguments.get("message", ""))  # before anything is changed
         if session_id is None:
             session = await self._opened(use)
         else:
@@ -218,7 +219,6 @@ class CallerSessions:
         context: Mapping[str, Any] = arguments.get("context", {})
         caller_id = caller_id_of(context, None)
         tools = lent(context.get("caller_tools", []))
-        checked_size("message", arguments.get("message", ""))
         node = self._nodes.find(principal.rights, reference, use.selection)
         holder = Holder(principal.name, node.node_id)
         self._registry.check_space(holder)
@@ -285,7 +285,6 @@ class CallerSessions:
         message = use.arguments.get("message")
         if message is None:
             return
-        checked_size("message", message)
         payload: SessionText = {"session_id": session.session_id, "message": message}
         self._outbox.send(session.node_id, OneWayType.SESSION_MESSAGE, payload)
 

@@ -351,6 +351,18 @@ async def test_an_answer_has_either_a_result_or_an_error(stage: CallerStage, ans
     assert stage.results() == {request_id(): None}
 
 
+async def test_a_message_that_is_refused_changes_nothing_of_what_is_lent(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.sent()
+    error = await stage.error(
+        "session_message", session_id=session_id, context={"caller_tools": []}, message="\u20ac" * 40_000
+    )
+    assert error["code"] == "E_MANIFEST_INVALID"
+    assert stage.sent() == []
+    stage.request(session_id)
+    assert len(await stage.events(session_id)) == 1
+
+
 async def test_a_result_that_is_too_large_leaves_the_request_pending(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id)
