@@ -303,14 +303,14 @@ class SessionRequests:
             if self._kept_bytes <= _MAX_KEPT_BYTES:
                 break
             self._drop_payload(oldest)
-        while len(self._ended) > _MAX_KEPT:
-            self._forget(next(iter(self._ended)))
+        self._forget_oldest()
 
     def withdraw(self, request_id: str) -> PendingRequest | None:
         """Remove a pending request whose answer is not needed; it cannot be asked again."""
         request = self._pending.pop(request_id, None)
         if request is not None:
             self._ended[request_id] = _Kept(None, 0, request.arrived)
+            self._forget_oldest()
         return request
 
     def answer_to(self, request_id: str) -> CallerToolResult | None:
@@ -325,6 +325,10 @@ class SessionRequests:
         """Forget the requests that ended before ``moment``."""
         for request_id in [key for key, kept in self._ended.items() if kept.ended < moment]:
             self._forget(request_id)
+
+    def _forget_oldest(self) -> None:
+        while len(self._ended) > _MAX_KEPT:
+            self._forget(next(iter(self._ended)))
 
     def _drop_payload(self, request_id: str) -> None:
         kept = self._ended[request_id]

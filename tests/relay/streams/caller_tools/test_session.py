@@ -134,6 +134,15 @@ def test_a_bounded_number_is_known() -> None:
     assert requests.is_known("r44")
 
 
+def test_a_bounded_number_of_requests_that_a_node_withdraws_is_known() -> None:
+    requests = SessionRequests()
+    for number in range(300):
+        requests.add(request(number))
+        requests.withdraw(f"r{number}")
+    assert not requests.is_known("r43")
+    assert requests.is_known("r44")
+
+
 @pytest.fixture
 async def session(stage: CallerStage) -> CallerSession:
     await stage.open()
