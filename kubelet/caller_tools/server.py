@@ -182,6 +182,8 @@ class Client:
 
     def session(self) -> Session | None:
         """Return the session that this client sees: its own, or the only one that is live."""
+        if self._writer.is_closing():
+            return None  # a message for it would be lost; the next client reads it
         sessions = self._parts.sessions
         return sessions.only() if self.attached_to is None else sessions.get(self.attached_to)
 

@@ -18,6 +18,7 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import (
     ANT,
     BEE,
+    BOUND_S,
     MEMORY,
     OTHER_OWNER,
     SEND,
@@ -82,6 +83,28 @@ async def test_a_connection_counts_until_what_its_client_does_not_read_is_droppe
             assert await one_more.at_end()
         assert log.entries("local client refused: too many connections")
         await until(lambda: relay.tools.summary().startswith("1 sessions, 0 local clients"))
+
+
+async def test_a_message_is_kept_where_the_only_client_is_being_disconnected(
+    relay: FakeRelay, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_ending = asyncio.Event()
+
+    async def ends_slowly(writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        is_ending.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_ended", ends_slowly)
+        async with connected(path) as leaving:
+            await leaving.request("node")
+        await asyncio.wait_for(is_ending.wait(), BOUND_S)
+    relay.open()
+    relay.give("session_message", {"session_id": ANT, "message": "before it is gone"})
+    async with connected(path) as next_one:
+        assert (await next_one.notification())["type"] == "caller_tools_config"
+        assert (await next_one.notification())["params"]["message"] == "before it is gone"
 
 
 async def test_a_message_goes_to_every_client_of_its_session(relay: FakeRelay, path: Path) -> None:
@@ -341,11 +364,12 @@ async def test_a_client_that_disconnects_cancels_its_requests(relay: FakeRelay, 
 async def test_a_client_that_does_not_read_is_disconnected(
     relay: FakeRelay, client: SocketClient, log: LogLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_UNSENT_BYTES", 1 << 17)
     relay.open()
     message = "x" * 190_000
-    for _ in range(8):
-        relay.give("session_message", {"session_id": ANT, "message": message})
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "MAX_UNSENT_BYTES", 1 << 17)
+        for _ in range(8):
+            relay.give("session_message", {"session_id": ANT, "message": message})
     await log.until("local client disconnected: it does not read what it is sent")
     assert relay.tools.counts["clients_that_do_not_read"] == 1
     async with connected(Path(client.writer.get_extra_info("peername"))) as other:
