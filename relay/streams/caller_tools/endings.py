@@ -225,7 +225,7 @@ class Endings:
     _records: CallerRecords
     _budget: SharedBudget
     _monotonic: Callable[[], float]
-    _ends: dict[tuple[str, str], deque[tuple[float, SessionEnd]]] = field(init=False, factory=dict)
+    _ends: dict[tuple[str, str], list[tuple[float, SessionEnd]]] = field(init=False, factory=dict)
 
     def answer(self, session: CallerSession, request: PendingRequest, result: Any, size: int) -> None:
         """End ``request`` with the caller's result, of ``size`` bytes."""
@@ -279,8 +279,9 @@ class Endings:
             # The document of the frame has no reason of its own for a caller that has left.
             shown = SessionEnding.ENDED if reason is SessionEnding.DISCONNECTED else reason
             end: SessionEnd = {"session_id": session.session_id, "reason": shown}
-            ends = self._ends.setdefault((session.tenant, session.node_id), deque(maxlen=MAX_SESSIONS))
+            ends = self._ends.setdefault((session.tenant, session.node_id), [])
             ends.append((self._monotonic(), end))
+            del ends[:-MAX_SESSIONS]
             self._outbox.post(session.node_id, OneWayType.SESSION_END, end)
         self._records.closed(session, reason)
 
