@@ -33,12 +33,15 @@ from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.health import Loop
 from schemas.payloads import CallerToolResult, SessionEnd
+from schemas.tally import Tally
 from schemas.text import printable
 from schemas.tokens import TokenError
 
 _RETRY_MS = 1000
 MAX_WAITING = 1024
 """The frames that wait for one node."""
+MAX_WAITING_BYTES = 16 << 20
+"""Their size, but for the first: more than the tools of all sessions of one node."""
 
 
 @define(eq=False, repr=False)
@@ -48,7 +51,8 @@ class Outbox:
     _frames: NodeFrames
     _log: FilteringBoundLogger
     _on_dropped: Callable[[OneWayType], None] = lambda _: None
-    _waiting: dict[str, deque[tuple[OneWayType, Mapping[str, Any]]]] = field(init=False, factory=dict)
+    _waiting: dict[str, deque[tuple[OneWayType, Mapping[str, Any], int]]] = field(init=False, factory=dict)
+    _bytes: Tally[str] = field(init=False, factory=Tally)
     _overflowing: set[str] = field(init=False, factory=set)
 
     def __len__(self) -> int:
@@ -68,18 +72,27 @@ class Outbox:
         """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
         waiting = self._waiting.setdefault(node_id, deque())
         if len(waiting) >= MAX_WAITING:
-            self._on_dropped(type_)
-            # A node that sends requests and does not read the answers; it requests them again.
-            if node_id not in self._overflowing:
-                self._overflowing.add(node_id)
-                self._log.warning("frames dropped: the node does not read", node_id=node_id)
+            self._dropped(node_id, type_)
             return
-        waiting.append((type_, payload))
+        size = size_of(payload) if waiting else 0  # most are sent at once
+        if self._bytes[node_id] + size > MAX_WAITING_BYTES:
+            self._dropped(node_id, type_)
+            return
+        waiting.append((type_, payload, size))
+        self._bytes[node_id] += size
         self._flushed(node_id)
+
+    def _dropped(self, node_id: str, type_: OneWayType) -> None:
+        self._on_dropped(type_)
+        # A node that sends requests and does not read the answers; it requests them again.
+        if node_id not in self._overflowing:
+            self._overflowing.add(node_id)
+            self._log.warning("frames dropped: the node does not read", node_id=node_id)
 
     def drop(self, node_id: str) -> None:
         """Drop what waits for a node whose connection is lost."""
         self._waiting.pop(node_id, None)
+        self._bytes.pop(node_id, None)
         self._overflowing.discard(node_id)
 
     def flush(self) -> None:
@@ -90,7 +103,7 @@ class Outbox:
         """Send what waits for a node; return whether nothing is left."""
         waiting = self._waiting.get(node_id)
         while waiting:
-            type_, payload = waiting[0]
+            type_, payload, size = waiting[0]
             try:
                 self._frames.send(node_id, type_, payload)
             except Exception as error:  # noqa: BLE001 - a bug with one frame must not hold up those behind it
@@ -100,6 +113,7 @@ class Outbox:
                 if failure is not Failure.NODE_OFFLINE:
                     self._log.error("frame not sent", node_id=node_id, type=type_.value, exc_info=error)
             waiting.popleft()
+            self._bytes[node_id] -= size
         self.drop(node_id)
         return True
 

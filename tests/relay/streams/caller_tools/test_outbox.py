@@ -98,3 +98,20 @@ def test_a_limited_number_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> No
     frames.accepts = 0
     post(outbox, 5, 6, 7)
     assert len(hub.lines.entries("frames dropped: the node does not read")) == 2
+
+
+def test_a_limited_size_waits(hub: Hub) -> None:
+    frames = Frames(0)
+    dropped: list[OneWayType] = []
+    outbox = Outbox(frames, hub.log, dropped.append)
+    for number in range(100):
+        outbox.post(NODE, OneWayType.CALLER_TOOL_RESULT, {"n": number, "result": "x" * 190_000})
+    assert len(outbox) == 100 - len(dropped) == 89
+    frames.accepts = 100
+    outbox.flush()
+    assert frames.sent == list(range(89))
+    post(outbox, 100)
+    assert frames.sent[-1] == 100
+    frames.accepts = 0
+    post(outbox, 101, 102)
+    assert len(outbox) == 2
