@@ -265,7 +265,10 @@ class DaemonClient:
                 if self._is_attached:
                     self._follower.lend(lending["caller_id"], lending["tools"])
             case "session_message":
-                self._follower.message(message["params"]["message"])
+                params = message["params"]
+                # Not of another session: until it is attached, it is sent those of the only one.
+                if self._session_id is None or params.get("session_id") == self._session_id:
+                    self._follower.message(params["message"])
             case _:
                 request_id = message.get("id")
                 answer = self._waiting.get(request_id) if isinstance(request_id, int) else None

@@ -195,6 +195,20 @@ async def test_attached_it_never_shows_another_session(
         assert follower.lent == [("bee", ["send_response"]), ("bee", [])]
 
 
+async def test_attached_it_never_reads_a_message_of_another_session(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, followed(path, log, BEE) as (_, follower):
+        relay.open(ANT, "ant", MEMORY)
+        await log.until("session not live")  # until then the daemon shows it the only one
+        relay.give("session_message", {"session_id": ANT, "message": "for the agent of ant"})
+        relay.open(BEE, "bee", SEND)
+        await until(lambda: follower.lent)
+        relay.give("session_message", {"session_id": BEE, "message": "for the agent of bee"})
+        await until(lambda: "for the agent of bee" in follower.messages)
+        assert follower.messages == ["for the agent of bee"]
+
+
 async def test_attached_to_what_it_was_shown_already_it_shows_that(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
