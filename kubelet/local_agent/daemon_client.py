@@ -152,6 +152,12 @@ class DaemonClient:
         Raises:
             ToolError: it failed, or the daemon is not reached.
         """
+        # Until it is attached, the daemon would pass it on to the only session: another one.
+        if self._session_id is not None and self._writer is not None and not self._is_attached:
+            raise ToolError(Failure.SESSION_UNKNOWN, "The session of this agent is not live.")
+        return await self._request(method, params)
+
+    async def _request(self, method: str, params: Mapping[str, Any]) -> Any:
         with self._asked(method, params) as answer:
             while not await self._is_answered(answer):
                 await self._probe()
@@ -226,7 +232,7 @@ class DaemonClient:
     async def _greet(self, writer: asyncio.StreamWriter) -> None:
         """Learn which node this is, and attach."""
         try:
-            answer = await self.request("node", {})
+            answer = await self._request("node", {})
             if not isinstance(answer, dict) or not is_node_id(str(answer.get("node_id"))):
                 # Of another version: it may be replaced meanwhile.
                 self._log.error("message of the daemon not read", reason="it names no node")
@@ -246,7 +252,7 @@ class DaemonClient:
         """Attach to the session; the relay may name it again only after a while."""
         while self._session_id is not None:
             try:
-                await self.request("session_attach", {"session_id": self._session_id})
+                await self._request("session_attach", {"session_id": self._session_id})
             except ResponseError as error:
                 self._log.info("session not live", reason=printable(str(error)))
                 await self._sleep(self._backoff.next_s())

@@ -209,6 +209,21 @@ async def test_attached_it_never_reads_a_message_of_another_session(
         assert follower.messages == ["for the agent of bee"]
 
 
+async def test_until_it_is_attached_it_replies_to_no_other_session(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, followed(path, log, BEE) as (client, follower):
+        relay.open(ANT, "ant", MEMORY)
+        await log.until("session not live")
+        with pytest.raises(ToolError) as raised:
+            await client.request("session_reply", {"message": "for bee"})
+        assert raised.value.failure is Failure.SESSION_UNKNOWN
+        relay.open(BEE, "bee", SEND)
+        await until(lambda: follower.lent)
+        await client.request("session_reply", {"message": "for bee"})
+        assert relay.of("session_event") == [{"session_id": BEE, "message": "for bee"}]
+
+
 async def test_attached_to_what_it_was_shown_already_it_shows_that(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
