@@ -155,6 +155,10 @@ class MeteredConnection(ClientConnection):
         """Accept one frame more, beyond the rate: this node has requested it."""
         self._budget.expect(_FRAMES_OF_AN_ANSWER)
 
+    def expect_answers_again(self) -> None:
+        """Accept also, beyond the rate, what this node has requested on the connection before."""
+        self._budget.expect(_MOST_CREDIT)
+
 
 def retry_after_s(error: Exception) -> float:
     """Return how long the relay that refused the connection asks to be left alone; 0 if it does not.
@@ -332,6 +336,11 @@ class Channel:
                 raise PeerProtocolError("more frames than this node accepts") from None
             raise
         return self._session.receive(text)
+
+    def expect_answers_again(self) -> None:
+        """Accept what the relay has answered lately once more: it resumes the session."""
+        if isinstance(self._socket, MeteredConnection):
+            self._socket.expect_answers_again()
 
     def take_dropped(self) -> dict[DropReason, int]:
         """Return how many frames were dropped since the last call, by reason."""

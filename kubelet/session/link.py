@@ -321,7 +321,9 @@ class RelayLink:
         self._session = (address, payload["session_id"])
         self.connected_to = address
         self._resumed = payload["resumed"]
-        if not self._resumed:
+        if self._resumed:
+            channel.expect_answers_again()
+        else:
             self._gauge = TransitGauge()
         self._gauge.delay_ms(payload["server_time_ms"], self.ticks_ms())
         self.announcer.follow_interval(payload["heartbeat_interval_ms"] / 1000)

@@ -69,6 +69,16 @@ async def test_a_command_that_survives_its_connection_is_answered_over_the_next(
         assert rig.worker.begun.empty()
 
 
+async def test_what_the_relay_has_answered_lately_may_come_again_at_once(rig: Rig) -> None:
+    async with rig.running():
+        (await rig.opened()).drop()
+        (await rig.waits.next()).end()
+        end = await rig.opened(resumed=True)
+        for _ in range(500):
+            await end.send("caller_tool_result", result="x" * 20_000)
+        assert (await end.command()).payload["ok"] is True
+
+
 CLOSES = [
     pytest.param(CloseCode.AUTH_FAILED, LinkState.REFUSED, 0, id="4001 auth failed"),
     pytest.param(CloseCode.SUPERSEDED, LinkState.SUPERSEDED, SUPERSEDED_WAIT_S, id="4008 superseded"),
