@@ -217,7 +217,7 @@ class Client:
             tools = list(session.tools.values())
             self.notify("caller_tools_config", {"caller_id": session.caller_id, "tools": tools})
         while session.unread:
-            self.deliver(session, session.unread.popleft())
+            self.deliver(session, session.unread.popleft()[0])
 
     def deliver(self, session: Session, message: str) -> None:
         self.notify("session_message", {"session_id": session.session_id, "message": message})
@@ -332,7 +332,7 @@ class SocketServer:
         receivers = [client for client in self._clients if client.session() is session]
         for client in receivers:
             client.deliver(session, message)
-        if not receivers and not session.keep_unread(message):
+        if not receivers and not self._parts.sessions.keep_unread(session, message):
             self._parts.counts["messages_dropped"] += 1
             self._parts.log.warning("oldest message of a caller dropped: no local client reads it")
 

@@ -27,6 +27,8 @@ MAX_UNREAD = 16
 """The messages of one session that are kept until a local client reads them."""
 _MAX_UNREAD_BYTES = 1 << 20
 """Their size as they are written, all at once: far below what disconnects a client (``server``)."""
+MAX_UNREAD_BYTES = 4 << 20
+"""The same of all sessions together: a board has less memory than 64 times as much."""
 DEFAULT_TIMEOUT_S = 60.0
 MAX_LENT_BYTES = 4 << 20
 """What all sessions of a node lend together, as JSON; in memory it is several times as much."""
@@ -97,7 +99,7 @@ class Session:
     Attributes:
         tools: what the caller lends, by name, each with an ``inputSchema``.
         timeout_s: how long the relay waits for the caller's answer to a request.
-        unread: messages for the local agent that no client has received.
+        unread: messages for the local agent that no client has received, each with its size as it is written.
         confirmed: whether the relay has named it since the connection to it was made.
     """
 
@@ -106,14 +108,18 @@ class Session:
     owner: str
     tools: Mapping[str, CallerTool]
     timeout_s: float = DEFAULT_TIMEOUT_S
-    unread: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_UNREAD))
+    unread: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=MAX_UNREAD))
     confirmed: bool = True
+
+    @property
+    def unread_bytes(self) -> int:
+        return sum(size for _, size in self.unread)
 
     def keep_unread(self, message: str) -> bool:
         """Keep ``message`` until a client reads it; return whether all before it are still kept."""
         count = len(self.unread)
-        self.unread.append(message)
-        while sum(map(size_of, self.unread)) > _MAX_UNREAD_BYTES:
+        self.unread.append((message, size_of(message)))
+        while self.unread_bytes > _MAX_UNREAD_BYTES:
             self.unread.popleft()
         return len(self.unread) == count + 1
 
@@ -178,6 +184,14 @@ class Sessions:
         self._set_timeout(session, opened)
         self._changed(None)
         return session
+
+    def keep_unread(self, session: Session, message: str) -> bool:
+        """Keep ``message`` until a client of ``session`` reads it; return whether all others are kept."""
+        is_kept = session.keep_unread(message)
+        while sum(each.unread_bytes for each in self) > MAX_UNREAD_BYTES:
+            max(self, key=lambda each: each.unread_bytes).unread.popleft()
+            is_kept = False
+        return is_kept
 
     def end(self, session_id: str) -> None:
         self._sizes.pop(session_id, None)

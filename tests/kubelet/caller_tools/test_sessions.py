@@ -7,6 +7,7 @@ from kubelet.caller_tools import sessions as caller_names
 from kubelet.caller_tools import sessions as sessions_module
 from kubelet.caller_tools.sessions import (
     MAX_UNREAD,
+    MAX_UNREAD_BYTES,
     CallerNames,
     CallerNamesError,
     Session,
@@ -119,12 +120,26 @@ def test_unread_messages_are_bounded_by_number_and_by_size() -> None:
     session = Session(ANT, "ant", OWNER, {})
     assert all(session.keep_unread(str(number)) for number in range(MAX_UNREAD))
     assert not session.keep_unread("one more")
-    assert session.unread[0] == "1"
+    assert session.unread[0][0] == "1"
     session.unread.clear()
     # 180 000 bytes each, as they are written.
     assert all(session.keep_unread(letter * 30_000) for letter in "éèàùç")
     assert not session.keep_unread("ü" * 30_000)
-    assert "".join(text[0] for text in session.unread) == "èàùçü"
+    assert "".join(text[0] for text, _ in session.unread) == "èàùçü"
+
+
+def test_unread_messages_of_all_sessions_are_bounded_by_size_and_the_longest_mailbox_loses_first(
+    sessions: Sessions,
+) -> None:
+    small, *large = [
+        sessions.open(opened(f"gogol_20261122_021500_0000000{number}", f"c{number}")) for number in range(9)
+    ]
+    assert sessions.keep_unread(small, "small")
+    kept = [sessions.keep_unread(session, "x" * 190_000) for _ in range(5) for session in large]
+    assert kept.count(True) == 22
+    assert [text for text, _ in small.unread] == ["small"]
+    assert sum(size for session in sessions for _, size in session.unread) <= MAX_UNREAD_BYTES
+    assert all(session.unread for session in large)
 
 
 @pytest.fixture
