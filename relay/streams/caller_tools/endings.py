@@ -71,23 +71,25 @@ class Outbox:
     def post(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
         waiting = self._waiting.setdefault(node_id, deque())
-        if len(waiting) >= MAX_WAITING:
-            self._dropped(node_id, type_)
-            return
-        size = size_of(payload) if waiting else 0  # most are sent at once
-        if self._bytes[node_id] + size > MAX_WAITING_BYTES:
-            self._dropped(node_id, type_)
+        # Most are sent at once, and of a node that overflows none is measured.
+        size = size_of(payload) if 0 < len(waiting) < MAX_WAITING else 0
+        # An end always waits: a session is opened only when nothing does, so that there are few.
+        if type_ is not OneWayType.SESSION_END and not self._has_room(node_id, size):
+            self._on_dropped(type_)
+            # A node that sends requests and does not read the answers; it requests them again.
+            if node_id not in self._overflowing:
+                self._overflowing.add(node_id)
+                self._log.warning("frames dropped: the node does not read", node_id=node_id)
             return
         waiting.append((type_, payload, size))
         self._bytes[node_id] += size
         self._flushed(node_id)
 
-    def _dropped(self, node_id: str, type_: OneWayType) -> None:
-        self._on_dropped(type_)
-        # A node that sends requests and does not read the answers; it requests them again.
-        if node_id not in self._overflowing:
-            self._overflowing.add(node_id)
-            self._log.warning("frames dropped: the node does not read", node_id=node_id)
+    def _has_room(self, node_id: str, size: int) -> bool:
+        waiting = self._waiting[node_id]
+        if len(waiting) >= MAX_WAITING:
+            return False
+        return self._bytes[node_id] + size <= MAX_WAITING_BYTES
 
     def drop(self, node_id: str) -> None:
         """Drop what waits for a node whose connection is lost."""
