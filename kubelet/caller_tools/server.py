@@ -34,7 +34,7 @@ from schemas.pacing import TokenBucket
 _SEVERAL = "More than one session is live, and this connection is attached to none."
 _ATTACH = "Attach the connection to one of them: session_attach, or edge-kubelet mcp --session ID."
 _NONE = "No session is live, and no tool is lent."
-_ENDED = "The session of this connection has ended."
+_ENDED = "The session of this connection, or of its message, has ended."
 MAX_IN_FLIGHT = 256
 MAX_UNSENT_BYTES = 2 << 20
 """What a client may leave unread before it is disconnected."""
@@ -102,11 +102,14 @@ class LocalMethods:
         return {"session_id": session_id, "caller_id": session.caller_id}
 
     async def session_reply(self, client: "Client", params: Mapping[str, Any]) -> Any:
-        _check_members(params, {"message"})
+        _check_members(params, {"message", "session_id"})
         message = _text(params, "message")
         if size_of(message) > MAX_VALUE_BYTES:
             raise ToolError(Failure.ARGUMENTS_INVALID, "The message is larger than 192 KiB.")
         session = self._session_of(client)
+        if "session_id" in params and _text(params, "session_id") != session.session_id:
+            # Of a message whose session was followed by another since: not for that one's caller.
+            raise ToolError(Failure.SESSION_UNKNOWN, _ENDED)
         event = {"session_id": session.session_id, "message": message}
         if not self._send(OneWayType.SESSION_EVENT, event):
             if self.is_connected:

@@ -61,25 +61,32 @@ ENTRIES: Mapping[str, dict[str, Any]] = {
 
 
 class Mailbox:
-    """The messages that were not read yet; of too many, the newest."""
+    """The messages that were not read yet; of too many, the newest.
+
+    Attributes:
+        session_id: the session of those that were read last; empty before.
+    """
 
     def __init__(self) -> None:
-        self._unread: deque[str] = deque(maxlen=MAX_UNREAD)
+        self.session_id = ""
+        self._unread: deque[tuple[str, str]] = deque(maxlen=MAX_UNREAD)
         self._arrived = asyncio.Event()
 
-    def put(self, message: str) -> None:
-        self._unread.append(message)
+    def put(self, session_id: str, message: str) -> None:
+        self._unread.append((session_id, message))
         self._arrived.set()
 
     async def take(self, wait_ms: int) -> list[str]:
-        """Return all messages; wait ``wait_ms`` for one if there is none."""
+        """Return all messages of one session, the oldest one's; wait ``wait_ms`` for one if there is none."""
         if not self._unread:
+            self._arrived.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_ms / 1000):
                     await self._arrived.wait()
-        messages = list(self._unread)
-        self._unread.clear()
-        self._arrived.clear()
+        messages = list[str]()
+        while self._unread and (not messages or self._unread[0][0] == self.session_id):
+            self.session_id, message = self._unread.popleft()
+            messages.append(message)
         return messages
 
 
@@ -222,8 +229,8 @@ class AgentTools:
     def withdraw(self) -> None:
         self._toolbox.withdraw()
 
-    def message(self, message: str) -> None:
-        self._mailbox.put(message)
+    def message(self, session_id: str, message: str) -> None:
+        self._mailbox.put(session_id, message)
 
     async def close(self) -> None:
         if self._own is not None:
@@ -259,4 +266,15 @@ class AgentTools:
         schema.check(arguments)
         if name == READ:
             return {"messages": await self._mailbox.take(arguments.get("wait_ms", 0))}
-        return await daemon.request("session_reply", arguments)
+        return await self._replied(daemon, arguments)
+
+    async def _replied(self, daemon: Daemon, arguments: Mapping[str, Any]) -> Any:
+        """Reply to the caller whose messages were read last, if any were: another may have followed it."""
+        if not (session_id := self._mailbox.session_id):
+            return await daemon.request("session_reply", arguments)
+        try:
+            return await daemon.request("session_reply", {**arguments, "session_id": session_id})
+        except ResponseError as error:
+            if error.sent.get("code") == Failure.SESSION_UNKNOWN.value.code:
+                self._mailbox.session_id = ""  # refused once: what the agent sends now is for the next caller
+            raise

@@ -53,7 +53,9 @@ def read(line: bytes) -> Mapping[str, Any]:
             for tool in _member(params, "tools", list):
                 _check_tool(tool)
         case "session_message":
-            _member(_member(message, "params", dict), "message", str)
+            params = _member(message, "params", dict)
+            _member(params, "session_id", str)
+            _member(params, "message", str)
         case _ if message.get("error") is not None:
             data = _member(message, "error", dict).get("data", {})
             if not isinstance(data, dict) or not isinstance(data.get("caller_message"), str | None):
@@ -89,8 +91,8 @@ class Follower(Protocol):
     def withdraw(self) -> None:
         """Note that nothing is lent: the daemon is not reached."""
 
-    def message(self, message: str) -> None:
-        """Take a message of the caller."""
+    def message(self, session_id: str, message: str) -> None:
+        """Take a message of the caller of a session."""
 
 
 class ResponseError(ToolError):
@@ -273,8 +275,8 @@ class DaemonClient:
             case "session_message":
                 params = message["params"]
                 # Not of another session: until it is attached, it is sent those of the only one.
-                if self._session_id is None or params.get("session_id") == self._session_id:
-                    self._follower.message(params["message"])
+                if self._session_id in {None, params["session_id"]}:
+                    self._follower.message(params["session_id"], params["message"])
             case _:
                 request_id = message.get("id")
                 answer = self._waiting.get(request_id) if isinstance(request_id, int) else None

@@ -433,6 +433,13 @@ async def test_a_lent_tool_is_requested_and_answered(relay: FakeRelay, client: S
             ["ant", "bee"], "session_reply", {"message": "to whom"}, "E_VERB_UNSUPPORTED", id="two callers"
         ),
         pytest.param(
+            ["bee"],
+            "session_reply",
+            {"message": "to ant", "session_id": ANT},
+            "E_SAFETY_DENIED",
+            id="to a caller that another has followed",
+        ),
+        pytest.param(
             ["ant"],
             "session_reply",
             {"message": "x" * (192 * 1024)},
@@ -543,6 +550,7 @@ async def test_the_node_names_itself(client: SocketClient) -> None:
         ("session_attach", {"session_id": 1}),
         ("session_reply", {}),
         ("session_reply", {"message": {}}),
+        ("session_reply", {"message": "done", "session_id": 1}),
         ("node", {"extra": 1}),
     ],
 )

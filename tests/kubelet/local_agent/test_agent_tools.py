@@ -20,7 +20,7 @@ from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
-from tests.fakes.caller_tools import SEND
+from tests.fakes.caller_tools import ANT, BEE, SEND
 from tests.fakes.clock import FakeClock
 from tests.fakes.guide import png
 from tests.fakes.shipped_kinds import METRICS, SYSTEM_ECHO, echo_handler
@@ -102,29 +102,45 @@ async def test_an_error_of_the_protocol_is_a_fault_of_ours(tools: AgentTools, da
 
 
 async def test_messages_are_read_and_answered_by_tools(tools: AgentTools, daemon: Daemon) -> None:
-    tools.message("hello")
+    tools.message(ANT, "hello")
     assert (await tools.call(daemon, "caller-messages", {})).value == {"messages": ["hello"]}
     assert (await tools.call(daemon, "caller-messages", {"wait_ms": -1})).error is not None
     assert (await tools.call(daemon, "caller-reply", {"message": "hi"})).error is None
-    assert daemon.requests == [("session_reply", {"message": "hi"})]
+    assert daemon.requests == [("session_reply", {"message": "hi", "session_id": ANT})]
+
+
+async def test_a_reply_is_for_the_caller_whose_messages_were_read(tools: AgentTools, daemon: Daemon) -> None:
+    await tools.call(daemon, "caller-reply", {"message": "before any"})
+    tools.message(ANT, "one")
+    tools.message(ANT, "two")
+    tools.message(BEE, "three")
+    read = [(await tools.call(daemon, "caller-messages", {})).value["messages"] for _ in range(2)]
+    assert read == [["one", "two"], ["three"]]
+    daemon.error = ResponseError({"code": -32000, "data": ToolError(Failure.RATE_LIMITED).envelope()})
+    await tools.call(daemon, "caller-reply", {"message": "again later"})
+    daemon.error = ResponseError({"code": -32000, "data": ToolError(Failure.SESSION_UNKNOWN).envelope()})
+    answer = await tools.call(daemon, "caller-reply", {"message": "bee has gone"})
+    assert answer.error is not None
+    await tools.call(daemon, "caller-reply", {"message": "to the next"})
+    assert [params.get("session_id") for _, params in daemon.requests] == [None, BEE, BEE, None]
 
 
 async def test_messages_are_read_once_in_order_and_a_reader_may_wait_for_the_first() -> None:
     mailbox = Mailbox()
-    mailbox.put("one")
-    mailbox.put("two")
+    mailbox.put(ANT, "one")
+    mailbox.put(ANT, "two")
     assert await mailbox.take(0) == ["one", "two"]
     assert await mailbox.take(1) == []
     reading = asyncio.create_task(mailbox.take(10_000))
     await asyncio.sleep(0)
-    mailbox.put("late")
+    mailbox.put(ANT, "late")
     assert await reading == ["late"]
 
 
 async def test_of_too_many_the_newest_are_kept() -> None:
     mailbox = Mailbox()
     for number in range(MAX_UNREAD + 1):
-        mailbox.put(str(number))
+        mailbox.put(ANT, str(number))
     messages = await mailbox.take(0)
     assert (len(messages), messages[0]) == (MAX_UNREAD, "1")
 

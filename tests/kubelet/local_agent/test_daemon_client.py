@@ -36,7 +36,7 @@ class Follower:
     def withdraw(self) -> None:
         self.lent.append(("", []))
 
-    def message(self, message: str) -> None:
+    def message(self, session_id: str, message: str) -> None:  # noqa: ARG002 - one session each
         self.messages.append(message)
 
 
