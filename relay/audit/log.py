@@ -193,7 +193,7 @@ class AuditLog:
             raise AuditUnavailableError(os.strerror(error.errno or 0)) from None
         if written != len(data):
             self.available = False
-            return self._cut_short(data[:written])
+            return self._cut_short(data, written)
         self._size += len(data) - len(ready.data)
         self._torn, self._begun = False, True
         self.has_appended(ready)
@@ -216,10 +216,12 @@ class AuditLog:
         except OSError:
             written = 0  # nor can it be written, as the next write finds
         self.available = written >= len(data)
-        return self._cut_short(data[: max(written, 0)])
+        return self._cut_short(data, max(written, 0))
 
-    def _cut_short(self, data: bytes) -> int:
-        """Note that ``data`` alone was written, and return how many lines of it are whole."""
+    def _cut_short(self, data: bytes, written: int) -> int:
+        """Note that ``written`` bytes of ``data`` were written, and return how many lines of it are whole."""
+        lacks_end_alone = data[written : written + 1] == b"\n"  # which the next write begins with
+        data = data[:written]
         self._size += len(data)
         if self._torn and data:
             data, self._torn, self.head = data[1:], False, self._prev
@@ -229,6 +231,9 @@ class AuditLog:
             self._begun = True
         if rest:
             self._torn, self._prev = True, line_hash(self._prev, rest)
+            if lacks_end_alone:
+                self.head, self._begun = self._prev, True
+                return len(ended) + 1
         return len(ended)
 
     def sync(self) -> None:
@@ -252,16 +257,14 @@ class AuditLog:
         self.synced_head = head
 
     def _rotate_if_due(self, now: SystemMs) -> None:
-        """Begin a new file if this one is full, or was moved away."""
-        self._checked_ms = now
-        if self._in_place():
-            if os.fstat(self._descriptor).st_size < self.max_bytes:
-                return
+        """Begin a new file if this one is full, or was moved away; without one, the next line tries again."""
+        if self._in_place() and os.fstat(self._descriptor).st_size >= self.max_bytes:
             # If the rename fails, this file is continued, and the next check tries again.
             with suppress(OSError):
                 self._rename()
         if not self._in_place():
             self._begin_file()
+        self._checked_ms = now
 
     def _in_place(self) -> bool:
         try:

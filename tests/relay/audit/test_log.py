@@ -188,6 +188,16 @@ def test_what_a_full_disk_cut_short_is_a_link_as_it_stands(path: Path, size: int
     assert json.loads(after)["prev"] == expected
 
 
+def test_a_line_that_lacks_only_its_end_is_written(path: Path) -> None:
+    audit = AuditLog(path, FakeClock(NOW_MS))
+    audit.write(number=1)
+    with full_disk(2 * path.stat().st_size - 1):
+        audit.write(number=2)
+    assert audit.head == sha256(path.read_bytes().splitlines()[-1])
+    audit.write(number=3)
+    assert numbers(path) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("room", [0, 1, 5])
 def test_a_disk_that_stays_full_leaves_pieces_that_are_all_links(path: Path, room: int) -> None:
     audit = AuditLog(path, FakeClock(NOW_MS))
@@ -400,6 +410,9 @@ def test_lines_that_would_go_into_a_deleted_file_are_not_written(path: Path, tmp
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AuditUnavailableError, match="deleted"):
         rotating.write()
+    with pytest.raises(AuditUnavailableError, match="deleted"):
+        rotating.audit.write(number=3)  # in the same second
+    assert not rotating.audit.takes_more(rotating.clock())
     availability = [rotating.audit.available]
     path.unlink()
     rotating.write()
