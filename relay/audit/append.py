@@ -15,7 +15,7 @@ _INPUT, _FILE = 0, 1
 def main() -> None:
     """Append until no more can be sent, or something cannot be written whole."""
     _answer()
-    while data := os.read(_INPUT, MOST_BYTES):
+    while data := _message():
         try:
             written = os.write(_FILE, data)
         except OSError:
@@ -23,6 +23,15 @@ def main() -> None:
         if written != len(data):
             return
         _answer()
+
+
+def _message() -> bytes:
+    try:
+        return os.read(_INPUT, MOST_BYTES)
+    except (
+        ConnectionResetError
+    ):  # the relay was killed with answers unread: said once, before what it has sent
+        return os.read(_INPUT, MOST_BYTES)
 
 
 def _answer() -> None:

@@ -19,6 +19,7 @@ from relay.audit.append import MOST_BYTES
 
 _PROGRAM = Path(__file__).with_name("append.py")
 _END_S = 5.0
+_WAIT_MS = 10
 
 
 @define(eq=False, repr=False)
@@ -41,9 +42,9 @@ class Appender:
     _process: subprocess.Popen[bytes] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # What ends a relay is sent to all processes of its service or terminal. This one ends by itself.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             ours.settimeout(0)
             self._process = subprocess.Popen(  # noqa: S603
@@ -75,6 +76,8 @@ class Appender:
 
     def answered(self) -> bool:
         """Return whether one more message is written whole; it may not be known yet."""
+        if self.ended:  # answers may follow the error that says so: the size of the file says more
+            return False
         try:
             self.ended = not self._socket.recv(1)
         except BlockingIOError:
@@ -85,10 +88,10 @@ class Appender:
         return self.runs and not began
 
     def wait(self) -> None:
-        """Wait until ``answered`` can tell more: as long as the disk takes."""
+        """Wait until ``answered`` can tell more, or not long: another thread may have asked it since."""
         waits = poll()
         waits.register(self._socket, POLLIN)
-        waits.poll()
+        waits.poll(_WAIT_MS)
 
     def end(self) -> int | None:
         """Have it end once it has written all, and return its exit status, or None if it takes too long."""

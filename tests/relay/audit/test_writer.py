@@ -4,6 +4,7 @@ All of it holds for the thread that writes and, where calls are many, for the pr
 """
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from relay.audit.appender import Appender
 from relay.audit.log import AuditInUseError, AuditLog, AuditUnavailableError, Chained, NewLine
 from relay.audit.verify import verify
 from relay.audit.writer import BUSY_LINES, AuditWriter
@@ -416,6 +418,89 @@ async def test_without_a_process_the_thread_goes_on(stage: Stage, monkeypatch: p
     await stage.writer.record('"number":2')
     entries = stage.lines.entries("audit process not started; a thread writes the audit")
     assert [entry["reason"] for entry in entries] == [f"[Errno 2] {os.strerror(2)}: '/nowhere/python'"]
+
+
+@BY_PROCESS
+async def test_the_thread_goes_on_where_the_loop_has_just_read_what_it_waits_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, read = threading.Event(), threading.Event()
+    wait = Appender.wait
+
+    def late(appender: Appender) -> None:
+        waits.set()
+        assert read.wait(BOUND_S)
+        wait(appender)
+
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    sent = asyncio.create_task(stage.record(2))
+    for _ in range(100):  # after which it has been sent
+        await asyncio.sleep(0)
+    monkeypatch.setattr(Appender, "wait", late)
+    flushed = asyncio.create_task(asyncio.to_thread(stage.writer.flush))
+    await asyncio.to_thread(waits.wait, BOUND_S)
+    process.resume()
+    await sent
+    read.set()
+    await flushed
+
+
+@BY_PROCESS
+async def test_a_process_that_has_ended_does_not_run_again(tmp_path: Path) -> None:
+    """What it has answered before may be read after its end."""
+    file = AuditLog(tmp_path / "audit.jsonl", FakeClock(NOW_MS))
+    appender = Appender(*file.descriptors)
+    await until(lambda: appender.answered() or appender.runs)
+    assert appender.send(b"1\n")
+    appender.wait()
+    [process] = appenders()
+    process.suspend()
+    await until(lambda: process.status() == psutil.STATUS_STOPPED)
+    assert appender.send(b"2\n")
+    process.kill()
+    assert appender.end() == -signal.SIGKILL
+    while not appender.ended:
+        appender.answered()
+    assert not appender.answered()
+    assert (appender.ended, appender.runs) == (True, False)
+    appender.close()
+    file.close()
+
+
+@BY_PROCESS
+async def test_what_a_relay_has_sent_is_written_though_it_was_killed_with_an_answer_unread(
+    tmp_path: Path,
+) -> None:
+    file = AuditLog(tmp_path / "audit.jsonl", FakeClock(NOW_MS))
+    appender = Appender(*file.descriptors)
+    await until(lambda: appender.answered() or appender.runs)
+    assert appender.send(b"1\n")
+    await until(lambda: file.path.read_bytes() == b"1\n")
+    [process] = appenders()
+    process.suspend()
+    await until(lambda: process.status() == psutil.STATUS_STOPPED)
+    assert appender.send(b"2\n")
+    appender.close()  # as where the relay was killed
+    process.resume()
+    assert appender.end() == 0
+    assert file.path.read_bytes() == b"1\n2\n"
+    file.close()
+
+
+@BY_PROCESS
+def test_no_process_leaves_the_signals_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    file = AuditLog(tmp_path / "audit.jsonl", FakeClock(NOW_MS))
+    monkeypatch.setattr("socket.socketpair", fail)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        Appender(*file.descriptors)
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, before) == before
+    file.close()
 
 
 KILLED = """
