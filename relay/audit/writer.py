@@ -136,6 +136,8 @@ class AuditWriter:
     _in_thread: int = field(init=False, default=0)
     """As many lines has the thread, or will have: no other may overtake them."""
     _loop: asyncio.AbstractEventLoop | None = field(init=False, default=None)
+    _watched_by: asyncio.AbstractEventLoop | None = field(init=False, default=None)
+    """The loop that reads what the process answers: while there is another, nothing is sent."""
     _appender: Appender | None = field(init=False, default=None)
     _sent: deque[_Batch] = field(init=False, factory=deque)
     """What the process has not answered yet."""
@@ -250,7 +252,8 @@ class AuditWriter:
         self._append(members_of(facts), _Asks.SPACE)
 
     def _append(self, members: str, asks: _Asks, otherwise: str = "") -> None:
-        if self._is_stalled(self.loop_wait_s):
+        # What is sent alone may be answered: the loop itself was held up. Then the thread reads the answer.
+        if self._is_stalled(self.loop_wait_s if self._in_thread else WAIT_S):
             raise _stalls()
         waiter = concurrent.futures.Future[None]()
         line = _Line(self._now_ms(), members, waiter, asks)
@@ -322,6 +325,7 @@ class AuditWriter:
     def _hand_over_now(self, more: Sequence[_Line]) -> None:
         with self._states:
             gathered = [self._gathered.popleft() for _ in range(len(self._gathered))]
+            gathered = [line for line in gathered if line.state is _State.QUEUED]  # not withdrawn meanwhile
             if gathered:
                 self._awaited.append(_Awaited(monotonic(), gathered))
             if lines := [*gathered, *more]:
@@ -337,7 +341,7 @@ class AuditWriter:
     def _sends(self, lines: Sequence[_Line], ready: Chained) -> bool:
         """Return whether the process writes ``lines``: only if nothing else is due, or comes before."""
         appender = self._appender if self.has_process else None
-        if appender is None or self._in_thread or self.always:
+        if appender is None or self._in_thread or self.always or self._watched_by is not self._loop:
             return False
         if not self._file.takes_more(lines[-1].at_ms) or not appender.send(ready.data):
             return False
@@ -400,7 +404,8 @@ class AuditWriter:
         _resolve_all([(line.waiter, None) for line in self._answered(appender) if line.waiter is not None])
         if appender.ended and self._loop is not None:
             self._loop.remove_reader(appender)
-            self._queue.put(_NO_LINES)  # for what it has not written
+            if appender is self._appender:
+                self._queue.put(_NO_LINES)  # for what it has not written
 
     def _answered(self, appender: Appender) -> Sequence[_Line]:
         """Return the lines that the process says it has written, if it says so by now."""
@@ -426,9 +431,9 @@ class AuditWriter:
         status = self._retire(appender)
         self._log.warning("audit process ended; a thread writes the audit", status=status)
         self._start_from = monotonic() + _START_AGAIN_S
+        lines = [line for lines, _ in self._sent for line in lines]  # one that has ended is sent no more
+        count = self._file.has_appended_part(b"".join(ready.data for _, ready in self._sent))
         with self._states:
-            lines = [line for lines, _ in self._sent for line in lines]
-            count = self._file.has_appended_part(b"".join(ready.data for _, ready in self._sent))
             self._sent.clear()
             self._queued -= count
             for line in lines[count:]:
@@ -456,13 +461,20 @@ class AuditWriter:
             return
         self._appender = appender
         with suppress(RuntimeError):  # the loop is closed: nothing will be sent
-            self._loop.call_soon_threadsafe(self._loop.add_reader, appender, self._read_answer, appender)
+            self._loop.call_soon_threadsafe(self._watch, appender, self._loop)
+
+    def _watch(self, appender: Appender, loop: asyncio.AbstractEventLoop) -> None:
+        if appender.fileno() >= 0:  # this is not closed meanwhile
+            loop.add_reader(appender, self._read_answer, appender)
+            self._watched_by = loop
 
     def _retire(self, appender: Appender) -> int | None:
         self._appender, status = None, appender.end()
         if self._loop is not None:
-            with suppress(RuntimeError):
+            try:
                 self._loop.call_soon_threadsafe(self._drop, appender)
+            except RuntimeError:  # it is closed
+                appender.close()
         return status
 
     def _drop(self, appender: Appender) -> None:

@@ -5,6 +5,7 @@ All of it holds for the thread that writes and, where calls are many, for the pr
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import psutil
@@ -22,7 +24,7 @@ import pytest
 from relay.audit.appender import Appender
 from relay.audit.log import AuditInUseError, AuditLog, AuditUnavailableError, Chained, NewLine
 from relay.audit.verify import verify
-from relay.audit.writer import BUSY_LINES, AuditWriter
+from relay.audit.writer import BUSY_LINES, WAIT_S, AuditWriter
 from relay.settings.config import KEEP_ALL, AuditKeep
 from schemas.process.logs import make_logger
 from tests.fakes.audits import WrittenAudit
@@ -30,7 +32,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
 from tests.fakes.fuse_disk import FuseDisk, fuse_disk
 from tests.fakes.lines import LogLines
-from tests.fakes.polling import BOUND_S, until
+from tests.fakes.polling import BOUND_S, until, wait_until
 from tests.fakes.signer import NOW_MS
 
 NEVER = 1 << 30
@@ -421,6 +423,20 @@ async def test_without_a_process_the_thread_goes_on(stage: Stage, monkeypatch: p
 
 
 @BY_PROCESS
+async def test_a_line_that_is_withdrawn_before_it_is_sent_is_not_written(stage: Stage) -> None:
+    await stage.record(0)
+    await asyncio.gather(*(stage.record(number) for number in range(1, 4)))  # so that more are waited for
+    withdrawn = asyncio.create_task(stage.record(4))
+    await asyncio.sleep(0)  # its line is gathered in this turn
+    withdrawn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await withdrawn
+    await stage.record(5)
+    assert numbers(stage.path) == [0, 1, 2, 3, 5]
+    assert verify(stage.path).intact
+
+
+@BY_PROCESS
 async def test_the_thread_goes_on_where_the_loop_has_just_read_what_it_waits_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,6 +503,50 @@ async def test_what_a_relay_has_sent_is_written_though_it_was_killed_with_an_ans
     assert appender.end() == 0
     assert file.path.read_bytes() == b"1\n2\n"
     file.close()
+
+
+@BY_PROCESS
+async def test_a_loop_that_was_held_up_takes_the_answer_for_the_disks(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    call = asyncio.create_task(stage.record(2))
+    for _ in range(100):  # after which it has been sent
+        await asyncio.sleep(0)
+    process.resume()
+    wait_until(lambda: len(numbers(stage.path)) == 2)  # the loop is held up
+    monkeypatch.setattr("relay.audit.writer.monotonic", lambda: monotonic() + WAIT_S / 2)
+    stage.writer.append('"number":3')
+    await call
+    assert numbers(stage.path) == [1, 2, 3]
+
+
+@BY_PROCESS
+async def test_a_writer_may_be_closed_while_its_process_starts(tmp_path: Path) -> None:
+    problems = list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, found: problems.append(found))
+    stage = Stage(tmp_path)
+    await stage.writer.record('"number":1')
+    stage.writer.close()
+    await asyncio.sleep(0)
+    assert not problems
+    assert not appenders()
+
+
+@BY_PROCESS
+def test_a_writer_outlives_its_loop(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, max_bytes=1)
+    asyncio.run(stage.record(1))
+    asyncio.run(stage.record(2))
+    stage.clock.advance(1000)
+    stage.writer.append('"number":3')  # to a new file
+    asyncio.run(stage.record(4))
+    stage.writer.close()
+    gc.collect()
+    assert numbers(stage.path) == [3, 4]
+    assert not appenders()
 
 
 @BY_PROCESS
