@@ -258,7 +258,8 @@ class AuditLog:
 
     def _rotate_if_due(self, now: SystemMs) -> None:
         """Begin a new file if this one is full, or was moved away; without one, the next line tries again."""
-        if self._in_place() and os.fstat(self._descriptor).st_size >= self.max_bytes:
+        self._size = os.fstat(self._descriptor).st_size  # it may have been cut off by another program
+        if self._in_place() and self._size >= self.max_bytes:
             # If the rename fails, this file is continued, and the next check tries again.
             with suppress(OSError):
                 self._rename()

@@ -486,6 +486,61 @@ async def test_a_process_that_has_ended_does_not_run_again(tmp_path: Path) -> No
 
 
 @BY_PROCESS
+async def test_a_disk_that_does_not_tell_the_size_of_its_file_holds_up_no_loop(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, released = threading.Event(), threading.Event()
+    has_appended_part = AuditLog.has_appended_part
+
+    def held(file: AuditLog, data: bytes) -> int:
+        asked.set()
+        assert released.wait(BOUND_S)
+        return has_appended_part(file, data)
+
+    monkeypatch.setattr(AuditLog, "has_appended_part", held)
+    await stage.record(1)
+    appenders()[0].kill()
+    await asyncio.to_thread(asked.wait, BOUND_S)
+    waits = asyncio.create_task(stage.record(2))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    released.set()
+    await waits
+
+
+ENDS = """
+import os
+os.write(0, b"+")
+data = os.read(0, 1 << 17)
+os.write(1, data[:{written}])
+"""
+
+
+@BY_PROCESS
+@pytest.mark.parametrize("written", ["0", "1", "100", "-1", "-2", "None"])
+@pytest.mark.parametrize("cut", [False, True])
+async def test_what_a_process_that_ends_before_it_answers_has_written_is_not_written_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, written: str, *, cut: bool
+) -> None:
+    program = stage.path.with_name("ends.py")
+    program.write_text(ENDS.format(written=written))
+    monkeypatch.setattr("relay.audit.appender._PROGRAM", program)
+    await stage.record(1)
+    if cut:  # by who looks after the disk
+        os.truncate(stage.path, 0)
+        stage.clock.advance(1000)
+        stage.writer.append('"number":2')
+    await asyncio.gather(*(stage.record(number) for number in (3, 4)))
+    await stage.lines.until("audit process ended; a thread writes the audit")
+    whole = list[int]()
+    for line in stage.path.read_bytes().splitlines():
+        with suppress(ValueError):
+            whole.append(json.loads(line)["number"])
+    assert whole == [2 if cut else 1, 3, 4]
+    assert verify(stage.path).intact != cut
+
+
+@BY_PROCESS
 async def test_what_a_relay_has_sent_is_written_though_it_was_killed_with_an_answer_unread(
     tmp_path: Path,
 ) -> None:
