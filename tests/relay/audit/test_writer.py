@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any
 
@@ -22,6 +23,7 @@ import psutil
 import pytest
 
 from relay.audit.appender import Appender
+from relay.audit.files import numbered
 from relay.audit.log import AuditInUseError, AuditLog, AuditUnavailableError, Chained, NewLine
 from relay.audit.verify import verify
 from relay.audit.writer import BUSY_LINES, WAIT_S, AuditWriter
@@ -664,6 +666,106 @@ def test_what_a_relay_that_is_killed_has_sent_is_written_before_another_begins(t
     AuditLog(path, FakeClock(NOW_MS)).close()
     assert numbers(path) == [1, 2, 3]
     assert verify(path).intact
+
+
+class Chance:
+    """Does by chance what callers, the disk and an operator may, and knows what must be in the files then."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.stage = Stage(directory, max_bytes=2000)
+        self.random = Random(seed)  # noqa: S311 - a test
+        self.begun = 0
+        self.recorded, self.explained = set[int](), set[int]()
+        self.calls = list[asyncio.Task[None]]()
+
+    async def call(self, number: int) -> None:
+        def otherwise(_: BaseException) -> str:
+            self.explained.add(number)
+            return f'"number":{-number}'
+
+        with suppress(AuditUnavailableError, asyncio.CancelledError):
+            await self.stage.writer.record(f'"number":{number}', otherwise=otherwise)
+            self.recorded.add(number)
+
+    def begin(self, count: int) -> None:
+        for _ in range(count):
+            self.begun += 1
+            self.calls.append(asyncio.create_task(self.call(self.begun)))
+
+    def append(self) -> None:
+        self.begun += 1
+        with suppress(AuditUnavailableError):
+            self.stage.writer.append(f'"number":{self.begun}')
+            self.recorded.add(self.begun)
+        self.explained.add(self.begun)  # it is no call's
+
+    async def turns(self) -> None:
+        for _ in range(self.random.randrange(40)):
+            await asyncio.sleep(0)
+
+    async def full(self) -> None:
+        more = self.random.randrange(600)
+        with suppress(psutil.Error, FileNotFoundError), full_disk(self.stage.path.stat().st_size + more):
+            self.begin(9)  # unless a process has just ended, or a new file is just begun
+            await self.turns()
+
+    def to_processes(self, number: signal.Signals) -> None:
+        for process in appenders():
+            with suppress(psutil.Error):
+                process.send_signal(number)
+
+    def cancel(self) -> None:
+        if self.calls:
+            self.random.choice(self.calls[-20:]).cancel()
+
+    def advance(self) -> None:
+        self.stage.clock.advance(self.random.choice([1, 400, 1000, -2000]))
+
+    async def step(self) -> None:
+        acts: dict[Callable[[], Awaitable[None] | None], int] = {
+            self.turns: 6,
+            lambda: self.begin(1): 3,
+            lambda: self.begin(30): 1,
+            self.append: 1,
+            lambda: asyncio.to_thread(self.append): 2,
+            self.cancel: 1,
+            self.advance: 1,
+            self.full: 1,
+            lambda: self.to_processes(signal.SIGKILL): 1,
+            lambda: self.to_processes(signal.SIGSTOP): 1,
+            lambda: self.to_processes(signal.SIGCONT): 2,
+        }
+        [act] = self.random.choices(list(acts), list(acts.values()))
+        if (awaited := act()) is not None:
+            await awaited
+
+
+@BY_PROCESS
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_what_was_recorded_is_in_the_files_and_what_was_not_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("relay.audit.writer._START_AGAIN_S", 0)
+    monkeypatch.setattr("relay.audit.writer.WAIT_S", 0.1)
+    monkeypatch.setattr("relay.audit.writer._EXPIRY_S", 0.02)
+    chance = Chance(tmp_path, seed)
+    await chance.stage.record(0)
+    for _ in range(150):
+        await chance.step()
+    chance.to_processes(signal.SIGCONT)
+    _, waiting = await asyncio.wait(chance.calls, timeout=BOUND_S)
+    assert not waiting
+    chance.stage.writer.close()
+    lines = list[int]()
+    for file in (*(file for _, file in numbered(chance.stage.path)), chance.stage.path):
+        for line in file.read_bytes().splitlines():
+            with suppress(ValueError):  # a piece
+                lines.append(json.loads(line)["number"])
+    begun = [number for number in lines if number >= 0]
+    assert len(set(lines)) == len(lines)
+    assert chance.recorded <= set(begun) <= {0} | chance.recorded | chance.explained
+    assert verify(chance.stage.path).intact
+    assert not appenders()
 
 
 # --- old files
