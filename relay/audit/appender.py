@@ -18,7 +18,7 @@ from attrs import define, field
 from relay.audit.append import MOST_BYTES
 
 _PROGRAM = Path(__file__).with_name("append.py")
-_END_S = 5.0
+_END_S = 1.0
 _WAIT_MS = 10
 
 
@@ -94,9 +94,12 @@ class Appender:
         waits.poll(_WAIT_MS)
 
     def end(self) -> int | None:
-        """Have it end once it has written all, and return its exit status, or None if it takes too long."""
+        """Have it end, which has written all, and return its exit status, or None if it takes too long."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_END_S)
+        self._process.kill()  # it hangs, and must not keep the lock
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_END_S)
         return None

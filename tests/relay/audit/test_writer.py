@@ -416,6 +416,24 @@ async def test_each_file_has_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 @BY_PROCESS
+async def test_a_process_that_hangs_with_all_written_is_ended_at_the_next_file_in_time(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, max_bytes=1)
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    stage.clock.advance(1000)
+    stage.writer.note('"number":2')
+    await until(lambda: process.status() == psutil.STATUS_STOPPED)
+    await stage.record(3)  # while the thread waits for the process
+    await until(lambda: process not in appenders())
+    stage.writer.close()
+    assert not appenders()
+    assert numbers(stage.path) == [2, 3]
+
+
+@BY_PROCESS
 async def test_without_a_process_the_thread_goes_on(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     await stage.writer.record('"number":1')
