@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -11,9 +11,10 @@ import psutil
 def full_disk(size: int = 0) -> Iterator[None]:
     """Let no file of this process, and of those that it has started, grow beyond ``size`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for process in (this := psutil.Process(), *this.children()):
-        process.rlimit(psutil.RLIMIT_FSIZE, (size, hard))
     try:
+        for process in (this := psutil.Process(), *this.children()):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                process.rlimit(psutil.RLIMIT_FSIZE, (size, hard))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -723,8 +723,8 @@ class Chance:
 
     async def full(self) -> None:
         more = self.random.randrange(600)
-        with suppress(psutil.Error, FileNotFoundError), full_disk(self.stage.path.stat().st_size + more):
-            self.begin(9)  # unless a process has just ended, or a new file is just begun
+        with suppress(FileNotFoundError), full_disk(self.stage.path.stat().st_size + more):
+            self.begin(9)  # unless a new file is just begun
             await self.turns()
 
     def to_processes(self, number: signal.Signals) -> None:
