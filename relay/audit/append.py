@@ -28,9 +28,8 @@ def main() -> None:
 def _message() -> bytes:
     try:
         return os.read(_INPUT, MOST_BYTES)
-    except (
-        ConnectionResetError
-    ):  # the relay was killed with answers unread: said once, before what it has sent
+    except ConnectionResetError:
+        # The relay was killed with answers unread, which is said once, before what it has sent.
         return os.read(_INPUT, MOST_BYTES)
 
 
