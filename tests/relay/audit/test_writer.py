@@ -642,7 +642,7 @@ KILLED = """
 import asyncio, sys, structlog
 from pathlib import Path
 from relay.audit.log import AuditLog
-from relay.audit.writer import BUSY_LINES, AuditWriter
+from relay.audit.writer import AuditWriter
 
 async def main():
     now_ms = lambda: 1
