@@ -27,7 +27,7 @@ MAX_UNREAD = 16
 """The messages of one session that are kept until a local client reads them."""
 _MAX_UNREAD_BYTES = 1 << 20
 """Their size as they are written, all at once: far below what disconnects a client (``server``)."""
-MAX_UNREAD_BYTES = 4 << 20
+MAX_UNREAD_BYTES_OF_ALL = 4 << 20
 """The same of all sessions together: a board has less memory than 64 times as much."""
 DEFAULT_TIMEOUT_S = 60.0
 MAX_LENT_BYTES = 4 << 20
@@ -188,7 +188,7 @@ class Sessions:
     def keep_unread(self, session: Session, message: str) -> bool:
         """Keep ``message`` until a client of ``session`` reads it; return whether all others are kept."""
         is_kept = session.keep_unread(message)
-        while sum(each.unread_bytes for each in self) > MAX_UNREAD_BYTES:
+        while sum(each.unread_bytes for each in self) > MAX_UNREAD_BYTES_OF_ALL:
             max(self, key=lambda each: each.unread_bytes).unread.popleft()
             is_kept = False
         return is_kept

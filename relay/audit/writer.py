@@ -252,7 +252,7 @@ class AuditWriter:
         self._append(members_of(facts), _Asks.SPACE)
 
     def _append(self, members: str, asks: _Asks, otherwise: str = "") -> None:
-        # What is sent alone may be answered: the loop itself was held up. Then the thread reads the answer.
+        # If the process alone writes, a loop that was held up may not have read its answer: the thread will.
         if self._is_stalled(self.loop_wait_s if self._in_thread else WAIT_S):
             raise _stalls()
         waiter = concurrent.futures.Future[None]()
@@ -310,7 +310,7 @@ class AuditWriter:
         self._hand_over(loop)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give what was gathered to the thread, and let no call wait for it longer than ``WAIT_S``."""
+        """Have what was gathered written, and let no call wait for it longer than ``WAIT_S``."""
         self._hands_over, self._loop = False, loop
         self._cancel_later()
         self._hand_over_now([])

@@ -372,7 +372,7 @@ class RemoteTools:
             ATTEMPT.reset(token)
 
     async def _left_at_the_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Return what ``work`` does. Who is cancelled meanwhile cancels it, and does not wait for its end.
+        """Return what ``work`` does. A caller that is cancelled cancels it, and does not wait for its end.
 
         The SDK tells the server of each request that is given up, and waits up to 5 s to be able to.
         """
@@ -389,7 +389,7 @@ class RemoteTools:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._left.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody may wait for it any more
+            task.exception()  # else asyncio reports it, where its caller was cancelled
 
     def _traceparent(self, given: str | None) -> str:
         if given is not None and _TRACEPARENT.fullmatch(given):

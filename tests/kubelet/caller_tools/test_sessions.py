@@ -7,7 +7,7 @@ from kubelet.caller_tools import sessions as caller_names
 from kubelet.caller_tools import sessions as sessions_module
 from kubelet.caller_tools.sessions import (
     MAX_UNREAD,
-    MAX_UNREAD_BYTES,
+    MAX_UNREAD_BYTES_OF_ALL,
     CallerNames,
     CallerNamesError,
     Session,
@@ -138,7 +138,7 @@ def test_unread_messages_of_all_sessions_are_bounded_by_size_and_the_longest_mai
     kept = [sessions.keep_unread(session, "x" * 190_000) for _ in range(5) for session in large]
     assert kept.count(True) == 22
     assert [text for text, _ in small.unread] == ["small"]
-    assert sum(size for session in sessions for _, size in session.unread) <= MAX_UNREAD_BYTES
+    assert sum(size for session in sessions for _, size in session.unread) <= MAX_UNREAD_BYTES_OF_ALL
     assert all(session.unread for session in large)
 
 
