@@ -25,6 +25,7 @@ DEFAULT_HANDLER_MS = 2000
 LONGEST_DEADLINE_MS = 30_000
 """Of a command, as its document has it."""
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _ID_BYTES = 26
 COMMAND_BYTES = 32
 """What a node's memory takes for a command that it knows: 26 bytes of its id, and the room to grow."""
@@ -175,7 +176,7 @@ class AnswerCache:
             TypeError, ValueError: it is not JSON.
         """
         # As text: a small dictionary takes several times as much memory.
-        text = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode("ascii")
+        text = _ENCODER.encode(answer).encode("ascii")
         if (before := self._answers.pop(msg_id, None)) is not None:
             self._answer_bytes -= ANSWER_BYTES + len(before)
         elif msg_id in self._running:

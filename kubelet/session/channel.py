@@ -296,11 +296,7 @@ class Channel:
         """Send a frame that is encoded; return whether the connection could take it."""
         if isinstance(self._socket, MeteredConnection) and self._socket.is_unread():
             return False
-        try:
-            await self._socket.send(text)
-        except ConnectionClosed:
-            return False
-        return True
+        return await self._write([text])
 
     async def send_together(self, frames: Sequence[tuple[str, Mapping[str, Any] | bytes]]) -> bool:
         """Send frames, each a type and a payload as ``send`` has them, in one write; return as ``send`` does.
@@ -312,13 +308,19 @@ class Channel:
         """
         if self._session.state is SessionState.CLOSED:
             return False
-        texts = [self._text(type_, payload) for type_, payload in frames]
+        return await self._write([self._text(type_, payload) for type_, payload in frames])
+
+    async def _write(self, texts: Sequence[str]) -> bool:
+        # The library's ``send`` prepares for more than this, at half of what a small frame costs.
+        socket = self._socket
+        if socket.protocol.state is not State.OPEN:
+            return False
+        for text in texts:
+            socket.protocol.send_text(text.encode())
+        socket.transport.write(b"".join(socket.protocol.data_to_send()))
         try:
-            async with self._socket.send_context():
-                for text in texts:
-                    self._socket.protocol.send_text(text.encode())
-                self._socket.transport.write(b"".join(self._socket.protocol.data_to_send()))
-        except ConnectionClosed:
+            await socket.drain()
+        except OSError:
             return False
         return True
 
