@@ -52,7 +52,7 @@ _EXPIRY_S = 0.25
 _OVERTAKEN_MS = 1000
 _MOST_AT_ONCE = 512
 _GATHERED_WITHIN_S = 0.01
-_QUIET_TURNS = 8
+_QUIET_TURNS, _LONE_TURNS = 8, 1
 """After as many turns of the event loop without another line, those gathered are written."""
 _LONE_LINES = 2
 """So many does a call give that is alone: of its decision, and of the outcome of the one before."""
@@ -129,7 +129,8 @@ class AuditWriter:
     _kept_as_broken: str = field(init=False, default="")
     _gathered: deque[_Line] = field(init=False, factory=deque)
     _hands_over: bool = field(init=False, default=False)
-    _patience: int = field(init=False, default=1)
+    _is_lone: bool = field(init=False, default=True)
+    """Whether calls come one by one: then there is nothing to wait for, unless lines are on their way."""
     _later: asyncio.TimerHandle | None = field(init=False, default=None)
     _queue: queue.SimpleQueue[_Batch | None] = field(init=False, factory=queue.SimpleQueue)
     _queued: int = field(init=False, default=0)
@@ -202,7 +203,10 @@ class AuditWriter:
         if not self._hands_over:
             self._hands_over = True
             self._cancel_later()
-            self._gather(loop, loop.time() + _GATHERED_WITHIN_S)
+            if self._is_lone and not self._queued:
+                self._hand_over(loop)
+            else:
+                self._gather(loop, loop.time() + _GATHERED_WITHIN_S)
         try:
             await waiter
         except BaseException as error:
@@ -302,11 +306,11 @@ class AuditWriter:
         """Hand over what was gathered, at ``until`` or once some turns bring no more than the ``known``."""
         count = len(self._gathered)
         quiet_turns = quiet_turns + 1 if count == known else 0
-        if quiet_turns < self._patience and loop.time() < until:
+        patience = _LONE_TURNS if self._is_lone else _QUIET_TURNS
+        if quiet_turns < patience and loop.time() < until:
             loop.call_soon(self._gather, loop, until, count, quiet_turns)
             return
-        # While calls come one by one, there is nothing to wait for.
-        self._patience = _QUIET_TURNS if count > _LONE_LINES else 1
+        self._is_lone = count <= _LONE_LINES
         self._hand_over(loop)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:

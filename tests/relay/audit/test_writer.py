@@ -445,14 +445,14 @@ async def test_without_a_process_the_thread_goes_on(stage: Stage, monkeypatch: p
 @BY_PROCESS
 async def test_a_line_that_is_withdrawn_before_it_is_sent_is_not_written(stage: Stage) -> None:
     await stage.record(0)
-    await asyncio.gather(*(stage.record(number) for number in range(1, 4)))  # so that more are waited for
-    withdrawn = asyncio.create_task(stage.record(4))
+    await asyncio.gather(*(stage.record(number) for number in range(1, 5)))  # so that more are waited for
+    withdrawn = asyncio.create_task(stage.record(5))
     await asyncio.sleep(0)  # its line is gathered in this turn
     withdrawn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await withdrawn
-    await stage.record(5)
-    assert numbers(stage.path) == [0, 1, 2, 3, 5]
+    await stage.record(6)
+    assert numbers(stage.path) == [0, 1, 2, 3, 4, 6]
     assert verify(stage.path).intact
 
 
