@@ -117,7 +117,17 @@ class HttpAnswer(NamedTuple):
     body: bytes
 
 
-PendingAnswer = Coroutine[Any, Any, HttpAnswer]
+class PendingAnswer(NamedTuple):
+    """What answers a request once it is run.
+
+    Attributes:
+        goes_on: whether it is run to its end when its client disconnects.
+    """
+
+    work: Coroutine[Any, Any, HttpAnswer]
+    goes_on: bool = False
+
+
 Begin = Callable[[WholeRequest], PendingAnswer | None]
 """Returns what answers a request, or None if ASGI has to serve it. Its only effect is that the connection
 counts towards the agent of the request."""
@@ -133,15 +143,17 @@ class DirectCycle:
     """A request that is answered here, with what uvicorn reads of the request that it serves.
 
     Attributes:
+        goes_on: whether its task is not cancelled when its client disconnects.
         task: answers it; None once it is answered.
     """
 
-    __slots__ = ("disconnected", "keep_alive", "response_complete", "task")
+    __slots__ = ("disconnected", "goes_on", "keep_alive", "response_complete", "task")
 
     message_event = _NothingWaits()
 
-    def __init__(self, *, keep_alive: bool) -> None:
+    def __init__(self, *, keep_alive: bool, goes_on: bool) -> None:
         self.keep_alive = keep_alive
+        self.goes_on = goes_on
         self.response_complete = False
         self.disconnected = False
         self.task: asyncio.Task[None] | None = None
@@ -206,7 +218,7 @@ class BoundedHttp(HttpToolsProtocol):
             served.disconnected = True
             served.message_event.set()
         super().connection_lost(exc)
-        if isinstance(served, DirectCycle) and served.task is not None:
+        if isinstance(served, DirectCycle) and served.task is not None and not served.goes_on:
             # One that has not begun never comes to where ``_answer`` discards it.
             served.task.add_done_callback(self.tasks.discard)
             served.task.cancel()
@@ -374,9 +386,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body, self._head_tail = False, b""
-        if self._body is not None and (work := self._begin_work(bytes(self._body))) is not None:
+        if self._body is not None and (pending := self._begin_work(bytes(self._body))) is not None:
             self._body = None
-            self._start(work)
+            self._start(pending)
             return
         self._pass_on()
         super().on_message_complete()
@@ -515,16 +527,16 @@ class BoundedHttp(HttpToolsProtocol):
             return None
         return self._begin(WholeRequest(self.headers, self.client[0], self._connection, path, query, body))
 
-    def _start(self, work: PendingAnswer) -> None:
+    def _start(self, pending: PendingAnswer) -> None:
         # This list lives until the next request, and must hold no token.
         self.headers.clear()
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        cycle = DirectCycle(keep_alive=keep_alive)
+        cycle = DirectCycle(keep_alive=keep_alive, goes_on=pending.goes_on)
         self.cycle = self._served = cycle  # type: ignore[assignment]  # has what uvicorn uses of one
-        cycle.task = task = self.loop.create_task(self._answer(cycle, work))
+        cycle.task = task = self.loop.create_task(self._answer(cycle, pending.work))
         self.tasks.add(task)
 
-    async def _answer(self, cycle: DirectCycle, work: PendingAnswer) -> None:
+    async def _answer(self, cycle: DirectCycle, work: Coroutine[Any, Any, HttpAnswer]) -> None:
         try:
             answer = await work
         except BaseException:
@@ -552,7 +564,7 @@ class BoundedHttp(HttpToolsProtocol):
         parts += (b"\r\n", answer.body)
         self._held = b"".join(parts)
         if cycle.keep_alive and not self.pipeline and len(self._held) <= LARGE_BYTES:
-            self._turns.turn_end.add(self)
+            self._turns.turn_end.add(self, is_whole=True)
         else:
             self.send_held()
         cycle.response_complete = True

@@ -219,12 +219,12 @@ class RequestGuard:
             return None  # ASGI rejects it, and counts that
         request.connection.admit(principal.name)
         path, size = request.path.decode("ascii"), len(request.body)
-        work = self._mcp_direct(_caller(principal, headers, path, request.query, size), request.body)
+        pending = self._mcp_direct(_caller(principal, headers, path, request.query, size), request.body)
         is_metered = request.connection.source is not None  # before it was parsed
-        if work is not None and not (is_metered or _within_agents_rate(request.connection, principal)):
-            work.close()
+        if pending is not None and not (is_metered or _within_agents_rate(request.connection, principal)):
+            pending.work.close()
             return None
-        return work
+        return pending
 
     async def serve_socket(self, socket: BoundedWebSocket) -> None:
         """Serve a WebSocket on the path of the nodes; refuse any other, and what a web page may have sent."""

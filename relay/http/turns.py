@@ -60,15 +60,23 @@ class TurnEnd:
 
     _loop: asyncio.AbstractEventLoop
     _holding: list[Holding] = field(init=False, factory=list)
+    _is_busy: bool = field(init=False, default=False)
 
-    def add(self, connection: Holding) -> None:
-        """Have ``connection`` send what it holds, when what is ready to run now has run."""
-        if not self._holding:
-            self._loop.call_soon(self._send)
+    def add(self, connection: Holding, *, is_whole: bool = False) -> None:
+        """Have ``connection`` send what it holds, when what is ready to run now has run.
+
+        What ``is_whole``, because this turn adds nothing to it, is sent at once if it is the first of its
+        turn, and the turn before had no more than one.
+        """
         self._holding.append(connection)
+        if len(self._holding) == 1:
+            self._loop.call_soon(self._send)
+            if is_whole and not self._is_busy:
+                connection.send_held()
 
     def _send(self) -> None:
         holding, self._holding = self._holding, []
+        self._is_busy = len(holding) > 1
         _in_turn(self._loop, holding, lambda connection: connection.send_held())
 
 

@@ -362,7 +362,7 @@ class McpEndpoint:
         if session is not None:
             return self._begin_in(session, caller, message)
         work = self._work(caller, message)
-        return None if work is None else self._answer_of(work, message["id"], modern=True)
+        return None if work is None else PendingAnswer(self._answer_of(work, message["id"], modern=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._bodies(scope, receive, send)
@@ -445,11 +445,12 @@ class McpEndpoint:
             if META_PROGRESS_TOKEN in call.meta or request_id in session.calls or self._may_last(call):
                 return None
             answer = self._answer_of(self.methods.call(caller, call, None), request_id, modern=False)
-            return session.answer_call(request_id, answer)
+            return PendingAnswer(session.answer_call(request_id, answer), goes_on=True)
         answers = self.methods.pong if method == "ping" else self.methods.table.get(method)
         if answers is None or not _takes(method, session.version, params):
             return None
-        return session.answer(self._answer_of(answers(caller, message, None), request_id, modern=False))
+        answer = self._answer_of(answers(caller, message, None), request_id, modern=False)
+        return PendingAnswer(session.answer(answer))
 
     def _may_last(self, call: Call) -> bool:
         return self.methods.gateway.streams(call) or self.methods.gateway.waits(call)

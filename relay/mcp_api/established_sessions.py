@@ -8,7 +8,7 @@ session, nor decide what is plain: ``endpoint`` does.
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import anyio
@@ -39,7 +39,7 @@ class EstablishedSession:
     connection: Connection
     _transport: StreamableHTTPServerTransport
     principal: Principal
-    calls: dict[int | str, asyncio.Task[HttpAnswer]] = field(init=False, factory=dict)
+    calls: dict[int | str, asyncio.Task[Any]] = field(init=False, factory=dict)
 
     @property
     def version(self) -> str:
@@ -52,7 +52,7 @@ class EstablishedSession:
         ends = self._transport.is_terminated or idle is None or idle.cancel_called
         return self.connection.initialize_accepted and not ends
 
-    async def answer(self, work: PendingAnswer) -> HttpAnswer:
+    async def answer(self, work: Coroutine[Any, Any, HttpAnswer]) -> HttpAnswer:
         """Return the answer of a request; meanwhile the session does not end for want of one."""
         # As the SDK's transport counts its own requests, which has no public way to do it.
         transport: Any = self._transport
@@ -65,15 +65,18 @@ class EstablishedSession:
             if not transport._requests_in_flight:  # noqa: SLF001
                 transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout  # noqa: SLF001
 
-    async def answer_call(self, request_id: int | str, work: PendingAnswer) -> HttpAnswer:
-        """Return the answer of a call, which goes on when what awaits this is cancelled."""
-        task = self.calls[request_id] = asyncio.create_task(self.answer(work))
-        task.add_done_callback(lambda _: self.calls.pop(request_id))
+    async def answer_call(self, request_id: int | str, work: Coroutine[Any, Any, HttpAnswer]) -> HttpAnswer:
+        """Return the answer of a call, in a task of its own, which ``end_call`` ends."""
+        task: Any = asyncio.current_task()
+        self.calls[request_id] = task
         try:
-            return await asyncio.shield(task)
+            return await self.answer(work)
         except asyncio.CancelledError:
-            if not task.cancelled():
-                raise
+            if self.calls.get(request_id) is task or task.uncancel():
+                raise  # the server ends it
+        finally:
+            if self.calls.get(request_id) is task:
+                del self.calls[request_id]
         error = encoded({"code": REQUEST_CANCELLED, "message": "Request cancelled"})
         text = f'{{"jsonrpc":"2.0","id":{encoded(request_id)},"error":{error}}}'
         return HttpAnswer(200, text.encode("ascii"))
@@ -81,10 +84,13 @@ class EstablishedSession:
     def cancel(self, params: object) -> PendingAnswer | None:
         """Cancel the call that a notification names; return the answer to that, or None if it is not here."""
         request_id: Any = params.get("requestId") if isinstance(params, dict) else None
-        if type(request_id) not in {int, str} or (call := self.calls.get(request_id)) is None:
+        if type(request_id) not in {int, str} or request_id not in self.calls:
             return None
-        call.cancel()
-        return _accepted()
+        self.end_call(request_id)
+        return PendingAnswer(_accepted())
+
+    def end_call(self, request_id: int | str) -> None:
+        self.calls.pop(request_id).cancel()
 
 
 async def _accepted() -> HttpAnswer:
@@ -125,5 +131,6 @@ class EstablishedSessions:
         return session if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS else None
 
     def _end(self, session_id: str) -> None:
-        for call in list(self._sessions.pop(session_id).calls.values()):
-            call.cancel()
+        session = self._sessions.pop(session_id)
+        for request_id in list(session.calls):
+            session.end_call(request_id)

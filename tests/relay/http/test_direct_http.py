@@ -45,7 +45,7 @@ class Served:
         self.begun = 0
         self.bodies: list[bytes] = []
         self.requests: list[WholeRequest] = []
-        self.accepts = True
+        self.accepts, self.goes_on = True, False
         self.answer: Callable[[], Awaitable[bytes]] = self._at_once
 
     async def _at_once(self) -> bytes:
@@ -53,7 +53,7 @@ class Served:
 
     def begin(self, request: WholeRequest) -> PendingAnswer | None:
         self.requests.append(request._replace(headers=list(request.headers)))
-        return self._answered() if self.accepts else None
+        return PendingAnswer(self._answered(), self.goes_on) if self.accepts else None
 
     async def _answered(self) -> HttpAnswer:
         return HttpAnswer(200, await self.answer())
@@ -285,6 +285,27 @@ async def test_a_request_ends_at_once_when_its_client_disconnects(server: Server
         client.writer.close()
         await ended.wait()
     await until(lambda: not len(server.connections))
+
+
+async def test_a_request_that_goes_on_is_answered_for_itself_when_its_client_disconnects(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    served, go_on, ended = Served(server), asyncio.Event(), asyncio.Event()
+
+    async def waits() -> bytes:
+        await go_on.wait()
+        ended.set()
+        return DIRECTLY
+
+    served.answer, served.goes_on = waits, True
+    async with Client.admitted(server) as client:
+        client.writer.write(request())
+        await until(lambda: served.requests)
+        client.writer.close()
+        await until(lambda: not len(server.connections))
+        go_on.set()
+        await ended.wait()
+    assert not caplog.records
 
 
 async def test_a_client_that_ends_its_side_behind_its_request_is_answered(server: Server) -> None:

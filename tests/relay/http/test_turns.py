@@ -436,6 +436,25 @@ async def test_all_send_once_what_is_ready_to_run_has_run_and_in_their_order() -
     assert len(events) == 3
 
 
+async def test_what_is_whole_is_sent_at_once_while_turns_have_no_more_than_one() -> None:
+    events: list[str] = []
+    turn_end = TurnEnd(asyncio.get_running_loop())
+    for turn in ("a", "b"):
+        turn_end.add(Holder(turn, events), is_whole=True)
+        assert events[-1] == turn
+        await asyncio.sleep(0)
+    events.clear()
+    for name in ("first", "second"):
+        turn_end.add(Holder(name, events), is_whole=True)
+    assert events == ["first"]
+    await asyncio.sleep(0)
+    turn_end.add(Holder("after others", events), is_whole=True)
+    assert "after others" not in events
+    await asyncio.sleep(0)
+    turn_end.add(Holder("alone again", events), is_whole=True)
+    assert events[-2:] == ["after others", "alone again"]
+
+
 async def test_a_bug_of_one_that_sends_ends_it_alone() -> None:
     events, bug, faults = list[str](), KeyError(), list[object]()
     loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from relay.auth.agent_tokens import CALLER_IN_SCOPE, Caller
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
-from relay.http.http_protocol import HttpAnswer, WholeRequest
+from relay.http.http_protocol import HttpAnswer, PendingAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.limits.rate_limits import Allowance
 from relay.mcp_api.endpoint import BYTES_LIKE_A_CALL, SESSION_IDLE_S, Method, until_over
@@ -38,7 +38,6 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.examples import examples
 from tests.fakes.hub import Hub
-from tests.fakes.polling import until
 from tests.fakes.raw_http import HeldConnections
 from tests.fakes.routers import HeldRouter, ScriptedRouter, SilentRouter, echoed
 from tests.fakes.serving import refuse
@@ -173,11 +172,17 @@ class Stage:
         self, message: object, headers: Mapping[str, str] = PLAIN_HEADERS, *, twice: str | None = None
     ) -> HttpAnswer | None:
         """Return the answer to a request, with one header ``twice``; None if ASGI has to serve it."""
+        pending = self.begun(message, headers, twice)
+        return None if pending is None else await pending.work
+
+    def begun(
+        self, message: object, headers: Mapping[str, str], twice: str | None = None
+    ) -> PendingAnswer | None:
+        """Return what answers a request, as ``ask_whole`` does."""
         lines = self._lines(headers, twice)
         connection = HeldConnections().hold(self.hub.authenticator.identify(self.token).name)
         body = json.dumps(message).encode()
-        work = self._guard.begin(WholeRequest(lines, "127.0.0.1", connection, b"/mcp", b"", body))
-        return None if work is None else await work
+        return self._guard.begin(WholeRequest(lines, "127.0.0.1", connection, b"/mcp", b"", body))
 
 
 def call(name: object = ECHO_NAME, arguments: object = None, **members: Any) -> dict[str, Any]:
@@ -535,16 +540,16 @@ async def test_a_call_in_a_session_ends_when_its_client_says_so(hub: Hub, end: s
     assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]
 
 
-async def test_a_call_in_a_session_goes_on_when_its_client_disconnects(hub: Hub) -> None:
-    router = HeldRouter()
-    async with Stage.running(hub, router) as stage:
+async def test_of_what_is_answered_directly_a_call_in_a_session_goes_on_without_its_client(hub: Hub) -> None:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
         headers = await stage.opened()
-        calling = asyncio.create_task(stage.ask_whole(echo(), headers))
-        command, answer = await router.next()
-        calling.cancel()
-        await asyncio.wait({calling})
-        answer.set_result(echoed(command))
-        await until(lambda: [line["code"] for line in hub.audited()] == ["ok", "ok"])
+        goes_on = []
+        for message, fields in ((echo(), headers), (request("ping"), headers), (call(), PLAIN_HEADERS)):
+            pending = stage.begun(message, fields)
+            assert pending is not None
+            goes_on.append(pending.goes_on)
+            assert (await pending.work).status == 200
+    assert goes_on == [True, False, False]
 
 
 async def test_a_session_does_not_end_for_want_of_a_request_while_a_call_in_it_is_made(hub: Hub) -> None:
