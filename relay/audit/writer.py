@@ -131,7 +131,8 @@ class AuditWriter:
     _hands_over: bool = field(init=False, default=False)
     _is_lone: bool = field(init=False, default=True)
     """Whether calls come one by one: then there is nothing to wait for, unless lines are on their way."""
-    _later: asyncio.TimerHandle | None = field(init=False, default=None)
+    _is_due: bool = field(init=False, default=False)
+    """Whether a timer hands over what was noted, unless the line of a call has taken it along."""
     _queue: queue.SimpleQueue[_Batch | None] = field(init=False, factory=queue.SimpleQueue)
     _queued: int = field(init=False, default=0)
     _in_thread: int = field(init=False, default=0)
@@ -202,7 +203,6 @@ class AuditWriter:
         self._gathered.append(line)
         if not self._hands_over:
             self._hands_over = True
-            self._cancel_later()
             if self._is_lone and not self._queued:
                 self._hand_over(loop)
             else:
@@ -220,9 +220,10 @@ class AuditWriter:
             self._log.error("outcome not recorded", reason="too many wait", correlation_id=correlation_id)
             return
         self._gathered.append(_Line(self._now_ms(), members, None, known_by=correlation_id))
-        if self._later is None and not self._hands_over:
+        if not (self._is_due or self._hands_over):
+            self._is_due = True
             loop = asyncio.get_running_loop()
-            self._later = loop.call_later(_NOTED_AFTER_S, self._hand_over, loop)
+            loop.call_later(_NOTED_AFTER_S, self._hand_over_noted, loop)
 
     def append(self, members: str) -> None:
         """Write a line that is not a call's, and return when it is in the file. Any thread may call.
@@ -316,15 +317,14 @@ class AuditWriter:
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have what was gathered written, and let no call wait for it longer than ``WAIT_S``."""
         self._hands_over, self._loop = False, loop
-        self._cancel_later()
         self._hand_over_now([])
         if self._awaited and self._expiry is None:
             self._expiry = loop.call_later(_EXPIRY_S, self._expire, loop)
 
-    def _cancel_later(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+    def _hand_over_noted(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due = False
+        if self._gathered and not self._hands_over:
+            self._hand_over(loop)
 
     def _hand_over_now(self, more: Sequence[_Line]) -> None:
         with self._states:
