@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import anyio
 from attrs import define, field
 from mcp.server.connection import Connection
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, REQUEST_CANCELLED, StreamableHTTPServerTransport
@@ -22,6 +21,8 @@ from relay.http.http_protocol import HttpAnswer, PendingAnswer
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.observability.ascii_json import encoded
 
+_SET_EVERY_S = 30.0
+"""To set the end of a session takes a twentieth of a call, so it is not set at each."""
 _SESSION_ID = MCP_SESSION_ID_HEADER.encode("ascii")
 _VERSION = b"mcp-protocol-version"
 _ACCEPTED = HttpAnswer(202, b"")
@@ -56,14 +57,22 @@ class EstablishedSession:
         """Return the answer of a request; meanwhile the session does not end for want of one."""
         # As the SDK's transport counts its own requests, which has no public way to do it.
         transport: Any = self._transport
+        self._prolong()
         transport._requests_in_flight += 1  # noqa: SLF001
-        transport.idle_scope.deadline = math.inf
         try:
             return await work
         finally:
             transport._requests_in_flight -= 1  # noqa: SLF001
-            if not transport._requests_in_flight:  # noqa: SLF001
-                transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout  # noqa: SLF001
+            self._prolong()
+
+    def _prolong(self) -> None:
+        """Have the session last for the idle time from now on at least, and longer than a request takes."""
+        transport: Any = self._transport
+        scope, until = transport.idle_scope, asyncio.get_running_loop().time() + transport._idle_timeout  # noqa: SLF001
+        # The SDK leaves it without an end as long as it counts requests, of which the last sets one.
+        is_left_to_us = scope.deadline == math.inf and not transport._requests_in_flight  # noqa: SLF001
+        if scope.deadline < until or is_left_to_us:
+            scope.deadline = until + _SET_EVERY_S
 
     async def answer_call(self, request_id: int | str, work: Coroutine[Any, Any, HttpAnswer]) -> HttpAnswer:
         """Return the answer of a call, in a task of its own, which ``end_call`` ends."""

@@ -562,10 +562,16 @@ async def test_a_session_does_not_end_for_want_of_a_request_while_a_call_in_it_i
         assert SESSION_IDLE_S - BOUND_S < left_s <= SESSION_IDLE_S
         calling = asyncio.create_task(stage.ask_whole(echo(), headers))
         command, answer = await router.next()
-        assert idle.deadline == math.inf
+        assert idle.deadline >= began + SESSION_IDLE_S
         answer.set_result(echoed(command))
         assert await calling is not None
         assert began + SESSION_IDLE_S <= idle.deadline < math.inf
+        kept = idle.deadline
+        assert await stage.ask_whole(request("ping"), headers) is not None
+        assert idle.deadline == kept
+        idle.deadline = asyncio.get_running_loop().time() + 1
+        assert await stage.ask_whole(request("ping"), headers) is not None
+        assert idle.deadline >= kept
 
 
 async def test_an_error_of_the_work_is_the_callers() -> None:
