@@ -25,7 +25,7 @@ class FrameHead(NamedTuple):
 
     Attributes:
         is_control: a ping, a pong or a close.
-        is_text: a client's whole text: masked, unfragmented, and without an extension.
+        is_text: a whole text: masked as its sender has to, unfragmented, and without an extension.
         payload_bytes: how long the payload is announced to be; it may be as yet unsent, and enormous.
         head_bytes: how long the head itself is.
     """
@@ -79,11 +79,15 @@ def cost_of(head: FrameHead, bytes_like_a_frame: int) -> float:
 
 
 class FrameSlicer:
-    """Cuts what comes into pieces that never reach beyond the frame that they belong to."""
+    """Cuts what comes into pieces that never reach beyond the frame that they belong to.
 
-    __slots__ = ("_head", "_left", "_waiting")
+    ``is_masked``: from a client, which masks its frames.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_head", "_left", "_text", "_waiting")
+
+    def __init__(self, *, is_masked: bool = True) -> None:
+        self._text = (_WHOLE_TEXT, _MASK if is_masked else 0)
         self._waiting = bytearray()
         self._head: FrameHead | None = None
         self._left = 0
@@ -120,7 +124,7 @@ class FrameSlicer:
             length = int.from_bytes(waiting[2:size], "big")
         if second & _MASK:
             size += _MASK_BYTES
-        is_text = first == _WHOLE_TEXT and second >= _MASK
+        is_text = (first, second & _MASK) == self._text
         return FrameHead(bool(first & _CONTROL), is_text, length, size)
 
     def beginning(self, head: FrameHead, most: int) -> bytes:

@@ -15,7 +15,9 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.client import ClientProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.protocol import State
+from websockets.frames import DATA_OPCODES, Opcode
+from websockets.frames import Frame as WebSocketFrame
+from websockets.protocol import Event, State
 from websockets.uri import parse_uri
 
 from kubelet.session.relay_addresses import RelayAddress, names_proxies
@@ -32,7 +34,7 @@ from schemas.session import (
 )
 from schemas.strict_json import StrictJsonError, loads
 from schemas.ulids import UlidSource
-from schemas.websocket_frames import FrameBudget, FrameSlicer
+from schemas.websocket_frames import FrameBudget, FrameHead, FrameSlicer
 
 _FRAMES_PER_S = 100.0
 """Twenty, and sixteen messages a second to local agents, of the largest size."""
@@ -76,7 +78,8 @@ class MeteredConnection(ClientConnection):
         commands = _FRAMES_OF_A_COMMAND * commands_per_s
         bucket = TokenBucket(_FRAMES_PER_S + commands, _FRAMES_AT_ONCE + commands, self.loop.time())
         self._budget = FrameBudget(bucket, bytes_like_a_frame=_BYTES_LIKE_A_FRAME, most_credit=_MOST_CREDIT)
-        self._slicer = FrameSlicer()
+        self._slicer = FrameSlicer(is_masked=False)
+        self._is_within_message = False
         self._end_of_head = b""
         self._silence_s = silence_s
         self.heard_at = self.loop.time()
@@ -125,8 +128,16 @@ class MeteredConnection(ClientConnection):
         if self.protocol.state is State.CONNECTING:
             data = self._after_response(data)
         self._slicer.feed(data)
-        while not self.is_flooded and (piece := self._next_piece()):
-            super().data_received(piece)
+        while not self.is_flooded:
+            head = None if self._slicer.is_within else self._slicer.head()
+            if head is not None and not self._enter(head):
+                return
+            if not (piece := self._slicer.take()):
+                return
+            if head is not None and self._is_whole_text(piece, head):
+                self.recv_messages.put(WebSocketFrame(Opcode.TEXT, piece[head.head_bytes :]))
+            else:
+                super().data_received(piece)
 
     def _after_response(self, data: bytes) -> bytes:
         """Parse the response to the upgrade, and return what comes after it."""
@@ -140,16 +151,30 @@ class MeteredConnection(ClientConnection):
             return b""
         return rest
 
-    def _next_piece(self) -> bytes:
-        """Return what is there of the next frame, or of the one before; nothing when it exceeds the rate."""
-        head = None if self._slicer.is_within else self._slicer.head()
-        if head is not None:
-            if self._budget.take(head, self.loop.time()) > 0:
-                self.is_flooded = True
-                self.transport.abort()
-                return b""
-            self._slicer.enter(head)
-        return self._slicer.take()
+    def process_event(self, event: Event) -> None:
+        """Take what the library has parsed."""
+        if isinstance(event, WebSocketFrame) and event.opcode in DATA_OPCODES:
+            self._is_within_message = not event.fin
+        super().process_event(event)
+
+    def _enter(self, head: FrameHead) -> bool:
+        """Let the next frame be taken; abort and return False if it exceeds the rate."""
+        if self._budget.take(head, self.loop.time()) > 0:
+            self.is_flooded = True
+            self.transport.abort()
+            return False
+        self._slicer.enter(head)
+        return True
+
+    def _is_whole_text(self, piece: bytes, head: FrameHead) -> bool:
+        """Return whether ``piece`` is one, which the library, whose parser is slow, need not see."""
+        return (
+            head.is_text
+            and len(piece) == head.head_bytes + head.payload_bytes
+            and head.payload_bytes <= MAX_FRAME_BYTES
+            and not self._is_within_message
+            and self.protocol.state is State.OPEN
+        )
 
     def expect_answer(self) -> None:
         """Accept one frame more, beyond the rate: this node has requested it."""

@@ -206,6 +206,7 @@ async def test_answers_that_local_agents_requested_exceed_no_rate(
 
 TEXT = b"\x81\x02hi"
 PING = b"\x89\x00"
+CLOSE = b"\x88\x02\x03\xe8"
 
 Answer = Callable[[bytes], list[bytes]]
 """From the key of the upgrade to what the server says, piece by piece."""
@@ -229,7 +230,7 @@ async def listening(answer: Answer) -> AsyncIterator[int]:
         for piece in answer(key):
             writer.write(piece)
             await writer.drain()
-        await reader.read()
+        await reader.read(1)  # what it says is a close, or a pong
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
@@ -242,7 +243,13 @@ async def metered(
 ) -> AsyncIterator[ClientConnection]:
     make = partial(MeteredConnection, commands_per_s=commands_per_s, silence_s=silence_s)
     url = f"ws://127.0.0.1:{port}"
-    options = {"compression": None, "proxy": None, "close_timeout": 0.1, "ping_interval": None}
+    options = {
+        "compression": None,
+        "proxy": None,
+        "close_timeout": 0.1,
+        "ping_interval": None,
+        "max_size": MAX_FRAME_BYTES,
+    }
     async with connect(url, create_connection=make, **options) as socket:  # type: ignore[arg-type]  # as in channel
         yield socket
 
@@ -266,6 +273,26 @@ async def test_frames_right_behind_the_upgrade_are_taken_however_they_come(size:
 
     async with listening(in_pieces) as port, metered(port) as socket:
         assert [await socket.recv(), await socket.recv()] == ["hi", "hi"]
+
+
+@pytest.mark.parametrize(
+    ("frames", "read", "code"),
+    [
+        pytest.param(
+            b"\x01\x01h" + b"\x80\x01i" + TEXT + CLOSE, 2, 1000, id="a text in fragments, and a whole one"
+        ),
+        pytest.param(TEXT + b"\x01\x01h" + TEXT, 1, 1002, id="a whole text within a fragmented one"),
+        pytest.param(b"\x81\x82\0\0\0\0hi", 0, 1002, id="masked as a client has to"),
+        pytest.param(b"\xc1\x02hi", 0, 1002, id="by an extension that was not agreed upon"),
+        pytest.param(b"\x81\x7f" + (MAX_FRAME_BYTES + 1).to_bytes(8), 0, 1009, id="too large"),
+        pytest.param(TEXT + CLOSE + TEXT, 1, 1000, id="behind a close"),
+    ],
+)
+async def test_what_is_no_whole_text_is_judged_by_the_library(frames: bytes, read: int, code: int) -> None:
+    async with listening(accepted(frames)) as port, metered(port) as socket:
+        assert await messages(socket) == read
+        assert socket.protocol.close_sent is not None
+        assert socket.protocol.close_sent.code == code
 
 
 @pytest.mark.parametrize(
