@@ -15,6 +15,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from relay.auth.agent_tokens import Principal, TokenIssuer
+from relay.limits.rate_limits import Allowance, KeyedLimiters
 from relay.sign_in.assertions import ASSERTION_TYPE, Assertions
 from relay.sign_in.clients import NONE, ClientError, Clients, OAuthClient, agent_name
 from relay.sign_in.consent import ACCESS_MS, FormValues, may_still_give
@@ -26,6 +27,7 @@ from relay.state.people import PeopleLedger, Person
 from relay.state.tokens import IssuedToken, IssuedTokens
 from schemas.addresses import mcp_url, mcp_urls
 from schemas.error_roots import PeerError, StateError
+from schemas.errors import ToolError
 from schemas.keys import base64url
 from schemas.kinds import Kind
 from schemas.tokens import TokenError
@@ -34,6 +36,8 @@ CODE_MS = 60_000
 _REPLAY_MS = 600_000
 _REDEEMED_MS = 7 * 86_400_000
 """For how long the relays of a fleet know that a refresh token was redeemed: a backup may be so old."""
+OF_A_PERSON = Allowance(rate=256 / 3600, burst=256, concurrency=1)
+"""The access tokens of all clients of a person. Relays share an entry of each: of a revoked one for good."""
 _MAX_CODES = 4096
 _CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")
@@ -61,6 +65,7 @@ class OAuthError(PeerError):
         self.code, self.status, self.ended = code, status, ended
 
 
+Answer = tuple[dict[str, Any], Sequence[Grant]]
 ToThread = Callable[..., Awaitable[Any]]
 """Returns what a function returns that waits for files; raises SignInRefusedError if too many wait."""
 
@@ -125,6 +130,7 @@ class AuthorizationServer:
     _redeem_once: Redeem
     _kinds: Iterable[Kind]
     _longest_ms: int
+    _limits: KeyedLimiters[str]
     _new_id: Callable[[], str]
     _now_ms: Callable[[], int]
     _random_bytes: Callable[[int], bytes]
@@ -217,8 +223,8 @@ class AuthorizationServer:
 
     # --- token -------------------------------------------------------------------------------------------
 
-    async def tokens(self, form: FormValues, on_thread: ToThread) -> dict[str, Any]:
-        """Return the answer to a token request.
+    async def tokens(self, form: FormValues, on_thread: ToThread) -> Answer:
+        """Return the answer to a token request, and the grants that have ended by it.
 
         Raises:
             OAuthError: it is refused.
@@ -244,7 +250,7 @@ class AuthorizationServer:
 
     async def _redeemed_code(
         self, form: FormValues, client_id: str, on_thread: ToThread, *, asserted: bool
-    ) -> dict[str, Any]:
+    ) -> Answer:
         digest = _digest(form.one("code"))
         if (replayed := self._redeemed.get(digest)) is not None:
             replayed.again = True  # it may not have become a grant yet
@@ -254,7 +260,7 @@ class AuthorizationServer:
         try:
             if not await self._redeem_once(digest.hex(), self._now_ms() + _REPLAY_MS):
                 raise OAuthError("invalid_grant", "The code was used before.")
-            begun: dict[str, Any] = await on_thread(partial(self._begin, code, redeemed, asserted=asserted))
+            begun: Answer = await on_thread(partial(self._begin, code, redeemed, asserted=asserted))
         except (SignInRefusedError, StateError, OSError):
             # Nothing has come of it: the client can try again, while the code is good.
             if not redeemed.again:
@@ -263,9 +269,7 @@ class AuthorizationServer:
             raise
         return begun
 
-    async def _refreshed(
-        self, token: str, client_id: str, on_thread: ToThread, *, asserted: bool
-    ) -> dict[str, Any]:
+    async def _refreshed(self, token: str, client_id: str, on_thread: ToThread, *, asserted: bool) -> Answer:
         try:
             found = self._grants.presented(token, client_id)
         except RefreshError as error:
@@ -275,9 +279,7 @@ class AuthorizationServer:
             until_ms = min(grant.until_ms, self._now_ms() + _REDEEMED_MS)
             if not await self._redeem_once(what, until_ms):
                 raise await on_thread(self._end_replayed, grant.id, "refresh token")
-        refreshed: dict[str, Any] = await on_thread(
-            partial(self._refresh, token, client_id, asserted=asserted)
-        )
+        refreshed: Answer = await on_thread(partial(self._refresh, token, client_id, asserted=asserted))
         return refreshed
 
     async def _proven(self, form: FormValues) -> tuple[str, bool]:
@@ -338,7 +340,7 @@ class AuthorizationServer:
             raise OAuthError("invalid_target", "The code is for another resource.")
         return code
 
-    def _begin(self, code: _Code, redeemed: _Redeemed, *, asserted: bool) -> dict[str, Any]:
+    def _begin(self, code: _Code, redeemed: _Redeemed, *, asserted: bool) -> Answer:
         now, client = self._now_ms(), code.asked.client
         person = self._people.read().active(code.person)
         if person is None:
@@ -370,7 +372,7 @@ class AuthorizationServer:
             raise OAuthError("invalid_grant", f"No: {error}.") from None
         return self._tokens(new)
 
-    def _refresh(self, token: str, client_id: str, *, asserted: bool) -> dict[str, Any]:
+    def _refresh(self, token: str, client_id: str, *, asserted: bool) -> Answer:
         try:
             return self._tokens(
                 self._grants.refresh(token, client_id, self._signed, asserted=asserted, may=self._may)
@@ -389,6 +391,11 @@ class AuthorizationServer:
         return person.provider is None or self._now_ms() < grant.made_ms + self._longest_ms
 
     def _signed(self, grant: Grant) -> tuple[str, int]:
+        try:  # one at a time: the file of grants is locked
+            self._limits.charge(grant.person, OF_A_PERSON, 1)
+        except ToolError as error:
+            text = "The clients of this person get too many tokens."
+            raise SignInRefusedError(429, text, "tokens", error.retry_after_ms) from None
         now = self._now_ms()
         end = min(now + ACCESS_MS, grant.until_ms)
         jti = self._new_id()
@@ -408,7 +415,7 @@ class AuthorizationServer:
         self._issued.add(issued)
         return jti, end
 
-    def _tokens(self, new: NewTokens) -> dict[str, Any]:
+    def _tokens(self, new: NewTokens) -> Answer:
         grant, now_s = new.grant, self._now_ms() // 1000
         jti, end_ms = grant.access[-1]
         token = self._sign().issue(
@@ -427,7 +434,7 @@ class AuthorizationServer:
             "expires_in": max(1, end_ms // 1000 - now_s),
             "scope": " ".join(grant.scopes),
         }
-        return answer | ({"refresh_token": new.refresh} if new.refresh else {})
+        return answer | ({"refresh_token": new.refresh} if new.refresh else {}), new.ended
 
     # --- revoke ------------------------------------------------------------------------------------------
 

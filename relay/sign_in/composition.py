@@ -94,6 +94,7 @@ def make_sign_in(  # noqa: PLR0913 - what comes in from outside
         redeem_once=shared.redeem if shared else alone,
         kinds=environment.kinds,
         longest_ms=longest_ms,
+        limits=KeyedLimiters(environment.monotonic),
         new_id=environment.ulids.new,
         now_ms=now_ms,
         random_bytes=random_bytes,

@@ -482,7 +482,8 @@ class SignIn:
     # --- what programs request ---------------------------------------------------------------------------
 
     async def _token(self, request: Request) -> Response:
-        members = await self._server.tokens(await self._form(request), self._on_thread)
+        members, ended = await self._server.tokens(await self._form(request), self._on_thread)
+        await self._record_ended(ended)
         self._metrics.sign_ins.labels("token").inc()
         return JSONResponse(members, headers=_NO_STORE)
 

@@ -26,6 +26,8 @@ GRACE_MS = 60_000
 _MAX_OF_A_GENERATION = 8
 MAX_ACCESS = 64
 """How many access tokens a grant has at once: an hour's of a client that refreshes each minute."""
+MAX_LIVE = 64
+"""How many grants a person has at once. Each sign-in of a client makes one, which may last for 90 days."""
 _HANDLE_BYTES, _SECRET_BYTES = 16, 32
 _PREFIX = "ekr1_"
 _LISTS = ("scopes", "kinds", "nodes")
@@ -151,10 +153,14 @@ class GrantState(LedgerState):
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What a client gets besides its access token: ``refresh`` is empty if the grant ends with that token."""
+    """What a client gets besides its access token: ``refresh`` is empty if the grant ends with that token.
+
+    ``ended``: grants of the person that have made room for it.
+    """
 
     grant: Grant
     refresh: str
+    ended: Sequence[Grant] = ()
 
 
 Sign = Callable[[Grant], tuple[str, int]]
@@ -184,17 +190,25 @@ class Grants:
         return self.ledger.read()
 
     def begin(self, grant: Grant, sign: Sign, *, may: Callable[[], bool], refreshes: bool) -> NewTokens:
-        """Record ``grant`` with its first tokens. ``may`` is asked while no other process can end it.
+        """Record ``grant`` with its first tokens, and end others of that person beyond ``MAX_LIVE``.
+
+        ``may`` is asked while no other process can end it.
 
         Raises:
             RefreshError: it may not.
         """
-        with self.ledger.locked():
+        with self.ledger.locked() as state:
             if not may():
                 raise RefreshError("the person may not sign in any more")
             handle = self._random_bytes(_HANDLE_BYTES)
             grant = replace(grant, handle=sha256(handle).hexdigest())
-            return self._extended(grant, handle, sign, refreshes=refreshes, rotates=True)
+            others = state.live_of(grant.person, self._now_ms())
+            new = self._extended(grant, handle, sign, refreshes=refreshes, rotates=True)
+            # Those of the same client first: one that signs in without end must not end what others have.
+            others = sorted(others, key=lambda each: (each.client_id != grant.client_id, each.rotated_at_ms))
+            ended = others[: max(0, len(others) + 1 - MAX_LIVE)]
+            self._end(ended)
+            return replace(new, ended=ended)
 
     def presented(self, token: str, client_id: str) -> tuple[Grant, str] | None:
         """Return the grant of a refresh token of that client that is accepted, and what names its generation.

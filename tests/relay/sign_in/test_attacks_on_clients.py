@@ -7,8 +7,9 @@ from urllib.parse import quote
 import pytest
 
 from relay.sign_in import service
+from relay.sign_in.authorization import OF_A_PERSON
 from relay.sign_in.redirects import is_registered, target_of
-from relay.state.grants import MAX_ACCESS
+from relay.state.grants import MAX_ACCESS, MAX_LIVE
 from relay.state.tokens import IssuedToken, IssuedTokens
 from tests.fakes.disk import full_disk
 from tests.fakes.environment import PUBLIC_URL
@@ -267,6 +268,72 @@ async def test_a_client_that_refreshes_without_end_waits_and_keeps_what_it_has(s
     assert waits_s == 3_600 - (MAX_ACCESS - 1)
     stage.fake.clock.advance(1_000 * waits_s)
     assert (await stage.refresh(token, client_id)).status_code == 200
+
+
+async def test_one_sign_in_too_many_ends_what_was_not_used_for_longest(
+    stage: Stage,
+) -> None:
+    ada, bob = await stage.person(), await stage.person("bob")
+    client_id, of_bob = await stage.registered(), await stage.registered(name="Of Bob")
+    kept = await stage.tokens(bob, of_bob)
+    tokens = []
+    for _ in range(MAX_LIVE):
+        stage.fake.clock.advance(1_000)
+        tokens.append(await stage.tokens(ada, client_id))
+    first = (await stage.refresh(tokens[0]["refresh_token"], client_id)).json()
+    stage.fake.clock.advance(1_000)
+    newest = await stage.tokens(ada, client_id)
+    stage.applied()
+    assert stage.ended() == ["ada/A-Client"]
+    assert not await stage.is_accepted(tokens[1]["access_token"])
+    assert (await stage.refresh(tokens[1]["refresh_token"], client_id)).status_code == 400
+    for each in (first, tokens[2], newest):
+        assert await stage.is_accepted(each["access_token"])
+        assert (await stage.refresh(each["refresh_token"], client_id)).status_code == 200
+    assert (await stage.refresh(kept["refresh_token"], of_bob)).status_code == 200
+
+
+async def test_a_client_that_signs_in_without_end_ends_what_it_has_itself_first(stage: Stage) -> None:
+    ada, client_id, other = (
+        await stage.person(),
+        await stage.registered(),
+        await stage.registered(name="Other"),
+    )
+    used = await stage.tokens(ada, client_id)
+    for _ in range(MAX_LIVE):
+        await stage.tokens(ada, other)
+    assert (await stage.refresh(used["refresh_token"], client_id)).status_code == 200
+    assert stage.ended() == ["ada/Other"]
+
+
+async def test_of_sign_ins_together_no_more_stay_than_may_be(stage: Stage) -> None:
+    ada, client_id = await stage.person(), await stage.registered()
+    for _ in range(MAX_LIVE - 1):
+        await stage.tokens(ada, client_id)
+    codes = [await stage.code(ada, client_id) for _ in range(4)]
+    answers = await asyncio.gather(*(stage.token(code=code, client_id=client_id) for code in codes))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert len(stage.relay.grants.read().by_id) == MAX_LIVE
+    assert stage.ended() == ["ada/A-Client"] * 3
+
+
+async def test_a_person_whose_clients_sign_in_and_out_without_end_waits(stage: Stage) -> None:
+    """Each token leaves lines that all relays share, and of one that is revoked one for good."""
+    ada, bob, client_id = await stage.person(), await stage.person("bob"), await stage.registered()
+    for made in range(int(OF_A_PERSON.burst) + 3):  # noqa: B007 - how many, once one is refused
+        stage.fake.seconds.now += 0.1
+        code = await stage.code(ada, client_id)
+        answer = await stage.token(code=code, client_id=client_id)
+        if answer.status_code != 200:
+            break
+        await stage.http.post(
+            "/revoke", data={"token": answer.json()["refresh_token"], "client_id": client_id}
+        )
+    assert (answer.status_code, answer.json()["error"]) == (429, "temporarily_unavailable")
+    assert made >= OF_A_PERSON.burst
+    stage.fake.seconds.now += int(answer.headers["retry-after"])
+    assert (await stage.token(code=code, client_id=client_id)).status_code == 200
+    await stage.tokens(bob, client_id)
 
 
 async def test_the_grace_of_a_refresh_token_is_not_endless(stage: Stage) -> None:

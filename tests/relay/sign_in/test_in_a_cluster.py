@@ -15,6 +15,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.settings.config import StateFiles
 from relay.sign_in.forwarding import FORWARDED
 from relay.sign_in.pages import ELSEWHERE, FROM_ELSEWHERE
+from relay.state.grants import MAX_LIVE
 from relay.state.people import PersonRole
 from relay.state.seal import FleetSeal
 from schemas.registry import SchemaRegistry
@@ -116,6 +117,27 @@ async def test_a_refresh_token_is_rotated_once_whichever_relays_are_asked_togeth
     (grant,) = fleet.first.relay.grants.read().by_id.values()
     assert grant.generation == 2
     assert len(answers) == sum(1 for _, each in grant.tokens if each == grant.generation)
+
+
+async def test_clients_that_sign_in_at_all_relays_together_have_no_more_than_one_person_may(
+    fleet: Fleet,
+) -> None:
+    browser, client = await fleet.signed_in(), await fleet.first.registered()
+    oldest = await fleet.first.tokens(browser, client)
+    for _ in range(MAX_LIVE - 2):
+        fleet.first.fake.clock.advance(1)
+        await fleet.first.tokens(browser, client)
+    both = (fleet.first, fleet.other)
+    codes = [await each.code(browser, client) for each in both]
+    answers = await asyncio.gather(
+        *(each.token(code=code, client_id=client) for each, code in zip(both, codes, strict=True))
+    )
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len(fleet.first.relay.grants.read().by_id) == MAX_LIVE
+    async with asyncio.timeout(BOUND_S):
+        for each in both:
+            while await each.is_accepted(oldest["access_token"]):  # noqa: ASYNC110 - a request is all there is
+                await asyncio.sleep(0.01)
 
 
 async def test_a_refresh_token_of_what_has_ended_is_refused_for_good(fleet: Fleet) -> None:
