@@ -4,9 +4,9 @@ Must not print the secret of a link anywhere but in the link itself, on standard
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +42,9 @@ from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 from schemas.process.status_socket import NotRunningError, StalledError, read_status
 from schemas.text import counted, printable
+
+if TYPE_CHECKING:
+    from schemas.settings import Settings
 
 app = group("The people who may sign in, for their clients.")
 
@@ -104,9 +107,10 @@ def people_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     On a relay without the CA's key: without passkeys, which the relay with it has.
     """
     now, people = now_ms(), _people(state_dir).read().by_id.values()
+    issuer = _issuer(people, state_dir)
     elsewhere = {} if _signs_in(state_dir) else {"passkeys": None}
     listing(
-        [_facts(person, now) | elsewhere for person in people],
+        [_facts(person, now, issuer) | elsewhere for person in people],
         ("NAME", "ROLE", "TENANT", "SIGNS IN BY", "STATE"),
         lambda each: (
             each["name"],
@@ -139,10 +143,10 @@ def people_show(name: _Name, as_json: AsJson = False, state_dir: StateDir = None
         }
         for grant in _grants(state_dir).read().live_of(person.id, now)
     ]
+    facts = _facts(person, now, _issuer([person], state_dir))
     if as_json:
-        answer({**_facts(person, now), "grants": grants}, as_json=True)
+        answer({**facts, "grants": grants}, as_json=True)
         return
-    facts = _facts(person, now)
     typer.echo(
         f"{person.name}: {facts['role']} of tenant {facts['tenant']}, {facts['state']}, "
         f"signs in by {_proves_by(facts)}"
@@ -193,21 +197,36 @@ def people_revoke(
 
 def _url(public_url: str | None, state_dir: Path | None) -> str:
     """Return the relay's URL, at which people sign in; end the command if that is not possible."""
-    from relay.settings.table import RELAY, SIGN_IN, STATE_DIR  # noqa: PLC0415 - for the commands that invite
-    from schemas.settings import read_sources  # noqa: PLC0415 - as above
+    from relay.settings.table import SIGN_IN  # noqa: PLC0415 - for the commands that invite
 
-    state = state_files(state_dir)
-    url = options.public_url(public_url, state)
+    url = options.public_url(public_url, state_files(state_dir))
     if not can_have_passkeys(url):
         fail(
             f"browsers make no passkey for {url}: run the relay with --public-url https://NAME, or on this "
             "machine http://localhost:PORT; `relay token issue` needs neither",
             EXIT_CANNOT_RUN,
         )
-    sources = read_sources(RELAY, {STATE_DIR.name: str(state.root)}, None, os.environ)
-    if options.settings_for_command(sources).settings[SIGN_IN] is False:
+    if _settings(state_dir)[SIGN_IN] is False:
         fail("the setting sign_in is false: this relay takes no sign-in", EXIT_CANNOT_RUN)
     return url
+
+
+def _settings(state_dir: Path | None) -> "Settings":
+    from relay.settings.table import RELAY, STATE_DIR  # noqa: PLC0415 - for the commands that need it
+    from schemas.settings import read_sources  # noqa: PLC0415 - as above
+
+    flags = {STATE_DIR.name: str(state_files(state_dir).root)}
+    return options.settings_for_command(read_sources(RELAY, flags, None, os.environ)).settings
+
+
+def _issuer(people: Iterable[Person], state_dir: Path | None) -> str | None:
+    """Return the provider of the settings, which are read where one of ``people`` signs in at any."""
+    from relay.settings.table import OIDC  # noqa: PLC0415 - as above
+
+    if all(person.provider is None for person in people):
+        return None
+    oidc = _settings(state_dir)[OIDC]
+    return None if oidc is None else oidc.issuer
 
 
 def _show_link(person: Person, secret: str, url: str, *, as_json: bool) -> None:
@@ -218,14 +237,14 @@ def _show_link(person: Person, secret: str, url: str, *, as_json: bool) -> None:
     answer(facts, as_json=as_json, result=link, note=note)
 
 
-def _facts(person: Person, now: int) -> dict[str, Any]:
+def _facts(person: Person, now: int, issuer: str | None) -> dict[str, Any]:
     return {
         "name": person.name,
         "role": person.role.value,
         "tenant": person.tenant,
         "passkeys": len(person.passkeys),
         "issuer": person.provider[0] if person.provider else None,
-        "state": person.state(now),
+        "state": person.state(now, issuer),
     }
 
 

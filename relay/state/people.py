@@ -108,12 +108,15 @@ class Person:
             return passkeys
         return [*passkeys, "\0".join((*self.provider, str(self.resets))).encode()]
 
-    def state(self, now_ms: int) -> str:
-        """Return ``active``, ``invited``, ``expired`` if not used in time, ``ended``, or ``revoked``."""
+    def state(self, now_ms: int, issuer: str | None) -> str:
+        """Return ``active``, ``invited``, ``expired`` if not used in time, ``ended``, or ``revoked``.
+
+        ``issuer``: the provider whose people may sign in.
+        """
         if self.revoked:
             return "revoked"
         if self.provider is not None:
-            return "active" if self.admitted else "ended"
+            return "active" if self.admitted and self.provider[0] == issuer else "ended"
         if self.passkeys:
             return "active"
         return "invited" if any(now_ms < until for _, until in self.invitations) else "expired"

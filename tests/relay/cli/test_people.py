@@ -1,6 +1,7 @@
 """``relay people``: who is invited, what is shown of them, and what ends."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,19 @@ import pytest
 from relay.settings.config import StateFiles
 from relay.settings.environment import now_ms
 from relay.state.grants import Choice, Grant, Grants, grant_of
-from relay.state.people import PeopleLedger
+from relay.state.people import PeopleLedger, PersonRole
 from relay.state.tokens import RevokedTokens
 from tests.fakes.command_lines import mode
 from tests.fakes.relay_command import RelayCommand as Relay
 
 URL = "https://relay.example"
+OIDC = """
+["people.oidc"]
+issuer = "https://{issuer}"
+client_id = "edge-relay"
+secret_file = "{secret}"
+allow = ["groups=hub:member:default"]
+"""
 
 
 @pytest.fixture
@@ -131,6 +139,22 @@ def test_with_a_person_all_that_clients_were_given_ends(relay: Relay, state: Pat
     assert relay("people", "revoke", "ada").err == "revoked ada; ended for clients: 1 grant\n"
     assert "a-jti" in RevokedTokens(state / "revoked_tokens.jsonl").jtis()
     assert relay("people", "list").out.splitlines()[1].split()[-1] == "revoked"
+
+
+def test_who_signs_in_at_a_provider_is_active_while_the_settings_name_it(relay: Relay, state: Path) -> None:
+    PeopleLedger(state / "people.jsonl", now_ms, os.urandom, "https://id.example").admit(
+        "a-subject", "ada", PersonRole.MEMBER, "default"
+    )
+    secret, file = state / "oidc.secret", state / "told.toml"
+    secret.write_text("s" * 32)
+    secret.chmod(0o600)
+    (state / "run.json").write_text(json.dumps({"config": str(file)}))
+    for issuer, said in (("id.example", "active"), ("other.example", "ended"), (None, "ended")):
+        file.write_text("" if issuer is None else OIDC.format(issuer=issuer, secret=secret))
+        file.chmod(0o600)
+        listed = relay("people", "list").out.splitlines()[1].split()
+        assert listed == ["ada", "member", "default", "https://id.example", said]
+        assert relay("people", "show", "ada").out.startswith(f"ada: member of tenant default, {said}, ")
 
 
 def test_where_sign_in_is_forbidden_nobody_is_invited(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:

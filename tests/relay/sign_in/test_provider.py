@@ -166,7 +166,10 @@ async def test_what_changes_at_the_provider_holds_from_the_next_sign_in_on(
     assert not await stage.is_accepted(looks["access_token"])
     assert (await stage.refresh(looks["refresh_token"], client)).status_code == 400
     assert "Signed in as" not in (await ada.get("/sign-in")).text
-    assert next(iter(stage.relay.people.read().by_id.values())).state(stage.fake.clock()) == "ended"
+    assert (
+        next(iter(stage.relay.people.read().by_id.values())).state(stage.fake.clock(), provider.url)
+        == "ended"
+    )
     provider.claims = {}
     again = await signed_in(stage, provider)
     assert "Signed in as" in (await again.get("/sign-in")).text
