@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kubelet.thresholds import DEFAULTS, THRESHOLDS, Threshold
 from schemas.error_roots import OperatorError
-from schemas.text import none_of, printable
+from schemas.text import none_of, quoted
 
 LISTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -172,6 +172,6 @@ def _check(name: str, patterns: Any) -> None:
     for each in patterns:
         wanted = each.removeprefix(_DENIES)
         if not wanted or wanted.startswith(_DENIES) or not wanted.isprintable():
-            raise OperatorError(f"{name} has {printable(each, 64)!r}, which is no pattern")
+            raise OperatorError(f"{name} has {quoted(each, 64)}, which is no pattern")
         if each == wanted and name in _CLOSED and (not each.startswith("/") or set(each) & set("*?[")):
-            raise OperatorError(f"{name} has {printable(each, 64)!r}: name a directory, as /var/log/nginx")
+            raise OperatorError(f"{name} has {quoted(each, 64)}: name a directory, as /var/log/nginx")

@@ -19,7 +19,7 @@ from typing import Any
 
 from schemas.error_roots import CommandLineError
 from schemas.images import ImageMember
-from schemas.text import changed_at, free_text, inert, printable
+from schemas.text import changed_at, free_text, inert, quoted
 
 MANIFEST_REF = "manifest@1.1.0"
 
@@ -162,7 +162,7 @@ def kind_name(text: str) -> str:
     """
     if len(text) > _MAX_NAME or not _NAME.fullmatch(text):
         raise CommandLineError(
-            f"{printable(text, _MAX_NAME)!r} is not the name of a kind, such as acme.relay_board"
+            f"{quoted(text, _MAX_NAME)} is not the name of a kind, such as acme.relay_board"
         )
     return text
 

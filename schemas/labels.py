@@ -27,7 +27,7 @@ from unicodedata import bidirectional, category, east_asian_width, is_normalized
 
 from schemas.error_roots import OperatorError
 from schemas.projection import NODE_ID_PATTERN
-from schemas.text import printable
+from schemas.text import printable, quoted
 
 PREFIX = "xn--"
 SCRIPTS = {
@@ -201,7 +201,7 @@ def label_of(text: str) -> str:
         check_kept(label)
         return label
     if fault := fault_of_letters(label):
-        raise NameRuleError(f"{printable(label)!r} is no label: {fault}")
+        raise NameRuleError(f"{quoted(label)} is no label: {fault}")
     # No id and no hex digits have a letter u.
     for form in (_BEYOND_ASCII.sub("u", label), typed_form(label), kept_form(label)):
         check_kept(form, label)
@@ -223,7 +223,7 @@ def check_kept(label: str, named: str | None = None) -> None:
     """
     if _LABEL.fullmatch(label) is None or "  " in label:
         raise NameRuleError(
-            f"{printable(named or label)!r} is no label: use 1 to {MAX_LABEL} letters, digits and signs "
+            f"{quoted(named or label)} is no label: use 1 to {MAX_LABEL} letters, digits and signs "
             'without = * : < > ` " and backslash, no dash in front, and single spaces within'
         )
     if _ID.fullmatch(label):
@@ -240,7 +240,7 @@ def check_tags(tags: Iterable[str]) -> None:
     for tag in given:
         if _TAG.fullmatch(tag) is None:
             raise NameRuleError(
-                f"{printable(tag, 65)!r} is no tag: write gateway or site=north, "
+                f"{quoted(tag, 65)} is no tag: write gateway or site=north, "
                 "1 to 32 of a-z, 0-9, _ . and - on each side"
             )
     if len({tag_key(tag) for tag in given}) != len(given):

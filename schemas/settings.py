@@ -25,7 +25,7 @@ from schemas.error_roots import ConfigError, OperatorError, StateError
 from schemas.files import check_directory, read_named, read_state, write_atomic
 from schemas.lines import LogLevel
 from schemas.strict_json import StrictJsonError, loads
-from schemas.text import none_of, printable, unknown
+from schemas.text import none_of, printable, quoted, unknown
 
 ValueT = TypeVar("ValueT")
 ChoiceT = TypeVar("ChoiceT", bound=Enum)
@@ -200,14 +200,14 @@ def settings_of(table: Table, serialized: SerializedSettings) -> Settings:
 def parse_flag(text: str) -> bool:
     """Return the value of ``true`` or ``false``."""
     if text not in _TRUE_OR_FALSE:
-        raise OperatorError(f"{printable(text)!r} is neither true nor false")
+        raise OperatorError(f"{quoted(text)} is neither true nor false")
     return _TRUE_OR_FALSE[text]
 
 
 def parse_path(text: str) -> Path:
     """Return the path of a file or directory, which may be given relative to the working directory."""
     if not text or "\0" in text:
-        raise OperatorError(f"{printable(text)!r} is not a path")
+        raise OperatorError(f"{quoted(text)} is not a path")
     return Path(text).absolute()
 
 
@@ -222,7 +222,7 @@ def list_of(parse: Callable[[str], ValueT], most: int | None = None) -> Callable
         # Only what could be parsed is shown: anything else may hold a password.
         for element, count in Counter(elements).items():
             if count > 1:
-                raise OperatorError(f"names {printable(element)!r} twice")
+                raise OperatorError(f"names {quoted(element)} twice")
         return values
 
     return parse_list
@@ -234,7 +234,7 @@ def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if _WHOLE.fullmatch(text) and minimum <= int(text) <= maximum:
             return int(text)
-        raise OperatorError(f"{printable(text)!r} is not a whole number from {minimum} to {maximum}")
+        raise OperatorError(f"{quoted(text)} is not a whole number from {minimum} to {maximum}")
 
     return parse
 

@@ -31,6 +31,15 @@ def printable(text: str, limit: int = 256) -> str:
     return safe[:limit]
 
 
+def quoted(text: str, limit: int = 256) -> str:
+    r"""Return ``text`` in quotes, as ``printable`` has it: what that has escaped is not escaped again.
+
+    >>> print(quoted("B\u00fcro\n"), quoted("it's"))
+    'B\xfcro\n' "it's"
+    """
+    return repr(printable(text, limit)).replace("\\\\", "\\")
+
+
 def counted(count: int, noun: str) -> str:
     """Return ``count`` with its noun, which is given in the singular.
 
@@ -134,7 +143,7 @@ def none_of(name: str, known: Iterable[str]) -> str:
     "'wirte' is none of read, write; the nearest is write"
     """
     listed = tuple(known)
-    return f"{printable(name, _MAX_NAME)!r} is none of {', '.join(listed)}{nearest(name, listed)}"
+    return f"{quoted(name, _MAX_NAME)} is none of {', '.join(listed)}{nearest(name, listed)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

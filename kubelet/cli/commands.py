@@ -68,7 +68,7 @@ from schemas.process.command_errors import (
     have_output,
 )
 from schemas.settings import PLAIN, Sources
-from schemas.text import printable
+from schemas.text import quoted
 
 
 class _Commands(Manual):
@@ -219,7 +219,7 @@ def mcp(
 
     if session is not None and re.fullmatch(SESSION_ID_PATTERN, session) is None:
         wanted = "the id of a session, for example gogol_20261122_093000_1a2b3c4d"
-        fail(f"--session {printable(session, 64)!r} is not {wanted}", EXIT_USAGE)
+        fail(f"--session {quoted(session, 64)} is not {wanted}", EXIT_USAGE)
     try:
         from kubelet.local_agent.mcp_server import run_local_agent  # noqa: PLC0415
     except ModuleNotFoundError as error:

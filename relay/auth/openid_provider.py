@@ -25,7 +25,7 @@ from relay.auth.signatures import Jwt
 from schemas.addresses import is_loopback, is_public
 from schemas.error_roots import PeerError
 from schemas.strict_json import StrictJsonError, loads
-from schemas.text import printable
+from schemas.text import printable, quoted
 from schemas.tls import client_context
 
 MAX_ID_TOKEN = 32 * 1024
@@ -67,8 +67,8 @@ class ProviderMetadata:
             OpenidError: it is not, or the provider has not what is needed.
         """
         if document.get("issuer") != issuer:
-            said = printable(str(document.get("issuer")), _MAX_SHOWN)
-            raise OpenidError(f"its metadata are of the issuer {said!r}: people.oidc must name it so")
+            said = quoted(str(document.get("issuer")), _MAX_SHOWN)
+            raise OpenidError(f"its metadata are of the issuer {said}: people.oidc must name it so")
         if "S256" not in _words(document, "code_challenge_methods_supported", ("S256",)):
             raise OpenidError("it has no PKCE by S256")
         methods = _words(document, "token_endpoint_auth_methods_supported", ("client_secret_basic",))
@@ -78,7 +78,7 @@ class ProviderMetadata:
         plain = issuer.startswith("http://")
         for url in urls:
             if not isinstance(url, str) or not _is_usable(url, plain=plain):
-                raise OpenidError(f"its metadata have {printable(str(url), _MAX_SHOWN)!r} for a URL")
+                raise OpenidError(f"its metadata have {quoted(str(url), _MAX_SHOWN)} for a URL")
         authorization, token, jwks = map(str, urls)
         return cls(
             authorization,

@@ -41,7 +41,7 @@ from relay.state.tokens import RevokedTokens
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 from schemas.process.status_socket import NotRunningError, StalledError, read_status
-from schemas.text import counted, printable
+from schemas.text import counted, printable, quoted
 
 if TYPE_CHECKING:
     from schemas.settings import Settings
@@ -189,7 +189,7 @@ def people_revoke(
         lambda each: each.person == person.id and (grant is None or each.id == grant)
     )
     if grant is not None and not ended:
-        fail(f"{person.name} has no grant {printable(grant)!r}: see `relay people show`", EXIT_NO)
+        fail(f"{person.name} has no grant {quoted(grant)}: see `relay people show`", EXIT_NO)
     what = f"grant {grant} of {person.name}" if grant is not None else person.name
     facts = {"person": person.name, "grants": [each.id for each in ended]}
     answer(facts, as_json=as_json, note=f"revoked {what}; ended for clients: {counted(len(ended), 'grant')}")
@@ -255,7 +255,7 @@ def _proves_by(facts: Mapping[str, Any]) -> str:
 def _named(name: str, state_dir: Path | None) -> Person:
     person = _people(state_dir).read().named(name)
     if person is None:
-        fail(f"there is no {printable(name)!r}: see `relay people list`", EXIT_NO)
+        fail(f"there is no {quoted(name)}: see `relay people list`", EXIT_NO)
     return person
 
 

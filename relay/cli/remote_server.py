@@ -28,7 +28,7 @@ from schemas.kinds import kind_name
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.state_owner import home_directory, needed_home_directory
 from schemas.settings import list_of
-from schemas.text import printable
+from schemas.text import printable, quoted
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -301,7 +301,7 @@ def _words(command: str) -> list[str]:
     except ValueError:
         words = []
     if not words:
-        raise CommandLineError(f"{printable(command)!r} is not a command")
+        raise CommandLineError(f"{quoted(command)} is not a command")
     return words
 
 

@@ -33,7 +33,7 @@ from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
-from schemas.text import printable
+from schemas.text import printable, quoted
 
 if TYPE_CHECKING:
     from nacl.signing import SigningKey
@@ -210,11 +210,11 @@ def token_revoke(
 ) -> None:
     """Revoke a token; a running relay rejects it within a second."""
     if not is_jti(jti):
-        fail(f"{printable(jti)!r} is not a jti: 1 to 128 printable ASCII characters", EXIT_USAGE)
+        fail(f"{quoted(jti)} is not a jti: 1 to 128 printable ASCII characters", EXIT_USAGE)
     state = _state(state_dir)
     if not foreign and jti not in IssuedTokens(state.issued_tokens).all():
         fail(
-            f"this relay has issued no token with the jti {printable(jti)!r}: see `relay token list`; "
+            f"this relay has issued no token with the jti {quoted(jti)}: see `relay token list`; "
             "for one of another issuer add --foreign",
             EXIT_NO,
         )

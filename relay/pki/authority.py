@@ -52,7 +52,7 @@ from schemas.error_roots import StateError
 from schemas.files import PRIVATE, make_private_directory, read_state, write_atomic
 from schemas.identity import CertificateFormatError, certificates_in, first_certificate_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles
-from schemas.text import printable
+from schemas.text import quoted
 from schemas.times import SystemClock
 from schemas.ulids import new_node_id
 
@@ -467,7 +467,7 @@ class CertificateAuthority:
         with self.ledger.locked() as records:
             held = records.find(target)
             if held is None:
-                raise UnknownTargetError(f"no node and no kid is {printable(target)!r}: see `relay ca list`")
+                raise UnknownTargetError(f"no node and no kid is {quoted(target)}: see `relay ca list`")
             if held:
                 self.ledger.append(*revocations(held, reason, self._now_ms()))
         return [each.kid for each in held]
@@ -481,7 +481,7 @@ class CertificateAuthority:
         with self.ledger.locked() as records:
             if not (issued := records.of_relay(name) if is_relay_name(name) else []):
                 raise UnknownTargetError(
-                    f"no relay is {printable(name)!r}: see `relay ca list` on the relay with the CA's key"
+                    f"no relay is {quoted(name)}: see `relay ca list` on the relay with the CA's key"
                 )
             held = [each for each in issued if each.kid not in records.revoked]
             if held:

@@ -32,7 +32,7 @@ from schemas.certificates import RELAY_NAME
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory, read_given, write_atomic
 from schemas.projection import is_node_id
-from schemas.text import printable
+from schemas.text import printable, quoted
 
 # A process writes its number after it has started; the two times differ a little.
 _TOLERANCE_S = 5.0
@@ -184,7 +184,7 @@ def nats_users(node_ids: Iterable[str], readers: Iterable[str] = (), further: Se
 
 def _user(name: str, publish: list[str], subscribe: list[str]) -> str:
     if name != RELAY_NAME and not is_node_id(name) and not READER.fullmatch(name):
-        raise AuthorityStateError(f"{printable(name)!r} is no node id")
+        raise AuthorityStateError(f"{quoted(name)} is no node id")
     permissions = {"publish": _permission(publish), "subscribe": _permission(subscribe)}
     return json.dumps({"user": f"CN={name}", "permissions": permissions})
 

@@ -48,7 +48,7 @@ from schemas.certificates import (
 from schemas.identity import TENANT_PATTERN, first_certificate_in, kid_of, san_uri
 from schemas.keys import is_sound_public_key
 from schemas.projection import is_node_id
-from schemas.text import printable
+from schemas.text import quoted
 from schemas.times import SystemClock, is_credible
 
 _ROOT_DAYS = 3650
@@ -130,7 +130,7 @@ class Issuing:
             AuthorityStateError: the root is damaged, or ends within a day.
         """
         now, serial = self._now_ms(), self._serial()
-        with _explain_errors(signer, f"tenant {printable(tenant)!r}"):
+        with _explain_errors(signer, f"tenant {quoted(tenant)}"):
             pem = issue_leaf(
                 signer.pem,
                 signer.key,
@@ -153,7 +153,7 @@ class Issuing:
             AuthorityStateError: the root is damaged, or ends within a day.
         """
         now, serial = self._now_ms(), self._serial()
-        with _explain_errors(signer, f"client {printable(name)!r}"):
+        with _explain_errors(signer, f"client {quoted(name)}"):
             pem = issue_client(
                 signer.pem,
                 signer.key,
@@ -181,7 +181,7 @@ class Issuing:
             AuthorityStateError: the root is damaged, or ends within a day.
         """
         now, serial = self._now_ms(), self._serial()
-        with _explain_errors(signer, f"server {printable(name)!r}"):
+        with _explain_errors(signer, f"server {quoted(name)}"):
             pem = issue_server(
                 signer.pem,
                 signer.key,

@@ -23,7 +23,7 @@ from schemas.error_roots import OperatorError
 from schemas.files import read_named_private
 from schemas.identity import TENANT_PATTERN
 from schemas.settings import parse_path
-from schemas.text import none_of, printable
+from schemas.text import none_of, quoted
 from schemas.times import DurationError, duration_between
 
 MAX_RULES, MAX_SCOPES = 64, 16
@@ -138,7 +138,7 @@ def _scopes(name: str, value: object) -> tuple[str, ...]:
     scopes = _list(name, value, MAX_SCOPES)
     for scope in scopes:
         if not _SCOPE.fullmatch(scope):
-            raise OperatorError(f"{name} has {printable(scope)!r}, which is no scope")
+            raise OperatorError(f"{name} has {quoted(scope)}, which is no scope")
     return tuple(scopes)
 
 
@@ -160,14 +160,14 @@ def _rule(text: str) -> ClaimRule:
     claim, _, rest = text.partition("=")
     value, *more = rest.rsplit(":", 2)
     if not claim or not value or len(more) != 2:  # noqa: PLR2004 - role and tenant
-        raise OperatorError(f"allow has {printable(text)!r}, which is not {_RULE}")
+        raise OperatorError(f"allow has {quoted(text)}, which is not {_RULE}")
     role, tenant = more
     if role not in {each.value for each in PersonRole}:
         raise OperatorError(f"allow: {none_of(role, [each.value for each in PersonRole])}")
     of_all = (role, tenant) == (PersonRole.OPERATOR.value, ALL_TENANTS)
     if not of_all and not re.fullmatch(TENANT_PATTERN, tenant):
         raise OperatorError(
-            f"allow: {printable(tenant)!r} is no tenant: lower-case letters, digits, _ and -; "
+            f"allow: {quoted(tenant)} is no tenant: lower-case letters, digits, _ and -; "
             "* for an operator of all"
         )
     return ClaimRule(claim, value, PersonRole(role), tenant)

@@ -78,7 +78,7 @@ from schemas.settings import (
     read_run_options,
     whole_number,
 )
-from schemas.text import printable
+from schemas.text import quoted
 from schemas.times import DurationError, duration_between, duration_text
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ def proxy_network(text: str) -> IPv4Network | IPv6Network:
     try:
         network = ip_network(text)
     except ValueError:
-        shown = printable(text, _MAX_NETWORK)
-        raise OperatorError(f"{shown!r} is not an address or a network, such as 192.0.2.0/24") from None
+        shown = quoted(text, _MAX_NETWORK)
+        raise OperatorError(f"{shown} is not an address or a network, such as 192.0.2.0/24") from None
     if network.prefixlen == 0:
         raise OperatorError(f"{network} has every address: name the proxies alone")
     return network

@@ -29,7 +29,7 @@ from schemas.error_roots import OperatorError, PeerError
 from schemas.identity import TENANT_PATTERN, first_certificate_in
 from schemas.keys import base64url, from_base64url
 from schemas.labels import kept_form, look_of, shown_form
-from schemas.text import printable
+from schemas.text import quoted
 from schemas.times import SystemClock
 from schemas.ulids import UlidSource
 
@@ -228,7 +228,7 @@ class JoinTokens:
             JoinError: tenant, time or number are out of bounds, or another token gives the label.
         """
         if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
-            raise JoinError(f"{printable(tenant)!r} is not a tenant: use a-z, 0-9, - and _")
+            raise JoinError(f"{quoted(tenant)} is not a tenant: use a-z, 0-9, - and _")
         if not 1 <= ttl_s <= MAX_TTL_S:
             raise JoinError(f"a join token is good for at most {MAX_TTL_S // 86_400} days")
         if not 1 <= uses <= MAX_USES:
@@ -291,9 +291,9 @@ class JoinTokens:
         """
         if join_id not in self.ledger.read().grants:
             if made_here:
-                raise JoinError(f"there is no join token {printable(join_id)!r}: see `relay join-token list`")
+                raise JoinError(f"there is no join token {quoted(join_id)}: see `relay join-token list`")
             if not _ID.fullmatch(join_id):
-                raise JoinError(f"{printable(join_id)!r} is not the id of a join token, its second part")
+                raise JoinError(f"{quoted(join_id)} is not the id of a join token, its second part")
         with self.ledger.locked() as state:
             is_new = digest_of(join_id) not in state.revoked
             if is_new:

@@ -29,7 +29,7 @@ from schemas.addresses import is_loopback
 from schemas.error_roots import OperatorError
 from schemas.identity import TENANT_PATTERN
 from schemas.keys import base64url, from_base64url
-from schemas.text import printable
+from schemas.text import quoted
 from schemas.times import SystemClock
 from schemas.ulids import UlidSource
 
@@ -239,11 +239,11 @@ class PeopleLedger:
         """
         if not _NAME.fullmatch(name):
             raise PeopleError(
-                f"{printable(name)!r} is no name of a person: letters, digits and . _ @ + -, 64 at most"
+                f"{quoted(name)} is no name of a person: letters, digits and . _ @ + -, 64 at most"
             )
         if not re.fullmatch(TENANT_PATTERN, tenant) and (role, tenant) != (PersonRole.OPERATOR, ALL_TENANTS):
             raise PeopleError(
-                f"{printable(tenant)!r} is no tenant: lower-case letters, digits, _ and -; "
+                f"{quoted(tenant)} is no tenant: lower-case letters, digits, _ and -; "
                 "* for an operator of all"
             )
         with self.ledger.locked() as people:
@@ -370,7 +370,7 @@ def _name_of(wanted: str, unique: str, taken: Container[str]) -> str:
 
 def _known(people: People, name: str) -> Person:
     if (person := people.named(name)) is None:
-        raise PeopleError(f"there is no {printable(name)!r}: see `relay people list`")
+        raise PeopleError(f"there is no {quoted(name)}: see `relay people list`")
     return person
 
 

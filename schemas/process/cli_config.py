@@ -17,7 +17,7 @@ from schemas.error_roots import ConfigError
 from schemas.process.cli_manual import example
 from schemas.process.command_errors import EXIT_CONFIG
 from schemas.settings import Form, Program, Setting, Settings, Sources, read_sources, text_of
-from schemas.text import printable
+from schemas.text import quoted
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -119,7 +119,7 @@ def _missing(settings: Settings, named: Iterable[Setting[Path]]) -> Iterator[str
             if (path := settings.get(setting)) is not None:
                 path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            yield f"{settings.source(setting)}: {setting.name} {printable(str(path))!r} is not there"
+            yield f"{settings.source(setting)}: {setting.name} {quoted(str(path))} is not there"
         except OSError:
             continue  # the service's user may see what this one does not
 

@@ -16,7 +16,7 @@ from schemas.labels import (
     shown_form,
     typed_form,
 )
-from schemas.text import printable
+from schemas.text import quoted
 from tests.fakes.signer import NODE_ID
 
 GREENHOUSE = "Gewächshaus"
@@ -140,11 +140,18 @@ def test_what_selects_marks_up_or_cannot_be_printed_is_no_label(label: str) -> N
         label_of(label)
 
 
+def test_what_is_no_label_is_shown_with_each_escape_once() -> None:
+    for label, shown in (("\x1b[31mpi", r"'\x1b[31mpi'"), ("ä=ö", r"'\xe4=\xf6'"), (r"a\b", r"'a\b'")):
+        with pytest.raises(NameRuleError) as caught:
+            label_of(label)
+        assert str(caught.value).startswith(f"{shown} is no label: ")
+
+
 @pytest.mark.parametrize("letter", ["x", "ä"])
 def test_a_label_that_is_too_long_is_shown_whole(letter: str) -> None:
     with pytest.raises(NameRuleError) as caught:
         label_of(letter * 49)
-    assert str(caught.value).startswith(f"{printable(letter * 49)!r} is no label")
+    assert str(caught.value).startswith(f"{quoted(letter * 49)} is no label")
 
 
 @pytest.mark.parametrize(

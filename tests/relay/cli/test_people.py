@@ -117,7 +117,7 @@ def test_a_role_is_changed_by_a_new_invitation_after_a_revocation(relay: Relay) 
 def test_who_is_not_known_is_named(relay: Relay, command: str) -> None:
     refused = relay("people", command, "bob\x1b", *(("--public-url", URL) if command == "reset" else ()))
     assert refused.code == 1
-    assert refused.err == "relay: there is no 'bob\\\\x1b': see `relay people list`\n"
+    assert refused.err == "relay: there is no 'bob\\x1b': see `relay people list`\n"
 
 
 def test_what_a_client_was_given_is_shown_and_ends(relay: Relay, state: Path) -> None:

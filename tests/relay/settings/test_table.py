@@ -372,7 +372,7 @@ def test_the_public_listener_has_metrics_only_where_it_serves_tls_and_no_other_p
         ("192.0.2.1, 192.0.2.1", "names '192.0.2.1' twice"),
         ("0.0.0.0/0", "0.0.0.0/0 has every address"),
         ("::/0", "::/0 has every address"),
-        ("\x1b[31m", r"'\\x1b[31m' is not an address or a network"),
+        ("\x1b[31m", r"'\x1b[31m' is not an address or a network"),
         ("1" * 1000, "' is not an address or a network"),
     ],
 )
