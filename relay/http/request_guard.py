@@ -218,12 +218,13 @@ class RequestGuard:
         if not request.connection.may_admit(principal.name):
             return None  # ASGI rejects it, and counts that
         request.connection.admit(principal.name)
+        is_metered = request.connection.source is not None  # before it was parsed
+        if not is_metered and not request.connection.meter.has(_of_agent(principal), Share.REQUESTS, 1):
+            return None  # ASGI refuses it: what is begun below has to be run
         path, size = request.path.decode("ascii"), len(request.body)
         pending = self._mcp_direct(_caller(principal, headers, path, request.query, size), request.body)
-        is_metered = request.connection.source is not None  # before it was parsed
-        if pending is not None and not (is_metered or _within_agents_rate(request.connection, principal)):
-            pending.work.close()
-            return None
+        if pending is not None and not is_metered:
+            _within_agents_rate(request.connection, principal)  # charges it, as ASGI does what it serves
         return pending
 
     async def serve_socket(self, socket: BoundedWebSocket) -> None:
@@ -356,9 +357,12 @@ class RequestGuard:
             self._refusals.count(RefusalEvent.REQUEST_REFUSED, address, reason)
 
 
+def _of_agent(principal: Principal) -> RequestSource:
+    return RequestSource(SourceKind.AGENT, principal.name)
+
+
 def _within_agents_rate(connection: AcceptedConnection, principal: Principal) -> bool:
-    source = RequestSource(SourceKind.AGENT, principal.name)
-    return connection.meter.take(source, Share.REQUESTS, 1)
+    return connection.meter.take(_of_agent(principal), Share.REQUESTS, 1)
 
 
 async def _send_json(

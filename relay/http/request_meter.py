@@ -124,6 +124,10 @@ class Lane:
             return False
         return self._bucket.take(self._monotonic(), min(cost, self._burst)) == 0
 
+    def has(self, cost: float) -> bool:
+        """Return whether ``take`` would take ``cost`` now."""
+        return self._timer is None and not self.is_exhausted(cost)
+
     def begin(self, cost: float) -> bool:
         """Take ``cost`` as ``take`` does, if there is also room for it in this turn."""
         if self._begun >= PER_TURN or not self.take(cost):
@@ -193,6 +197,10 @@ class RequestMeter:
             return True
         self._on_wait(source)
         return False
+
+    def has(self, source: RequestSource, share: Share, cost: float) -> bool:
+        """Return whether ``take`` would take ``cost`` now."""
+        return self._lane(source, share).has(cost)
 
     def enter(
         self, source: RequestSource, share: Share, cost: float, resume: Resume, *, is_new: bool

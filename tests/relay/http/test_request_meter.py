@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from ipaddress import ip_network
 
+import httpx2
 import pytest
 import pytest_asyncio
 
@@ -31,7 +32,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.raw_http import until_closed, ws_frame
 from tests.fakes.seconds import Seconds
-from tests.fakes.served_relay import Reply, ServedRelay
+from tests.fakes.served_relay import Reply, ServedRelay, mcp_request
 from tests.fakes.serving import Server
 
 HERE = "127.0.0.1"
@@ -221,6 +222,24 @@ async def test_behind_a_proxy_an_agent_that_is_known_is_charged_and_not_its_addr
     assert await behind_proxy.list_tools(hub.token(sub="another")) == 429
     behind_proxy.use_up(RequestSource(SourceKind.AGENT, hub.authenticator.identify(token).name))
     assert await behind_proxy.list_tools(token) == 429
+
+
+@pytest.mark.integration
+async def test_an_agent_over_its_rate_is_refused_on_the_connection_that_it_has(
+    behind_proxy: BehindProxy,
+) -> None:
+    """Nothing is made for it there that does not run: Python would warn of that, which fails the test."""
+    hub = behind_proxy.relay.hub
+    token = hub.token()
+    body, headers = mcp_request("tools/list", {})
+    headers += [("X-Forwarded-For", "203.0.113.7"), ("Authorization", f"Bearer {token}")]
+    statuses = []
+    async with httpx2.AsyncClient(base_url=f"http://{behind_proxy.relay.address}") as http:
+        for _ in range(3):
+            statuses.append((await http.post("/mcp", content=body, headers=headers)).status_code)
+            if len(statuses) == 2:
+                behind_proxy.use_up(RequestSource(SourceKind.AGENT, hub.authenticator.identify(token).name))
+    assert statuses == [200, 200, 429]
 
 
 @pytest.mark.integration
