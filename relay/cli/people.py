@@ -107,17 +107,20 @@ def people_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     On a relay without the CA's key: without passkeys, which the relay with it has.
     """
     now, people = now_ms(), _people(state_dir).read().by_id.values()
-    issuer = _issuer(people, state_dir)
-    elsewhere = {} if _signs_in(state_dir) else {"passkeys": None}
+    issuer, is_known = _issuer(people, state_dir), _signs_in(state_dir)
     listing(
-        [_facts(person, now, issuer) | elsewhere for person in people],
+        [
+            _facts(person, now, issuer)
+            | ({} if is_known else {"passkeys": None, "state": "revoked" if person.revoked else None})
+            for person in people
+        ],
         ("NAME", "ROLE", "TENANT", "SIGNS IN BY", "STATE"),
         lambda each: (
             each["name"],
             each["role"],
             each["tenant"],
             "-" if each["passkeys"] is None else _proves_by(each),
-            each["state"] if each["passkeys"] is not None or each["state"] == "revoked" else "-",
+            each["state"] or "-",
         ),
         as_json=as_json,
     )

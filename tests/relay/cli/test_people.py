@@ -187,6 +187,8 @@ def test_on_a_relay_without_the_cas_key_people_are_listed_and_revoked_and_not_in
             "relay: people sign in by the relay with the CA's key: give this command there"
         ]
     assert relay("people", "list").out.splitlines()[1].split() == ["ada", "member", "default", "-", "-"]
+    (ada,) = json.loads(relay("people", "list", "--json").out)
+    assert (ada["passkeys"], ada["state"]) == (None, None)
     assert relay("people", "revoke", "ada").code == 0
     assert relay("people", "list").out.splitlines()[1].split() == ["ada", "member", "default", "-", "revoked"]
 
