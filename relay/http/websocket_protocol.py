@@ -320,17 +320,22 @@ class BoundedWebSocket(asyncio.Protocol):
                 raise SocketClosedError(GONE)
             await self._writable()
 
-    def send_now(self, text: str) -> bool:
-        """Send ``text`` in this turn; return False, without effect, if it has to wait, or must fail."""
+    def send_now(self, text: str, *, is_whole: bool = False) -> bool:
+        """Send ``text`` in this turn; return False, without effect, if it has to wait, or must fail.
+
+        ``is_whole``: this turn sends the peer nothing else, as ``TurnEnd.add`` has it.
+        """
         if not self.can_send_now:
             return False
         payload = text.encode()
         frame = text_frame_head(len(payload)) + payload
-        if self._held is None:
-            self._held = []
-            self._turn_end.add(self)
-        self._held.append(frame)
-        if len(frame) > LARGE_BYTES or len(self._held) > MOST_HELD:
+        held = self._held
+        if held is not None:
+            held.append(frame)
+        else:
+            held = self._held = [frame]
+            self._turn_end.add(self, is_whole=is_whole)
+        if len(frame) > LARGE_BYTES or len(held) > MOST_HELD:
             self.send_held()
         return True
 

@@ -125,7 +125,7 @@ class NodeSessions(LocalRouter):
         expiry = loop.call_later(command.deadline_ms / 1000, self._expire, session, msg_id, answer)
         session.pending.add(msg_id, payload, now + command.deadline_ms, answer)
         answer.at_end(partial(self._ended, session, msg_id, expiry))
-        if not connection.send_now(text):
+        if not connection.send_now(text, is_whole=True):
             sending = self._start(send_text(connection, text, command.deadline_ms))
             answer.at_end(lambda _: sending.cancel())
         return answer

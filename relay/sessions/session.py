@@ -107,9 +107,9 @@ class NodeConnection:
         """Whether ``send_now`` has an effect: the connection is open, and the node reads."""
         return self.is_open and self._socket.can_send_now
 
-    def send_now(self, text: str) -> bool:
-        """Send a frame that is encoded; return False, without effect, if that has to wait, or must fail."""
-        return self._socket.send_now(text)
+    def send_now(self, text: str, *, is_whole: bool = False) -> bool:
+        """Send a frame that is encoded, as ``BoundedWebSocket.send_now`` does."""
+        return self._socket.send_now(text, is_whole=is_whole)
 
     def handle_frames(self, handle: "Callable[[NodeConnection, Frame], bool]") -> None:
         """Call ``handle`` with this connection and each frame as it arrives, while ``receive`` waits.

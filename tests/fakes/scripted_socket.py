@@ -67,7 +67,7 @@ class ScriptedSocket(BoundedWebSocket):
     def can_send_now(self) -> bool:
         return self.takes
 
-    def send_now(self, text: str) -> bool:
+    def send_now(self, text: str, *, is_whole: bool = False) -> bool:  # noqa: ARG002 - as that of a socket
         if self.takes:
             self.sent_now.append(text)
         return self.takes
