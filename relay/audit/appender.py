@@ -93,6 +93,10 @@ class Appender:
         waits.register(self._socket, POLLIN)
         waits.poll(_WAIT_MS)
 
+    def kill(self) -> None:
+        """Have it write nothing that it does not write now: the size of the file says what that was."""
+        self._process.kill()
+
     def end(self) -> int | None:
         """Have it end, which has written all, and return its exit status, or None if it takes too long."""
         with suppress(OSError):

@@ -59,6 +59,8 @@ _LONE_LINES = 2
 BUSY_LINES = 200
 """From as many lines a second, of 100 calls, a process writes them: it takes 8 MiB."""
 _BUSY_S = 1.0
+_HANGS_S = 3.0
+"""After so long without an answer the process is killed."""
 _START_AGAIN_S = 60.0
 _CLOSE_S = 5.0
 _REMOVE_EVERY_S = 60.0
@@ -430,6 +432,7 @@ class AuditWriter:
         while self._sent and not appender.ended:
             appender.wait()
             _settle(self._answered(appender), None)
+            self._kill_if_it_hangs(appender)
         if not appender.ended:
             return ()
         status = self._retire(appender)
@@ -445,6 +448,13 @@ class AuditWriter:
         self._note_unsynced()
         _settle(lines[:count], None)
         return lines[count:]
+
+    def _kill_if_it_hangs(self, appender: Appender) -> None:
+        """Kill the process if it may answer never; where the disk is what hangs, it writes first."""
+        with self._states:
+            since = self._writing_since if self._sent else None
+        if since is not None and monotonic() - since > _HANGS_S:
+            appender.kill()
 
     def _start_if_busy(self, count: int) -> None:
         """Start the process if the thread had to write too much in this second, ``count`` lines just now."""
@@ -489,7 +499,7 @@ class AuditWriter:
     # --- the thread that writes --------------------------------------------------------------------------
 
     def _write_lines(self) -> None:
-        while (batch := self._queue.get()) is not None:
+        while (batch := self._next_batch()) is not None:
             lines, ready = batch
             others = self._waiting(_MOST_AT_ONCE - len(lines))
             left = self._left()
@@ -506,6 +516,13 @@ class AuditWriter:
             self._appender.end()
         self._closing.set()
         self._unsynced.set()
+
+    def _next_batch(self) -> _Batch | None:
+        while (appender := self._appender) is not None:  # which no other thread changes
+            with suppress(queue.Empty):
+                return self._queue.get(timeout=WAIT_S)
+            self._kill_if_it_hangs(appender)
+        return self._queue.get()
 
     def _waiting(self, most: int) -> Sequence[_Line]:
         """Take whole batches that wait until they are ``most`` lines; what ends the queue stays in it."""

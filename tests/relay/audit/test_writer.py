@@ -389,6 +389,65 @@ async def test_a_line_of_a_process_that_hangs_is_refused_in_time(stage: Stage) -
 
 
 @BY_PROCESS
+async def test_a_process_that_hangs_is_killed_and_the_thread_writes_what_it_was_sent(stage: Stage) -> None:
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    with pytest.raises(AuditUnavailableError, match="does not answer in time"):
+        await stage.record(2, otherwise=never_sent)
+    await until(lambda: stage.writer.available)
+    await stage.record(3)
+    assert numbers(stage.path) == [1, 2, 0, 3]
+    assert verify(stage.path).intact
+    assert not appenders()
+
+
+@BY_PROCESS
+async def test_a_process_that_hangs_with_what_no_call_waits_for_is_killed_too(stage: Stage) -> None:
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    stage.writer.note('"number":2')
+    await until(lambda: numbers(stage.path) == [1, 2])
+
+
+@BY_PROCESS
+async def test_a_process_that_hangs_when_its_relay_ends_keeps_the_lock_from_no_other(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    await stage.record(1)
+    [process] = appenders()
+    process.suspend()
+    stage.writer.note('"number":2')
+    stage.writer.close()
+    AuditLog(stage.path, FakeClock(NOW_MS)).close()
+    assert numbers(stage.path) == [1, 2]
+
+
+@pytest.mark.integration
+@BY_PROCESS
+async def test_what_a_process_writes_that_is_killed_while_the_disk_stalls_is_not_written_again(
+    disk: FuseDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.audit.writer._HANGS_S", 0)
+    stage = Stage(disk.path)
+    await stage.record(1)
+    [process] = appenders()
+    disk.stall()
+    with pytest.raises(AuditUnavailableError, match="does not answer in time"):
+        await stage.record(2, otherwise=never_sent)
+    status = Path(f"/proc/{process.pid}/status")
+    await until(lambda: "ShdPnd:\t0000000000000100" in status.read_text())  # SIGKILL waits for the disk
+    with pytest.raises(AuditInUseError):
+        AuditLog(stage.path, FakeClock(NOW_MS))
+    disk.resume()
+    await until(lambda: stage.writer.available)
+    await stage.record(3)
+    stage.writer.close()
+    assert numbers(stage.path) == [1, 2, 0, 3]
+    assert verify(stage.path).intact
+
+
+@BY_PROCESS
 async def test_lines_that_one_message_does_not_hold_are_recorded(stage: Stage) -> None:
     await stage.record(1)
     for number in range(2, 300):
@@ -766,6 +825,7 @@ async def test_whatever_happens_what_was_recorded_is_in_the_files_and_what_was_n
     monkeypatch.setattr("relay.audit.writer._START_AGAIN_S", 0)
     monkeypatch.setattr("relay.audit.writer.WAIT_S", 0.1)
     monkeypatch.setattr("relay.audit.writer._EXPIRY_S", 0.02)
+    monkeypatch.setattr("relay.audit.writer._HANGS_S", 0.2)
     chance = Chance(tmp_path, seed)
     await chance.stage.record(0)
     for _ in range(150):
