@@ -47,6 +47,8 @@ _BUSY_RETRY_MS = 1000
 MAX_CLIENTS = 16
 MAX_CLIENTS_OF_ONE_USER = 8
 _LOG_INTERVAL_S = 1.0
+_ATTACHES_WITHIN_S = 0.5
+"""So long a new connection is given no message that was kept: it may attach to another session."""
 
 
 _Method = Callable[["LocalMethods", "Client", Mapping[str, Any]], Awaitable[Any]]
@@ -95,10 +97,9 @@ class LocalMethods:
         if client.attached_to not in {None, session_id}:
             raise RpcError(INVALID_PARAMS, "this connection is attached to another session: open a new one")
         session = self._sessions.get(session_id)
+        client.attach(session)
         if session is None:
             raise ToolError(Failure.SESSION_UNKNOWN, "No such session is live.")
-        client.attached_to = session_id
-        client.refresh()
         return {"session_id": session_id, "caller_id": session.caller_id}
 
     async def session_reply(self, client: "Client", params: Mapping[str, Any]) -> Any:
@@ -169,6 +170,7 @@ class Client:
 
     Attributes:
         attached_to: the id of the session that this connection is bound to, if it is.
+        hears: whether it is given the messages of the session that it sees.
     """
 
     def __init__(
@@ -182,6 +184,9 @@ class Client:
         self._running: dict[RequestId, asyncio.Task[None]] = {}
         self._shown: tuple[Session, Mapping[str, Any]] | None = None
         self.attached_to: str | None = None
+        self.hears = True
+        self._hears_kept = False
+        self._settling = asyncio.get_running_loop().call_later(_ATTACHES_WITHIN_S, self._settle)
 
     def session(self) -> Session | None:
         """Return the session that this client sees: its own, or the only one that is live."""
@@ -189,6 +194,18 @@ class Client:
             return None  # a message for it would be lost; the next client reads it
         sessions = self._parts.sessions
         return sessions.only() if self.attached_to is None else sessions.get(self.attached_to)
+
+    def attach(self, session: Session | None) -> None:
+        """Bind it to ``session``; if that is not live, leave other sessions' messages to their clients."""
+        if session is not None:
+            self.attached_to = session.session_id
+        self.hears = self.attached_to is not None
+        self._settle()
+
+    def _settle(self) -> None:
+        self._settling.cancel()
+        self._hears_kept = self.hears
+        self.refresh()
 
     async def run(self) -> None:
         self.refresh()
@@ -201,6 +218,7 @@ class Client:
                 # Requests and responses of others go on meanwhile, however much this client sends.
                 await asyncio.sleep(0)
         finally:
+            self._settling.cancel()
             for task in self._running.values():
                 task.cancel()
             if self._running:
@@ -219,7 +237,7 @@ class Client:
             self._shown = (session, session.tools)
             tools = list(session.tools.values())
             self.notify("caller_tools_config", {"caller_id": session.caller_id, "tools": tools})
-        while session.unread:
+        while self._hears_kept and session.unread:
             self.deliver(session, session.unread.popleft()[0])
 
     def deliver(self, session: Session, message: str) -> None:
@@ -332,7 +350,9 @@ class SocketServer:
 
     def deliver(self, session: Session, message: str) -> None:
         """Notify the clients of ``session`` of a message; keep it for the next one if there is none."""
-        receivers = [client for client in self._clients if client.session() is session]
+        receivers = [client for client in self._clients if client.hears and client.session() is session]
+        if session.unread:  # those come first
+            receivers = []
         for client in receivers:
             client.deliver(session, message)
         if not receivers and not self._parts.sessions.keep_unread(session, message):

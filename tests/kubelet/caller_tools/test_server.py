@@ -250,6 +250,29 @@ async def test_what_is_to_be_cancelled_is_named_by_its_id(
     assert (await client.request("cancel", params))["error"]["code"] == INVALID_PARAMS
 
 
+async def test_messages_are_kept_from_a_client_that_attaches_to_a_session_that_is_not_live_yet(
+    relay: FakeRelay, path: Path
+) -> None:
+    relay.open()
+    relay.give("session_message", {"session_id": ANT, "message": "before"})
+    async with connected(path) as bee, connected(path) as ant:
+        assert await code_of(bee, "session_attach", {"session_id": BEE}) == "E_SAFETY_DENIED"
+        relay.give("session_message", {"session_id": ANT, "message": "after"})
+        await ant.request("session_attach", {"session_id": ANT})
+        assert await ant.notification() == config(LENT)
+        texts = [(await ant.notification())["params"]["message"] for _ in range(2)]
+        assert texts == ["before", "after"]
+        relay.open(BEE, "bee", SEND)
+        await bee.request("session_attach", {"session_id": BEE})
+        relay.give("session_message", {"session_id": BEE, "message": "for bee"})
+        assert [await bee.notification() for _ in range(3)] == [
+            config(LENT),
+            config(),
+            config(SEND, caller_id="bee"),
+        ]
+        assert (await bee.notification())["params"] == {"session_id": BEE, "message": "for bee"}
+
+
 async def test_messages_without_a_client_are_kept_for_the_next_one(relay: FakeRelay, path: Path) -> None:
     relay.open()
     relay.give("session_message", {"session_id": ANT, "message": "hello"})
