@@ -34,6 +34,7 @@ class NodeRequests:
     _ulids: UlidSource
     _monotonic: Callable[[], float]
     _node_sessions: dict[str, str] = field(init=False, factory=dict)
+    """The session of each node that is connected."""
 
     def follow(self, frames: NodeFrames) -> None:
         frames.on_frame(OneWayType.CALLER_TOOL, self.requested)
@@ -90,10 +91,12 @@ class NodeRequests:
         self._outbox.drop(node.node_id)
         sessions = self._registry.of_node(node.node_id)
         if not connected:
-            if not sessions:
-                self._node_sessions.pop(node.node_id, None)
+            self._node_sessions.pop(node.node_id, None)
+            for session in sessions:  # which may end before the node is back
+                session.lost_with = node.session_id
             return
-        is_resumed = self._node_sessions.get(node.node_id) == node.session_id
+        known = {self._node_sessions.get(node.node_id), *(session.lost_with for session in sessions)}
+        is_resumed = node.session_id in known
         self._node_sessions[node.node_id] = node.session_id
         # First: with one session more than there are, an unattached local agent has none.
         for end in self._endings.ends_of(node):

@@ -362,6 +362,7 @@ class CallerSession:
         last_used: when either end used it.
         has_ended: whether it has ended; what waits for its events returns then.
         polls: how many long polls are open.
+        lost_with: the session of the node itself that was lost last, if one was.
     """
 
     session_id: str
@@ -379,6 +380,7 @@ class CallerSession:
     tokens: dict[str, Principal] = field(init=False, factory=dict)
     has_ended: bool = field(init=False, default=False)
     polls: int = field(init=False, default=0)
+    lost_with: str = field(init=False, default="")
     _streams: set[object] = field(init=False, factory=set)
     _connections: set[object] = field(init=False, factory=set)
     _reachable_until: float = field(init=False)

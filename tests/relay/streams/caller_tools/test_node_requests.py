@@ -174,6 +174,13 @@ async def test_a_node_in_a_new_session_has_lost_its_requests_and_not_its_callers
     assert stage.results() == {request_id(2): 2}
 
 
+async def test_a_node_that_is_lost_for_good_leaves_nothing(stage: CallerStage) -> None:
+    session_id = await stage.open()
+    stage.lose()
+    await stage.result("session_message", session_id=session_id, end=True)
+    assert not stage.hub.caller_requests._node_sessions  # noqa: SLF001 - what nodes could make grow
+
+
 async def test_a_node_that_connects_is_told_again_which_of_its_sessions_have_ended_lately(
     stage: CallerStage,
 ) -> None:
