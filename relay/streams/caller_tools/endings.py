@@ -41,7 +41,9 @@ _RETRY_MS = 1000
 MAX_WAITING = 1024
 """The frames that wait for one node."""
 MAX_WAITING_BYTES = 16 << 20
-"""Their size, but for the first: more than the tools of all sessions of one node."""
+"""Their size: more than the tools of all sessions of one node."""
+MAX_WAITING_BYTES_OF_ALL = 256 << 20
+"""The size of what waits for all nodes: one has at most as much as is left free, so that others find room."""
 
 
 @define(eq=False, repr=False)
@@ -53,6 +55,7 @@ class Outbox:
     _on_dropped: Callable[[OneWayType], None] = lambda _: None
     _waiting: dict[str, deque[tuple[OneWayType, Mapping[str, Any], int]]] = field(init=False, factory=dict)
     _bytes: Tally[str] = field(init=False, factory=Tally)
+    _bytes_of_all: int = field(init=False, default=0)
     _overflowing: set[str] = field(init=False, factory=set)
 
     def __len__(self) -> int:
@@ -70,11 +73,13 @@ class Outbox:
 
     def post(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
+        if self._flushed(node_id) and self._is_done(node_id, type_, payload):
+            return
         waiting = self._waiting.setdefault(node_id, deque())
-        # Most are sent at once, and of a node that overflows none is measured.
-        size = size_of(payload) if 0 < len(waiting) < MAX_WAITING else 0
+        # Of a node that overflows none is measured.
+        size = size_of(payload) if len(waiting) < MAX_WAITING else 0
         # An end always waits: a session is opened only when nothing does, so that there are few.
-        if type_ is not OneWayType.SESSION_END and not self._has_room(node_id, size):
+        if type_ is not OneWayType.SESSION_END and not self._has_room(node_id, type_, size):
             self._on_dropped(type_)
             # A node that sends requests and does not read the answers; it requests them again.
             if node_id not in self._overflowing:
@@ -82,19 +87,23 @@ class Outbox:
                 self._log.warning("frames dropped: the node does not read", node_id=node_id)
             return
         waiting.append((type_, payload, size))
-        self._bytes[node_id] += size
-        self._flushed(node_id)
+        self._count(node_id, size)
 
-    def _has_room(self, node_id: str, size: int) -> bool:
-        waiting = self._waiting[node_id]
-        if len(waiting) >= MAX_WAITING:
+    def _has_room(self, node_id: str, type_: OneWayType, size: int) -> bool:
+        size += self._bytes[node_id]
+        if len(self._waiting[node_id]) >= MAX_WAITING or size > MAX_WAITING_BYTES:
             return False
-        return self._bytes[node_id] + size <= MAX_WAITING_BYTES
+        # What a session lends is kept in any case, and one that is not named ends at the node.
+        return type_ is OneWayType.SESSION_OPEN or size <= MAX_WAITING_BYTES_OF_ALL - self._bytes_of_all
+
+    def _count(self, node_id: str, size: int) -> None:
+        self._bytes[node_id] += size
+        self._bytes_of_all += size
 
     def drop(self, node_id: str) -> None:
         """Drop what waits for a node whose connection is lost."""
         self._waiting.pop(node_id, None)
-        self._bytes.pop(node_id, None)
+        self._count(node_id, -self._bytes[node_id])
         self._overflowing.discard(node_id)
 
     def flush(self) -> None:
@@ -106,17 +115,23 @@ class Outbox:
         waiting = self._waiting.get(node_id)
         while waiting:
             type_, payload, size = waiting[0]
-            try:
-                self._frames.send(node_id, type_, payload)
-            except Exception as error:  # noqa: BLE001 - a bug with one frame must not hold up those behind it
-                failure = error.failure if isinstance(error, ToolError) else None
-                if failure is Failure.RATE_LIMITED:
-                    return False
-                if failure is not Failure.NODE_OFFLINE:
-                    self._log.error("frame not sent", node_id=node_id, type=type_.value, exc_info=error)
+            if not self._is_done(node_id, type_, payload):
+                return False
             waiting.popleft()
-            self._bytes[node_id] -= size
+            self._count(node_id, -size)
         self.drop(node_id)
+        return True
+
+    def _is_done(self, node_id: str, type_: OneWayType, payload: Mapping[str, Any]) -> bool:
+        """Send a frame; return whether it need not wait."""
+        try:
+            self._frames.send(node_id, type_, payload)
+        except Exception as error:  # noqa: BLE001 - a bug with one frame must not hold up those behind it
+            failure = error.failure if isinstance(error, ToolError) else None
+            if failure is Failure.RATE_LIMITED:
+                return False
+            if failure is not Failure.NODE_OFFLINE:
+                self._log.error("frame not sent", node_id=node_id, type=type_.value, exc_info=error)
         return True
 
 

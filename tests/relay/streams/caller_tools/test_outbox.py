@@ -5,7 +5,7 @@ import pytest
 
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler
 from relay.streams.caller_tools import endings as module
-from relay.streams.caller_tools.endings import Outbox
+from relay.streams.caller_tools.endings import MAX_WAITING_BYTES_OF_ALL, Outbox
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from tests.fakes.hub import Hub
@@ -107,12 +107,40 @@ def test_a_limited_size_waits(hub: Hub) -> None:
     outbox = Outbox(frames, hub.log, dropped.append)
     for number in range(100):
         outbox.post(NODE, OneWayType.CALLER_TOOL_RESULT, {"n": number, "result": "x" * 190_000})
-    assert len(outbox) == 100 - len(dropped) == 89
+    assert len(outbox) == 100 - len(dropped) == 88
     frames.accepts = 100
     outbox.flush()
-    assert frames.sent == list(range(89))
+    assert frames.sent == list(range(88))
     post(outbox, 100)
     assert frames.sent[-1] == 100
     frames.accepts = 0
     post(outbox, 101, 102)
     assert len(outbox) == 2
+
+
+def test_a_limited_size_waits_of_all_nodes_and_each_finds_room(hub: Hub) -> None:
+    frames, dropped = Frames(0), list[OneWayType]()
+    outbox = Outbox(frames, hub.log, dropped.append)
+    nodes = [f"node {number}" for number in range(40)]
+
+    def post_all(type_: OneWayType, size: int) -> int:
+        before = len(outbox)
+        for node_id in nodes:
+            outbox.post(node_id, type_, {"n": 0, "result": "x" * size})
+        return len(outbox) - before
+
+    for _ in range(100):
+        post_all(OneWayType.CALLER_TOOL_RESULT, 190_000)
+    assert 0.9 < len(outbox) * 190_000 / MAX_WAITING_BYTES_OF_ALL < 1
+    nodes = ["another"]
+    assert 0 < sum(post_all(OneWayType.CALLER_TOOL_RESULT, 190_000) for _ in range(100)) < 30
+    assert len(outbox) * 190_000 < MAX_WAITING_BYTES_OF_ALL
+    assert post_all(OneWayType.SESSION_OPEN, 190_000) == 1  # else the session would end at the node
+    assert post_all(OneWayType.SESSION_END, 100) == 1
+    outbox.drop("node 0")
+    assert post_all(OneWayType.CALLER_TOOL_RESULT, 190_000) == 1
+    frames.accepts = 10_000
+    outbox.flush()
+    frames.accepts = 0
+    nodes = ["node 1"]
+    assert sum(post_all(OneWayType.CALLER_TOOL_RESULT, 190_000) for _ in range(100)) == 88
