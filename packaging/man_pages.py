@@ -35,8 +35,10 @@ _EXITS = (
 
 
 def main(directory: Path) -> None:
-    """Write a page for each program to ``directory``."""
+    """Write a page for each program to ``directory``, which is for them alone: wheel and package take all."""
     directory.mkdir(parents=True, exist_ok=True)
+    for old in directory.glob("*.1"):
+        old.unlink()
     for program, app in _PROGRAMS:
         name = f"edge-{program.name}"
         page = "\n".join(_page(name, program, typer.main.get_command(app))) + "\n"

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("man")
+    (directory / "edge-removed.1").write_text("of a program that was removed\n")
     subprocess.run([sys.executable, "-P", str(MAKER), str(directory)], check=True, timeout=BOUND_S)
     return sorted(directory.iterdir())
 
