@@ -36,16 +36,21 @@ from schemas.strict_json import StrictJsonError, loads
 from schemas.ulids import UlidSource
 from schemas.websocket_frames import FrameBudget, FrameHead, FrameSlicer
 
-_FRAMES_PER_S = 100.0
-"""Twenty, and sixteen messages a second to local agents, of the largest size."""
-_FRAMES_AT_ONCE = 440.0
-"""A hundred and twenty, and all sessions of callers, each of the largest size, after a reconnect."""
+_BYTES_LIKE_A_FRAME = 65_536
+_UNASKED = {
+    type_: 1 + type_.max_bytes / _BYTES_LIKE_A_FRAME
+    for type_ in OneWayType
+    if type_.sender is Role.RELAY and type_ is not OneWayType.CALLER_TOOL_RESULT
+}
+"""What the relay sends of itself, by the rate of its type, and what one of the largest size costs."""
+_FRAMES_PER_S = 20.0 + sum(type_.per_s * cost for type_, cost in _UNASKED.items())
+_FRAMES_AT_ONCE = 120.0 + sum(type_.burst * cost for type_, cost in _UNASKED.items())
+"""So behind a stall, too, a frame over the rate of its type is dropped, and does not end the connection."""
 _FRAMES_OF_A_COMMAND = 6.0
 """A command of the largest size, and its cancellation."""
 _FRAMES_OF_AN_ANSWER = 5.0
 """An answer of the largest size to a request of a local agent."""
 _MOST_CREDIT = 1024 * _FRAMES_OF_AN_ANSWER
-_BYTES_LIKE_A_FRAME = 65_536
 
 _RECEIVED_AT_ONCE = 8 * 1024
 

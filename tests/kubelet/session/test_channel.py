@@ -13,8 +13,9 @@ from websockets.utils import accept_key
 
 from kubelet.session.channel import SILENCE_S, Channel, MeteredConnection, open_channel
 from kubelet.session.relay_addresses import RelayAddress
+from relay.http.listener import WRITE_TIMEOUT_S
 from schemas.addresses import connect_url
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameReader, Role
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameBudgets, FrameReader, OneWayType, Role
 from schemas.session import CloseCode, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
@@ -297,7 +298,7 @@ async def test_what_is_no_whole_text_is_judged_by_the_library(frames: bytes, rea
 
 @pytest.mark.parametrize(
     ("commands_per_s", "at_once", "frames_per_s"),
-    [pytest.param(0.0, 440, 100, id="none"), pytest.param(15.0, 530, 190, id="fifteen")],
+    [pytest.param(0.0, 2366, 250, id="none"), pytest.param(15.0, 2456, 340, id="fifteen")],
 )
 async def test_what_exceeds_the_rate_ends_the_connection(
     commands_per_s: float, at_once: int, frames_per_s: int
@@ -310,6 +311,23 @@ async def test_what_exceeds_the_rate_ends_the_connection(
         assert at_once - 1 <= count <= at_once + frames_per_s * (now() - began)
         assert isinstance(socket, MeteredConnection)
         assert socket.is_flooded
+
+
+async def test_what_a_relay_sends_by_its_rates_exceeds_none_also_behind_a_stall() -> None:
+    """One that is not read for longer than ``WRITE_TIMEOUT_S`` closes."""
+    seconds = [0.0]
+    rates = FrameBudgets(Role.RELAY, lambda: seconds[0])
+    types = [type_ for type_ in OneWayType if type_.sender is Role.RELAY]
+    types.remove(OneWayType.CALLER_TOOL_RESULT)  # which the node has requested
+    count = 0
+    while seconds[0] < WRITE_TIMEOUT_S:
+        for type_ in types:
+            while rates.take(type_) == 0:
+                count += 1
+        seconds[0] += 0.1
+    async with listening(accepted(TEXT * count)) as port, metered(port) as socket:
+        for _ in range(count):
+            assert await socket.recv() == "hi"
 
 
 async def test_a_refusal_is_read_to_its_end() -> None:
