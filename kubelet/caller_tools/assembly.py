@@ -129,6 +129,7 @@ class CallerTools:
         self._send(OneWayType.SESSION_EVENT, {"session_id": session_id, "message": message})
 
     def _message(self, message: SessionText) -> None:
+        self._methods.expect_reply()
         session = self._sessions.get(message["session_id"])
         if session is None:
             self.counts["messages_dropped"] += 1

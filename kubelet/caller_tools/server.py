@@ -30,6 +30,7 @@ from schemas.errors import Failure, ToolError
 from schemas.faults import OncePerPlace
 from schemas.frames import OneWayType
 from schemas.pacing import TokenBucket
+from schemas.websocket_frames import FrameBudget, FrameHead
 
 _SEVERAL = "More than one session is live, and this connection is attached to none."
 _ATTACH = "Attach the connection to one of them: session_attach, or edge-kubelet mcp --session ID."
@@ -44,6 +45,10 @@ _LINES_AT_ONCE = 4000.0
 _BYTES_LIKE_A_LINE = 4096
 _CLOSED_WITHIN_S = 5.0
 _BUSY_RETRY_MS = 1000
+_REPLIES_PER_S, _REPLIES_AT_ONCE = 12.0, 60.0
+"""Of the 20 frames a second, 120 at once, that the relay reads: it disconnects a node that stays behind."""
+_FRAMES_OF_A_MESSAGE, _MOST_CREDIT = 16.0, 1024.0
+"""What it reads besides, because of a message of a caller."""
 MAX_CLIENTS = 16
 MAX_CLIENTS_OF_ONE_USER = 8
 _LOG_INTERVAL_S = 1.0
@@ -66,6 +71,8 @@ class LocalMethods:
         self._sessions = sessions
         self._requests = requests
         self._send = send
+        bucket = TokenBucket(_REPLIES_PER_S, _REPLIES_AT_ONCE, 0.0)
+        self._replies = FrameBudget(bucket, bytes_like_a_frame=_BYTES_LIKE_A_LINE, most_credit=_MOST_CREDIT)
         self.is_connected = False
 
     async def call(self, client: "Client", request: JsonRpcRequest) -> Any:
@@ -79,6 +86,10 @@ class LocalMethods:
         if method is None:
             raise RpcError(METHOD_NOT_FOUND, "no such method")
         return await method(self, client, request.params)
+
+    def expect_reply(self) -> None:
+        """Let more be replied: the relay has sent a message of a caller."""
+        self._replies.expect(_FRAMES_OF_A_MESSAGE)
 
     async def caller_tool(self, client: "Client", params: Mapping[str, Any]) -> Any:
         _check_members(params, {"tool", "arguments", "caller_id"})
@@ -112,7 +123,9 @@ class LocalMethods:
             # Of a message whose session was followed by another since: not for that one's caller.
             raise ToolError(Failure.SESSION_UNKNOWN, _ENDED)
         event = {"session_id": session.session_id, "message": message}
-        if not self._send(OneWayType.SESSION_EVENT, event):
+        head = FrameHead(is_control=False, is_text=True, payload_bytes=size_of(message), head_bytes=0)
+        is_late = self._replies.take(head, asyncio.get_running_loop().time()) > 0
+        if is_late or not self._send(OneWayType.SESSION_EVENT, event):
             if self.is_connected:
                 # Over the rate, or what the relay does not read; neither lasts.
                 raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)

@@ -530,6 +530,18 @@ async def test_a_connection_is_attached_once(relay: FakeRelay, client: SocketCli
     assert (await client.request("session_attach", {"session_id": BEE}))["error"]["code"] == -32602
 
 
+async def test_replies_are_refused_that_the_relay_would_not_read_in_time(
+    relay: FakeRelay, client: SocketClient
+) -> None:
+    relay.open()
+    large = {"message": "x" * 190_000}
+    assert "result" in await client.request("session_reply", large)
+    assert await code_of(client, "session_reply", large) == "E_RATE_LIMITED"
+    for _ in range(3):  # the relay reads more because of them
+        relay.give("session_message", {"session_id": ANT, "message": "go on"})
+    assert "result" in await client.request("session_reply", large)
+
+
 async def test_a_reply_goes_to_the_sessions_caller(relay: FakeRelay, client: SocketClient) -> None:
     relay.open()
     assert (await client.request("session_reply", {"message": "done"}))["result"] == {}
