@@ -8,8 +8,6 @@ from tests.fakes.guide import product_trees
 
 CALLED_BY_OTHERS = {
     "makefile": "by http.client",
-    "get_buffer": "by asyncio",
-    "buffer_updated": "by asyncio",
     "readable": "by io",
     "readinto": "by io",
     "process_redirect": "by websockets",

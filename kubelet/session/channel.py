@@ -52,8 +52,6 @@ _FRAMES_OF_AN_ANSWER = 5.0
 """An answer of the largest size to a request of a local agent."""
 _MOST_CREDIT = 1024 * _FRAMES_OF_AN_ANSWER
 
-_RECEIVED_AT_ONCE = 8 * 1024
-
 SILENCE_S = 30.0
 """How long a relay may send nothing, two of its pings, and how long it may not read what waits for it."""
 _MOST_UNREAD_BYTES = 16 * 1024 * 1024
@@ -67,7 +65,7 @@ CLOSE_TIMEOUT_S = 2
 _SECONDS = re.compile("[0-9]{1,9}")
 
 
-class MeteredConnection(ClientConnection, asyncio.BufferedProtocol):
+class MeteredConnection(ClientConnection):
     """A connection of a node that accepts ``commands_per_s``, and as many at once.
 
     It counts frames before they are parsed: no relay may exhaust a node. A relay that keeps to the limits
@@ -88,7 +86,6 @@ class MeteredConnection(ClientConnection, asyncio.BufferedProtocol):
         commands = _FRAMES_OF_A_COMMAND * commands_per_s
         bucket = TokenBucket(_FRAMES_PER_S + commands, _FRAMES_AT_ONCE + commands, self.loop.time())
         self._budget = FrameBudget(bucket, bytes_like_a_frame=_BYTES_LIKE_A_FRAME, most_credit=_MOST_CREDIT)
-        self._buffer = bytearray(_RECEIVED_AT_ONCE)
         self._slicer = FrameSlicer(is_masked=False)
         self._is_within_message = False
         self._end_of_head = b""
@@ -133,13 +130,6 @@ class MeteredConnection(ClientConnection, asyncio.BufferedProtocol):
             self._silence_check = self.loop.call_later(left_s, self._check_silence)
         else:
             self.transport.abort()
-
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002 - as asyncio has it
-        """Return where to receive: asyncio would allocate 256 KiB each time, at more cost than to receive."""
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(memoryview(self._buffer)[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Parse what came frame by frame, as far as the rate goes."""

@@ -938,3 +938,4 @@ class Relay:
         if self.own_broker is not None:
             await self.own_broker.close()
         self.audit.close()
+        self.reserve.close()

@@ -57,6 +57,7 @@ def composed(fake: FakeEnvironment, **settings: Any) -> Iterator[Relay]:
         yield relay
     finally:
         relay.audit.close()
+        relay.reserve.close()
 
 
 def token_by(key: SigningKey, registry: SchemaRegistry) -> str:

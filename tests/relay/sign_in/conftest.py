@@ -183,7 +183,7 @@ async def stage(tmp_path: Path, registry: SchemaRegistry) -> AsyncIterator[Stage
     transport = httpx2.ASGITransport(relay.application)
     async with httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL) as http:
         yield Stage(relay, fake, http, tmp_path)
-    relay.audit.close()
+    await relay.end()
 
 
 @pytest_asyncio.fixture

@@ -69,7 +69,7 @@ async def staged(
     transport = httpx2.ASGITransport(relay.application)
     async with httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL) as http:
         yield Stage(relay, fake, http, directory)
-    relay.audit.close()
+    await relay.end()
 
 
 @pytest_asyncio.fixture
