@@ -384,7 +384,10 @@ class Presence:
             self._entries[node_id] = entry
             if entry.relay == self._relay:
                 held = self._held.get(node_id)
-                if held is not None and not entry.connected and revision > (held.revision or revision):
+                if held is None:
+                    if entry.connected:
+                        self.to_write.add(node_id)  # the answer to the write was lost, and it has ended since
+                elif not entry.connected and revision > (held.revision or revision):
                     self.to_write.add(node_id)  # it was ended by others, while this relay was away
             else:
                 # A relay whose lease has not been read yet may be running.

@@ -1,6 +1,6 @@
 """What follows from the bucket's entries, one at a time, in the order in which they may come."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -101,6 +101,19 @@ def test_a_session_that_begins_replaces_the_entry_that_is_known(stage: Stage) ->
     stage.see(7)
     stage.connect()
     assert stage.due() == (BEGUN, 7)
+
+
+def test_an_entry_that_was_written_unnoticed_of_a_session_that_has_ended_is_ended_once_it_is_read(
+    stage: Stage,
+) -> None:
+    stage.connect()
+    assert stage.due() == (BEGUN, 0)  # the servers take it, and their answer is lost with the connection
+    stage.lose()
+    stage.presence.begin(BUCKET)
+    assert stage.due() is None  # the bucket is not read yet
+    stage.presence.to_write.clear()
+    stage.presence.node_seen(NODE_ID, replace(BEGUN, revision=7), 7)
+    assert stage.due() == (ENDED, 7)
 
 
 def test_a_session_that_another_relay_has_replaced_is_written_after_that_was_read(stage: Stage) -> None:
