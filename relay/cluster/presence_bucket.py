@@ -41,6 +41,8 @@ _REFS = {_NODE: "cluster.node@1.0.0", _RELAY: "cluster.relay@1.0.0", _FINDINGS: 
 LEASE_KEPT_S = 60
 """How long the servers keep a lease that is not renewed, and the sign that one was given up."""
 _MAX_BYTES = 4096
+_MAX_FINDINGS = 10
+"""Of one node, the worst first: what the servers refuse as too large would hold up all entries of the relay."""
 _CHECK_STREAM_S = 15.0
 _TIMEOUT_S = 2.0
 _RETRY_S = 1.0
@@ -108,7 +110,8 @@ class PresenceBucket:
 
     def found(self, node: NodeRef, findings: Sequence[OpenFinding]) -> None:
         """Show the other relays what a node of this one has reported to be wrong with it."""
-        entry = encoded({"session_id": node.session_id, "findings": findings}).encode("ascii")
+        shown = findings[:_MAX_FINDINGS]
+        entry = encoded({"session_id": node.session_id, "findings": shown}).encode("ascii")
         kept, other = (
             (self._findings, self._nothing_open) if findings else (self._nothing_open, self._findings)
         )

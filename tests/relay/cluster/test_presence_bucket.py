@@ -28,11 +28,13 @@ from relay.cluster.server_config import relay_permissions
 from relay.observability.ascii_json import encoded
 from schemas.errors import Failure, ToolError
 from schemas.files import PRIVATE, write_atomic
+from schemas.payloads import OpenFinding
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.polling import BOUND_S, until
+from tests.fakes.relay_keys import RelayCa
 from tests.fakes.routers import echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
@@ -372,6 +374,28 @@ async def test_the_nodes_of_a_relay_that_was_killed_stay_lost_when_all_is_read_a
         (NODE_ID, True),
         (NODE_ID, False),
     ]
+
+
+@pytest.mark.integration
+async def test_a_node_that_reports_more_than_an_entry_takes_keeps_no_other_off_the_lists(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    large = OpenFinding(code="process_killed_for_memory", severity="warning", count=9999, since_ms=2**53 - 1)
+    ca = RelayCa()
+    async with (
+        Member.joined(nats.config, tmp_path / "one", registry, ca=ca, sealed=True) as one,
+        Member.joined(nats.config, tmp_path / "two", registry, ca=ca, sealed=True) as two,
+    ):
+        await current(one, two)
+        one.nodes.connect(NODE_ID)
+        one.part.bucket.found(one.nodes.sessions[NODE_ID], [{**large, "code": "hot"}] + 31 * [large])
+        async with relay_user(nats) as bucket, asyncio.timeout(BOUND_S):
+            async for entry in await bucket.watch(f"findings.{NODE_ID}"):
+                if entry is not None and b'"hot"' in (entry.value or b""):
+                    break
+        one.nodes.connect(OTHER_NODE_ID)
+        await until(lambda: two.seen.elsewhere == {NODE_ID, OTHER_NODE_ID})
+        assert one.fake.lines.entries("presence not available") == []
 
 
 @pytest.mark.integration
