@@ -484,7 +484,7 @@ class Sharer:
         newest = compared.newest
         try:
             missing = await self._run_settle(compared, arrived)
-        except (StateError, OSError):
+        except Exception:
             compared.arrived = arrived | compared.arrived
             raise
         if arrived:

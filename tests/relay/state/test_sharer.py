@@ -1,7 +1,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Container, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from relay.cluster.ledger_stream import ConnectedStream, LedgerStream
 from relay.pki.authority import CertificateAuthority
 from relay.state.certificates import CaRecords
 from relay.state.kinds import KINDS
-from relay.state.merging import AT_ONCE, SINCE_SEALED
+from relay.state.merging import AT_ONCE, SINCE_SEALED, SharedLedger
 from relay.state.people import PeopleLedger, PersonRole
 from relay.state.redemptions import Redemptions
 from schemas.keys import base64url
@@ -284,6 +284,26 @@ async def test_a_fault_of_our_own_in_one_kind_ends_no_sharing_and_is_logged_with
         one.tokens.revoke("meanwhile", now_ms=NOW_MS)
         first.part.ledgers.changed("token_revocation")
         await until(lambda: other.tokens.jtis() == {"meanwhile"})
+        monkeypatch.undo()
+        await until(lambda: other.revoked == {kid})
+
+
+async def test_a_fault_of_our_own_in_taking_what_has_arrived_loses_no_revocation(
+    one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = SharedLedger.settle
+
+    def planted(ledger: SharedLedger, arrived: Mapping[str, Any], known: Container[str]) -> Mapping[str, Any]:
+        if arrived:
+            raise LookupError("planted")
+        return settle(ledger, arrived, known)
+
+    async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry) as second:
+        await current(first, second)
+        kid = one.issued(NODE_ID)
+        monkeypatch.setattr(SharedLedger, "settle", planted)
+        one.revoke(NODE_ID, first)
+        await second.fake.lines.until("shared ledger failed")
         monkeypatch.undo()
         await until(lambda: other.revoked == {kid})
 
