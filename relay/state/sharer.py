@@ -36,6 +36,8 @@ _CHECKS_FOR_ONE_COUNT = 24
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S, _LONGEST_WAIT_TO_READ_S = 10.0, 30.0
 _READ_AGAIN_S = 5.0
+_SETTLE_S = 30.0
+"""How long a file may take until the relay says so: a process that is suspended keeps its lock."""
 
 OnThread = Callable[[Callable[[], Mapping[str, Entry]]], Awaitable[Mapping[str, Entry]]]
 """Runs a function that waits for a disk."""
@@ -507,7 +509,12 @@ class Sharer:
                 await self._run_settle(compared, {key: entry})
 
     async def _run_settle(self, compared: Compared, arrived: Mapping[str, Entry]) -> Mapping[str, Entry]:
-        return await self._on_thread(lambda: compared.ledger.settle(arrived, compared))
+        slow = StateError(f"its file takes more than {_SETTLE_S:.0f} s: another process may hold its lock")
+        report = asyncio.get_running_loop().call_later(_SETTLE_S, self._report, slow, compared.ledger.kind)
+        try:
+            return await self._on_thread(lambda: compared.ledger.settle(arrived, compared))
+        finally:
+            report.cancel()
 
     async def _append(
         self, stream: EntryStream, compared: Compared, key: str, entry: Entry, newest: int

@@ -332,6 +332,21 @@ async def test_a_ledger_that_cannot_be_written_keeps_no_other_waiting(
         assert second.fake.lines.entries("shared ledgers current")
 
 
+async def test_a_ledger_whose_lock_another_process_holds_is_told(
+    one: Machine, other: Machine, nats: NatsServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.state.sharer._SETTLE_S", 0.1)
+    async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry) as second:
+        await current(first, second)
+        with other.tokens.ledger.locked():
+            one.tokens.revoke("jti-1", now_ms=NOW_MS)
+            first.part.ledgers.changed("token_revocation")
+            await until(lambda: "another process may hold its lock" in second.part.ledgers.problem)
+            assert not second.part.health().ready
+        await until(lambda: other.tokens.jtis() == {"jti-1"})
+        await current(second)
+
+
 async def test_a_stream_that_is_full_is_told_and_what_is_in_it_is_known_all_the_same(
     one: Machine,
     other: Machine,
