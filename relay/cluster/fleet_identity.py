@@ -132,6 +132,8 @@ class FleetIdentity:
     _sleep: Callable[[float], Awaitable[None]] = field(kw_only=True, default=asyncio.sleep)
     _document: Document = field(init=False)
     _reported: str | None = field(init=False, default=None)
+    # Why messages were dropped during this connection: each is logged once.
+    _dropped: set[str] = field(init=False, factory=set)
     _asked: asyncio.Event = field(init=False, factory=asyncio.Event)
     _outranked: asyncio.Event = field(init=False, factory=asyncio.Event)
     others: HeardRelays = field(init=False)
@@ -159,6 +161,7 @@ class FleetIdentity:
     async def serve(self, client: Client) -> None:
         """Answer those that connect, on ``client``; return when another relay stays, and not this one."""
         self._outranked.clear()
+        self._dropped.clear()
         await client.subscribe(
             self._subject,
             cb=self._heard,
@@ -218,7 +221,9 @@ class FleetIdentity:
             signed = self._signed.read(self._subject, message.data)
             said = self._document.read(signed.document)
         except (ClusterMessageError, NotSignedError) as error:
-            self._log.warning("identity of another relay dropped", reason=str(error))
+            if (reason := str(error)) not in self._dropped:
+                self._dropped.add(reason)
+                self._log.warning("identity of another relay dropped", reason=reason)
             return None
         headers = message.headers or {}
         version, name = headers.get(_VERSION_HEADER, ""), headers.get(_NAME_HEADER, "")

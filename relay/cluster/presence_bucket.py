@@ -42,7 +42,7 @@ LEASE_KEPT_S = 60
 """How long the servers keep a lease that is not renewed, and the sign that one was given up."""
 _MAX_BYTES = 4096
 _MAX_FINDINGS = 10
-"""Of one node, the worst first: what the servers refuse as too large would hold up all entries of the relay."""
+"""Of one node, the worst first: an entry that the servers refuse as too large would hold up all others."""
 _CHECK_STREAM_S = 15.0
 _TIMEOUT_S = 2.0
 _RETRY_S = 1.0
@@ -93,6 +93,7 @@ class PresenceBucket:
         self._sleep = sleep
         self._wake = asyncio.Event()
         self._reported: str | None = None
+        self._has_dropped = False
         self._read_to = 0
         self._purges = 0
         self._made: str | None = None
@@ -181,7 +182,7 @@ class PresenceBucket:
 
     def _begin(self, made: str) -> None:
         self._presence.begin(made)
-        self._read_to = 0
+        self._read_to, self._has_dropped = 0, False
         if made != self._made:
             self._made, self._leases_read_to = made, 0
             self._findings_due |= self._findings.keys()
@@ -237,7 +238,9 @@ class PresenceBucket:
 
     def _drop(self, entry: KeyValue.Entry) -> None:
         self._count("presence", "not_understood")
-        self._log.warning("presence not read", key=printable(entry.key, 64))
+        if not self._has_dropped:  # once for each reading: who writes without end must not fill the log
+            self._has_dropped = True
+            self._log.warning("presence not read", first=printable(entry.key, 64))
 
     async def _renew(self, context: JetStreamContext) -> None:
         while True:

@@ -202,11 +202,19 @@ async def test_health_says_why_a_relay_did_not_join(
 
 
 @pytest.mark.integration
-async def test_what_is_no_identity_is_dropped_and_logged(nats: NatsServer, registry: SchemaRegistry) -> None:
-    async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
+async def test_what_is_no_identity_is_dropped_and_logged_once_for_each_reason(
+    nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    async with (
+        Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first,
+        Joining(nats, RelayIdentity(SECOND, URL, [ROOT]), registry) as second,
+    ):
         await first.joined()
-        await first.connection.publish(identity_subject(FLEET), b'{"relay": "x"}')
-        await first.lines.until("identity of another relay dropped")
+        for said in (b'{"relay": "x"}', b'{"relay": "y"}', b"{", RelayIdentity(THIRD, URL, [ROOT]).said()):
+            await second.connection.publish(identity_subject(FLEET), said)
+        await until(lambda: THIRD in first.identity.others)
+        dropped = first.lines.entries("identity of another relay dropped")
+        assert len({line["reason"] for line in dropped}) == len(dropped) == 2
         assert first.connection.is_connected
 
 

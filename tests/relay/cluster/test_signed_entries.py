@@ -199,7 +199,7 @@ async def test_presence_that_no_relay_has_signed_is_none(
         await context.publish(f"$KV.edge_main_presence.relay.{forged_relay}", b'{"url":"https://x.example"}')
         entry = b'{"relay":"%b","session_id":"%b","connected":true}' % (2 * (forged_relay.encode(),))
         await context.publish(f"$KV.edge_main_presence.node.{NODE_ID}", entry)
-        await until(lambda: len(member.fake.lines.entries("presence not read")) == 2)
+        await until(lambda: member.counted_entries("not_understood", "presence") == 2)
         assert not member.part.presence.others()
         assert member.part.presence.relay_of(NODE_ID) is None
 
