@@ -49,6 +49,10 @@ _STATUS, _NO_RESPONDERS = "Status", "503"
 _FEWEST_WORDS = 4
 """Of the line before a message: what it is, its subject, the subscription's number, and its size."""
 
+_PLAIN = b"\t" + bytes(range(ord(" "), ord("~") + 1))
+_ONE_LINE = bytes(byte if byte in _PLAIN else ord("?") for byte in range(256))
+"""What a client puts into a subject, servers pass on: also bytes that are no text, or end a word here."""
+
 _Take = Callable[[list[bytes], bytes], bool]
 """Handles a message, by the words of its first line and its bytes. Returns whether it was one of ours."""
 
@@ -259,12 +263,15 @@ class _Wire(asyncio.Protocol):
         """Handle what has arrived as a whole: lines, and messages with the line before them."""
         data, begin = self._unfinished + data, 0
         while (line_end := data.find(_LINE_END, begin)) >= 0:
-            words, start = data[begin:line_end].split(), line_end + len(_LINE_END)
+            line, start = data[begin:line_end], line_end + len(_LINE_END)
+            if line.startswith((_MESSAGE, _MESSAGE_WITH_HEADERS)):
+                line = line.translate(_ONE_LINE)
+            words = line.split()
             size = _size_behind(words)
             if (end := start + size) > len(data):
                 break
             if not size or not self._take(words, data[start : end - len(_LINE_END)]):
-                self._stream.data_received(data[begin:end])
+                self._stream.data_received(_readable(words, line, data[line_end:end]))
             begin = end
         self._unfinished = data[begin:]
         if len(self._unfinished) > MAX_UNFINISHED_BYTES:
@@ -305,6 +312,16 @@ def _header_block(headers: Mapping[str, str]) -> bytes | None:
 def _headers_in(block: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in block.decode("ascii", "replace").split("\r\n"))
     return {name.strip(): value.strip() for name, colon, value in lines if colon}
+
+
+def _readable(words: list[bytes], line: bytes, rest: bytes) -> bytes:
+    """Return ``line`` and ``rest`` as the library can read them: bytes that are no text end its reading."""
+    if len(words) > _FEWEST_WORDS and words[0] == _MESSAGE_WITH_HEADERS and words[-2].isdigit():
+        end = len(_LINE_END) + int(words[-2])
+        if not rest[:end].isascii():  # none of a server or a relay
+            size = b"%d" % (len(rest) - end - len(_LINE_END))
+            return b" ".join((_MESSAGE, *words[1:-2], size)) + _LINE_END + rest[end:]
+    return line + rest
 
 
 def _size_behind(words: list[bytes]) -> int:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -219,3 +220,52 @@ async def test_it_revokes_an_agents_token_by_one_entry(
             await until(lambda: jti in machine.tokens.jtis())
         assert (jti in machine.tokens.jtis()) is not sealed
         assert member.part.ledgers.understands
+
+
+ENTRY = b"edge.main.ledger.revocation"
+
+
+def put(subject: bytes, reply: bytes = b"", headers: bytes = b"") -> bytes:
+    """Return a message as a client writes it, whatever is in it."""
+    kind, size = (b"HPUB", b"%d %d" % (len(headers), len(headers) + 1)) if headers else (b"PUB", b"1")
+    return b"%b %b %b %b\r\n%bx\r\n" % (kind, subject, reply, size, headers)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        put(b"edge.main.sealed.RELAY", b"\xff"),
+        put(b"edge.main.identity", b"\xff"),
+        put(b"edge.main.identity", headers=b"NATS/1.0 \xff\xff\xff\r\n\r\n"),
+        put(ENTRY + b".\xff"),
+        put(ENTRY + b".a\x0bb"),
+        put(b"$KV.edge_main_presence.node.\xff"),
+    ],
+    ids=[
+        *("answer to no text", "identity to no text", "identity of a status"),
+        *("entry of no text", "entry of two words", "place of no text"),
+    ],
+)
+async def test_it_writes_what_the_library_of_nats_cannot_read(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, message: bytes
+) -> None:
+    one, other = (Machine.made(tmp_path / name, issues=name == "one") for name in ("one", "other"))
+    ca = RelayCa()
+    async with (
+        one.joined(nats.config, registry, ca, sealed=True) as first,
+        other.joined(nats.config, registry, ca, sealed=True) as second,
+        nats.connected() as thief,
+    ):
+        await until(lambda: first.part.health().ready and second.part.health().ready)
+        transport: Any = thief._transport  # noqa: SLF001 - the library would refuse it
+        transport.write(message.replace(b"RELAY", second.part.relay.encode()))
+        await thief.flush()
+        one.tokens.revoke("meanwhile", now_ms=1)
+        first.part.ledgers.changed("token_revocation")
+        await until(lambda: "meanwhile" in other.tokens.jtis())
+        second.nodes.connect(NODE_ID)
+        await until(lambda: first.part.presence.relay_of(NODE_ID) == second.part.relay)
+        for member in (first, second):
+            assert len(member.fake.lines.entries("cluster connected")) == 1
+            assert member.part.ledgers.understands
+            assert member.part.presence.is_current
