@@ -97,7 +97,7 @@ class DirectClient(Client):
         self._wire: _Wire | None = None
         self._replies = ""
         self._numbers = count()
-        self._reports_headers = True
+        self._reported: set[str] = set()
         self._waiting: dict[str, tuple[asyncio.Future[bytes], Accept | None]] = {}
 
     async def connect(self, *arguments: Any, **options: Any) -> None:
@@ -209,7 +209,7 @@ class DirectClient(Client):
     def _take(self, words: list[bytes], data: bytes) -> bool:
         kind, subject, number, *reply, _ = words
         if kind == _MESSAGE_WITH_HEADERS and words[-2].isdigit() and int(words[-2]) > MAX_HEADER_BYTES:
-            self._drop_headers()
+            self._drop(f"it has more than {MAX_HEADER_BYTES} bytes of headers")
             return True
         subscription = self._subs.get(int(number))
         future = None if subscription is None else subscription._future
@@ -225,11 +225,17 @@ class DirectClient(Client):
         future.set_result(Msg(self, subject.decode(), reply[0].decode() if reply else "", data, headers))
         return True
 
-    def _drop_headers(self) -> None:
-        """Log it once for each connection: a relay that floods others must not fill their logs."""
-        if self._reports_headers:
-            self._reports_headers = False
-            reason = f"it has more than {MAX_HEADER_BYTES} bytes of headers"
+    async def _process_msg(self, *message: Any) -> None:
+        """Have the library process one message, which ends all its reading with what it raises."""
+        try:
+            await super()._process_msg(*message)
+        except Exception as error:  # noqa: BLE001 - a client can have it fail, in more ways than are known here
+            self._drop(f"it is not read: {type(error).__name__}")
+
+    def _drop(self, reason: str) -> None:
+        """Log it once for each reason and connection: a relay that floods others must not fill their logs."""
+        if reason not in self._reported:
+            self._reported.add(reason)
             self._log.warning("message of another relay dropped", reason=reason)
 
 
@@ -271,7 +277,7 @@ class _Wire(asyncio.Protocol):
             if (end := start + size) > len(data):
                 break
             if not size or not self._take(words, data[start : end - len(_LINE_END)]):
-                self._stream.data_received(_readable(words, line, data[line_end:end]))
+                self._stream.data_received(line + data[line_end:end])
             begin = end
         self._unfinished = data[begin:]
         if len(self._unfinished) > MAX_UNFINISHED_BYTES:
@@ -312,16 +318,6 @@ def _header_block(headers: Mapping[str, str]) -> bytes | None:
 def _headers_in(block: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in block.decode("ascii", "replace").split("\r\n"))
     return {name.strip(): value.strip() for name, colon, value in lines if colon}
-
-
-def _readable(words: list[bytes], line: bytes, rest: bytes) -> bytes:
-    """Return ``line`` and ``rest`` as the library can read them: bytes that are no text end its reading."""
-    if len(words) > _FEWEST_WORDS and words[0] == _MESSAGE_WITH_HEADERS and words[-2].isdigit():
-        end = len(_LINE_END) + int(words[-2])
-        if not rest[:end].isascii():  # none of a server or a relay
-            size = b"%d" % (len(rest) - end - len(_LINE_END))
-            return b" ".join((_MESSAGE, *words[1:-2], size)) + _LINE_END + rest[end:]
-    return line + rest
 
 
 def _size_behind(words: list[bytes]) -> int:

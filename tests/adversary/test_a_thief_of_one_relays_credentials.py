@@ -237,13 +237,14 @@ def put(subject: bytes, reply: bytes = b"", headers: bytes = b"") -> bytes:
         put(b"edge.main.sealed.RELAY", b"\xff"),
         put(b"edge.main.identity", b"\xff"),
         put(b"edge.main.identity", headers=b"NATS/1.0 \xff\xff\xff\r\n\r\n"),
+        put(ENTRY + b".a", headers=b"NATS/1.0 \xff\xff\xff\r\n\r\n"),
         put(ENTRY + b".\xff"),
         put(ENTRY + b".a\x0bb"),
         put(b"$KV.edge_main_presence.node.\xff"),
     ],
     ids=[
         *("answer to no text", "identity to no text", "identity of a status"),
-        *("entry of no text", "entry of two words", "place of no text"),
+        *("entry of a status", "entry of no text", "entry of two words", "place of no text"),
     ],
 )
 async def test_it_writes_what_the_library_of_nats_cannot_read(
@@ -269,3 +270,26 @@ async def test_it_writes_what_the_library_of_nats_cannot_read(
             assert len(member.fake.lines.entries("cluster connected")) == 1
             assert member.part.ledgers.understands
             assert member.part.presence.is_current
+
+
+async def test_it_sends_a_reader_of_the_stream_what_is_not_in_it(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    one, other = (Machine.made(tmp_path / name, issues=name == "one") for name in ("one", "other"))
+    ca = RelayCa()
+    async with (
+        one.joined(nats.config, registry, ca, sealed=True) as first,
+        other.joined(nats.config, registry, ca, sealed=True) as second,
+        nats.connected() as thief,
+    ):
+        await until(lambda: first.part.health().ready and second.part.health().ready)
+        names = await thief.request("$JS.API.CONSUMER.NAMES.edge_main_ledger", b"")
+        for name in json.loads(names.data)["consumers"]:
+            reader = await thief.jetstream().consumer_info("edge_main_ledger", name)
+            await thief.publish(reader.config.deliver_subject or "", b"x", "a.b")
+        await thief.flush()
+        one.tokens.revoke("meanwhile", now_ms=1)
+        first.part.ledgers.changed("token_revocation")
+        await until(lambda: "meanwhile" in other.tokens.jtis())
+        for member in (first, second):
+            assert len(member.fake.lines.entries("cluster connected")) == 1
