@@ -380,6 +380,7 @@ async def test_the_nodes_of_a_relay_that_was_killed_stay_lost_when_all_is_read_a
 async def test_a_node_that_reports_more_than_an_entry_takes_keeps_no_other_off_the_lists(
     nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
+    hot = OpenFinding(code="hot", severity="error", count=1, since_ms=None)
     large = OpenFinding(code="process_killed_for_memory", severity="warning", count=9999, since_ms=2**53 - 1)
     ca = RelayCa()
     async with (
@@ -388,7 +389,7 @@ async def test_a_node_that_reports_more_than_an_entry_takes_keeps_no_other_off_t
     ):
         await current(one, two)
         one.nodes.connect(NODE_ID)
-        one.part.bucket.found(one.nodes.sessions[NODE_ID], [{**large, "code": "hot"}] + 31 * [large])
+        one.part.bucket.found(one.nodes.sessions[NODE_ID], [hot] + 31 * [large])
         async with relay_user(nats) as bucket, asyncio.timeout(BOUND_S):
             async for entry in await bucket.watch(f"findings.{NODE_ID}"):
                 if entry is not None and b'"hot"' in (entry.value or b""):
