@@ -34,12 +34,14 @@ from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterServer
 from schemas.error_roots import EdgeError
 from schemas.health import Loop
-from schemas.pacing import Backoff
+from schemas.pacing import Backoff, TokenBucket
 from schemas.text import printable
 
 PROBE_INTERVAL_S = 2.5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
 _LOOP_S = 60.0
+_REPORTS_RATE, _REPORTS_BURST = 0.1, 30.0
+"""Of what is logged of a connection: a relay can have the others drop thousands of its messages a second."""
 
 ConnectionWork = Callable[[Client], Awaitable[None]]
 """Uses a connection until cancelled. It starts with each one, and must expect that it is lost at any time."""
@@ -203,12 +205,19 @@ class ClusterConnection:
         credentials, client = self._credentials(), DirectClient(self._probe, self._log)
         reported: list[Exception] = []
 
+        seconds, left_out = asyncio.get_running_loop().time, 0
+        bucket = TokenBucket(_REPORTS_RATE, _REPORTS_BURST, seconds())
+
         async def failed(error: Exception) -> None:
-            if self._client is client:
-                # The server names what it does not permit.
-                self._log.warning("cluster reports", reason=printable(str(error)))
-            else:
+            nonlocal left_out
+            if self._client is not client:
                 reported.append(error)
+            elif bucket.take(seconds()) > 0:
+                left_out += 1
+            else:
+                # The server names what it does not permit.
+                self._log.warning("cluster reports", reason=printable(str(error)), left_out=left_out)
+                left_out = 0
 
         try:
             await connect(

@@ -293,3 +293,18 @@ async def test_it_sends_a_reader_of_the_stream_what_is_not_in_it(
         await until(lambda: "meanwhile" in other.tokens.jtis())
         for member in (first, second):
             assert len(member.fake.lines.entries("cluster connected")) == 1
+
+
+async def test_it_says_more_than_a_relay_reads(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    async with (
+        Member.joined(nats.config, tmp_path / "one", registry, ca=RelayCa(), sealed=True) as member,
+        nats.connected() as thief,
+    ):
+        for _ in range(5000):
+            await thief.publish("edge.main.identity", b"x")
+        await thief.flush()
+        await member.fake.lines.until("cluster reports")
+        assert member.part.connection.is_connected
+        assert len(member.fake.lines.entries("cluster reports")) < 100
