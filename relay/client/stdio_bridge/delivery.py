@@ -84,7 +84,12 @@ class McpSession:
 
     def headers(self) -> dict[str, str]:
         headers = {"mcp-session-id": self.id, "mcp-protocol-version": self.version}
-        return {name: value for name, value in headers.items() if value}
+        # What no header can hold is left out: a relay that needs it refuses the request.
+        return {
+            name: value
+            for name, value in headers.items()
+            if value and value.isascii() and value.isprintable()
+        }
 
 
 @define(eq=False, repr=False)

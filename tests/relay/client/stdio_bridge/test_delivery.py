@@ -322,6 +322,20 @@ async def test_a_stream_whose_session_is_gone_opens_another() -> None:
         assert f"mcp-protocol-version: {OLD}" in gets[0]
 
 
+@pytest.mark.parametrize(("version", "session"), [(OLD, b"\xc3\xa9"), ("\xe9", b"1"), ("a\r\nb: c", b"1")])
+async def test_a_session_that_no_header_can_hold_ends_nothing(version: str, session: bytes) -> None:
+    def respond(asked: Asked) -> bytes:
+        if b'"id"' not in asked.body:
+            return http_answer(202 if asked.body else 405, b"")
+        reply = result(asked, result={"protocolVersion": version})
+        return reply.replace(b"\r\n", b"\r\nMcp-Session-Id: %s\r\n" % session, 1)
+
+    async with scripted(respond) as (_, client):
+        await client.open(OLD)
+        await client.log.until("no stream of changes", 1)
+        assert "result" in await client.ask("ping", OLD)
+
+
 class Restarted:
     """A relay that has lost its first session, and is asked to follow too fast in the second."""
 
