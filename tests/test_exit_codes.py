@@ -56,3 +56,27 @@ def test_without_a_standard_output_a_command_ends_as_with_one(
     ended = commands.run(program, *command.split())
     sys.stdout.close()
     assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", int(code > 0)), ended
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("kubelet verify -", 1),
+        ("kubelet retire", 1),
+        ("relay call x --stdin", 2),
+        ("relay login http://127.0.0.1:1", 2),
+        ("relay ca backup {directory}/backup", 2),
+    ],
+)
+def test_without_a_standard_input_a_command_has_no_answer_and_says_so(
+    commands: CommandLines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, code: int
+) -> None:
+    monkeypatch.delenv("EDGE_TOKEN", raising=False)
+    assert commands.run("kubelet", "init").code == 0
+    monkeypatch.setenv("KUBELET_RELAY", "http://127.0.0.1:1")
+    monkeypatch.setenv("KUBELET_NO_BROKER", "true")
+    monkeypatch.setattr(sys, "stdin", None)
+    program, *arguments = command.format(directory=tmp_path).split()
+    ended = commands.run(program, *arguments)
+    sys.stdin.close()
+    assert (ended.code, ended.out.strip(), ended.err.count("Traceback")) == (code, "", 0), ended

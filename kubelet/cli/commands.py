@@ -65,7 +65,7 @@ from schemas.process.command_errors import (
     EXIT_NO,
     EXIT_USAGE,
     errors_in_one_line,
-    have_output,
+    have_streams,
 )
 from schemas.settings import PLAIN, Sources
 from schemas.text import quoted
@@ -93,7 +93,7 @@ app.add_typer(_config, name="config")
 
 def main() -> None:
     """Run the command line. An expected error is one line; a fault of our own has a traceback."""
-    have_output()
+    have_streams()
     with errors_in_one_line(fail):
         app()
 

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 
 from relay.cli.exits import fail
-from schemas.process.command_errors import EXIT_CANNOT_RUN, errors_in_one_line, have_output
+from schemas.process.command_errors import EXIT_CANNOT_RUN, errors_in_one_line, have_streams
 
 _OUR_PACKAGES = frozenset({"relay", "schemas"})
 
 
 def main() -> None:
     """Run the command line."""
-    have_output()
+    have_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         # A terminal of another encoding shows an escape for a letter that it lacks.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -17,8 +17,10 @@ from schemas.faults import FailedError, traceback_text
 from schemas.files import os_error_text
 
 
-def have_output() -> None:
-    """Discard what a command prints that was started without a standard output."""
+def have_streams() -> None:
+    """Let a command read nothing, and discard what it prints, that was started without input or output."""
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - until the end
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
 
