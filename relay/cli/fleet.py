@@ -20,7 +20,7 @@ import typer
 
 from relay.auth.agent_tokens import TokenOptionError
 from relay.cli import options
-from relay.cli.exits import fail, run_until_stopped
+from relay.cli.exits import EXIT_STOPPED, fail, run_until_stopped
 from relay.cli.options import FleetOptions, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.cli.tokens import signed
@@ -88,7 +88,10 @@ async def read_tools(http: RelayHttp) -> list[dict[str, Any]]:
             break
         params = {"cursor": result["nextCursor"]}
     relays = await _relay_of_each_tool(http) if tools else {}
-    return [tool | {"relay": relays[tool["name"]]} if tool.get("name") in relays else tool for tool in tools]
+    return [
+        tool | {"relay": relays[name]} if (name := str(tool.get("name"))) in relays else tool
+        for tool in tools
+    ]
 
 
 async def _relay_of_each_tool(http: RelayHttp) -> Mapping[str, str | None]:
@@ -270,7 +273,7 @@ def show(
     """Show ``view`` of the relay, once or whenever it has changed; end the command if it is not reached."""
     relay = _relay(given, tenant, state_dir)
     try:
-        run_until_stopped(_shown(view, relay, watch=given.watch, as_json=as_json))
+        shown = run_until_stopped(_shown(view, relay, watch=given.watch, as_json=as_json))
     except NotSentError as error:
         # Some failures have advice of their own; else the address is wrong, or no relay is there.
         has_advice = isinstance(error, MisdirectedError)
@@ -278,9 +281,12 @@ def show(
         fail(f"{relay.url} is not reached: {error}{advice}", EXIT_CANNOT_RUN)
     except PeerError as error:
         fail(f"{relay.url}: {error}", EXIT_CANNOT_RUN)
+    if shown is None and not given.watch:
+        raise SystemExit(EXIT_STOPPED)
 
 
-async def _shown(view: FleetView, relay: _Relay, *, watch: bool, as_json: bool) -> None:
+async def _shown(view: FleetView, relay: _Relay, *, watch: bool, as_json: bool) -> bool:
+    """Show ``view`` and return True; with ``watch``, until cancelled."""
     shown: Sequence[Mapping[str, Any]] | None = None
     reported = ""
     while True:
@@ -304,7 +310,7 @@ async def _shown(view: FleetView, relay: _Relay, *, watch: bool, as_json: bool) 
         finally:
             await http.close()
         if not watch:
-            return
+            return True
         await asyncio.sleep(_WATCH_S)
 
 

@@ -25,6 +25,7 @@ from schemas.labels import NodeName
 from schemas.tls import client_context
 from tests.fakes.callers import TOKEN_KEY
 from tests.fakes.hub import Hub
+from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 from tests.fakes.refusals import audited_refusals
 from tests.fakes.relay_command import Outcome, RelayCommand
 from tests.fakes.served_relay import ServedRelay
@@ -286,6 +287,38 @@ async def test_nodes_with_members_of_other_types_are_an_error(
     monkeypatch.setattr("relay.mcp_api.resources.FleetResources.read", lambda *_: page)
     outcome = await ended(await started(served, state, "nodes", "--tenant", TENANT))
     assert (outcome.code, outcome.err.count("\n"), "is malformed" in outcome.error) == (3, 1, True)
+
+
+async def test_a_malformed_list_of_tools_is_shown_as_it_is() -> None:
+    tools = [{"name": ["no name"]}, {}]
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"tools": tools}}).encode()
+    async with RawServer.running(http_answer(200, body, **{"Content-Type": "application/json"})) as server:
+        http = RelayHttp(server.url, RenewableToken("t"), client_context())
+        with pytest.raises(FleetReadError, match="malformed"):
+            await read_nodes(http)
+        assert await read_tools(http) == tools
+        await http.close()
+
+
+async def test_what_a_signal_ends_before_there_is_an_answer_has_not_ended_well(state: Path) -> None:
+    asked = asyncio.Event()
+
+    async def respond(_asked: Asked, _writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await process.wait()
+
+    async with RawServer.running(respond) as server:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "relay", "fleet", "nodes", "--json", "--url", server.url),
+            *("--state-dir", str(state)),
+            env={**os.environ, "EDGE_TOKEN": "t"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(BOUND_S):
+            await asked.wait()
+        process.terminate()
+        assert await ended(process) == Outcome(130, "", "")
 
 
 # --- Another relay of the fleet, as far as one is told which relay a node is connected to.
