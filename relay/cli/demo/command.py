@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.exits import fail
+from relay.cli.exits import EXIT_STOPPED, fail
 from schemas.error_roots import OperatorError
 from schemas.kinds import RFC_0001, kind_name, shipped_names
 from schemas.process.cli_manual import example, group
@@ -75,3 +75,5 @@ def demo(
         fail(str(error), EXIT_NO)
     if worked is False:
         raise SystemExit(EXIT_NO)
+    if worked is None and once:
+        raise SystemExit(EXIT_STOPPED)

@@ -135,6 +135,28 @@ def test_roots_that_cannot_be_read_are_one_line_before_anything_is_started(
     assert run_here(monkeypatch, capsys, "demo", "--once") == Outcome(EXIT_NO, "", error)
 
 
+STOPPED = """
+import asyncio, os, signal
+import relay.cli.demo.run
+async def stopped(**_options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.Event().wait()
+relay.cli.demo.run.run_demo = stopped
+from relay.cli.entry import main
+main()
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--once",), 130)])
+def test_a_demo_that_is_to_answer_has_not_ended_well_when_a_signal_ends_it(
+    options: tuple[str, ...], code: int
+) -> None:
+    command = [sys.executable, "-P", "-c", STOPPED, "demo", *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
 GIB = 1024**3
 SAMPLE: dict[str, Any] = {
     "ts_ms": 1_760_000_000_000,
