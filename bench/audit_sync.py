@@ -4,11 +4,11 @@ Two relays, one with ``audit_sync = "always"``, on the disk of the temporary dir
 """
 
 import asyncio
-import os
 import statistics
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bench.load import Target, carried, latencies_ms, tool_call
@@ -22,7 +22,6 @@ _ROUNDS = 5
 _ROUND_S = 2.0
 _LATENCY_CALLS = 200
 _READY_TIMEOUT_S = 120
-_VARIABLE = "RELAY_AUDIT_SYNC"
 _REFERENCE = 'the same relay, audit_sync = "later"'
 
 
@@ -45,14 +44,12 @@ async def measure_audit_sync() -> list[Figure]:
 
 @asynccontextmanager
 async def _relay(sync: str) -> AsyncIterator[Target]:
-    os.environ[_VARIABLE] = sync
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         async with Processes.running(Path(name)) as processes:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                plan = Plan.below(Path(name), processes.ports)
+                plan = replace(Plan.below(Path(name), processes.ports), relay_options=("--audit-sync", sync))
                 system = await start_system(plan, NODES, processes, lambda _text: None)
                 tools = [tool.name for tool in await system.until_listed() if ".echo." in tool.name]
-            del os.environ[_VARIABLE]
             mock = [tool for tool in tools if system.real_node not in tool]
             tokens = [issue_token(plan, f"agent-{number}") for number in range(CONNECTIONS)]
             port = plan.relay_port

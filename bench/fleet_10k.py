@@ -188,19 +188,19 @@ async def _storm(fleet: LargeFleet) -> list[Figure]:
     Of the CPU time, what the nodes that stay and the calls to them cost for as long is subtracted, as it was
     measured before: heartbeats and pings are figures of their own.
     """
-    port, relay_pid = fleet.plan.relay_port, fleet.processes.pid("storming")
+    port, nodes_pid = fleet.plan.relay_port, fleet.processes.pid("storming")
     target = Target(
         port, [tool_call(port, f"sysecho.{node}.echo.invoke", fleet.token) for node in fleet.ids(CALLED)]
     )
     staying = fleet.nodes - fleet.groups["storming"]
-    os.kill(relay_pid, signal.SIGSTOP)
+    os.kill(nodes_pid, signal.SIGSTOP)
     await fleet.until_connected(lambda connected: connected <= staying)
     used, started = fleet.cpu_s(), time.perf_counter()
     quiet = asyncio.create_task(asyncio.sleep(_WITHOUT_STORM_S))
     before = await latencies_until_ms(target, quiet, _STORM_PAUSE_S)
     others_share = (fleet.cpu_s() - used) / (time.perf_counter() - started)
     used, started = fleet.cpu_s(), time.perf_counter()
-    os.kill(relay_pid, signal.SIGCONT)
+    os.kill(nodes_pid, signal.SIGCONT)
     back = asyncio.create_task(fleet.until_connected(lambda connected: connected >= fleet.nodes))
     meanwhile = await latencies_until_ms(target, back, _STORM_PAUSE_S)
     await back
