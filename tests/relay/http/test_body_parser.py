@@ -108,9 +108,6 @@ def message(params: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":1,"method":"m","params":' + params + b"}"
 
 
-LONGEST_TEXT = MAX_BODY_BYTES - len(message(b'""'))
-
-
 # --- what is let through --------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -44,7 +44,6 @@ class Stage:
     fake: FakeEnvironment
     http: httpx2.AsyncClient
     state: Path
-    client_ids: dict[str, str] = field(default_factory=dict)
 
     def link(self, name: str = "ada", role: PersonRole = PersonRole.OPERATOR, tenant: str = TENANT) -> str:
         """Invite a person, as the command does; the relay has noticed it."""
