@@ -190,8 +190,9 @@ class _Plan:
         """Show the change and write it; the token that was kept for it goes as well."""
         change = planned(self.file, self._edit(None))
         self._show(change, "", as_json=as_json)
-        if not dry_run and change.is_needed:
-            change.write()
+        if not dry_run:
+            if change.is_needed:
+                change.write()
             self.token_file.unlink(missing_ok=True)
         self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
 

@@ -172,8 +172,11 @@ def test_what_was_connected_is_taken_out_with_its_token(connect: Connect, home: 
     assert removed.code == 0, removed.err
     assert json.loads(config.read_text()) == {"theme": "dark"}
     assert not kept.exists()
+    kept.write_text(TOKEN)  # as where the server was taken out by hand
+    again = connect("claude-code", "--remove", "--dry-run")
+    assert (again.code, "needs no change" in again.out, kept.exists()) == (0, True, True)
     again = connect("claude-code", "--remove")
-    assert (again.code, "needs no change" in again.out) == (0, True)
+    assert (again.code, "needs no change" in again.out, kept.exists()) == (0, True, False)
 
 
 @pytest.mark.parametrize(
