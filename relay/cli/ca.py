@@ -102,10 +102,10 @@ def ca_issue(
     used = tenant if replace else tenant_name(tenant, state)
     with _writable(leaf_file) if leaf_file is not None else nullcontext():
         leaf = ca.issue(request, used, replace=replace)
+        if leaf_file is not None:
+            with as_operator():
+                leaf_file.write_text(leaf, "utf-8")
     keep_first(state, tenant=tenant)
-    if leaf_file is not None:
-        with as_operator():
-            leaf_file.write_text(leaf, "utf-8")
     answer(
         {"certificate": leaf, "file": None if leaf_file is None else str(leaf_file)},
         as_json=as_json,
@@ -255,7 +255,7 @@ def ca_issue_reader(
 
 @contextmanager
 def _writable(output: Path) -> Iterator[None]:
-    """Make ``output``, for what the block prepares, and remove it again if the block fails.
+    """Make ``output``, for what the block writes, and remove it again if the block fails.
 
     A path that cannot be written must fail before the ledger records the certificate.
     """
@@ -265,10 +265,12 @@ def _writable(output: Path) -> Iterator[None]:
         os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, PUBLIC))
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if is_new:
             with as_operator():
                 output.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(output)) from None
         raise
 
 

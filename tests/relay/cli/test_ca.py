@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import signal
 from hashlib import sha256
 from pathlib import Path
 
@@ -110,6 +112,23 @@ def test_ca_issue_leaves_the_place_of_the_leaf_as_it_was_if_it_fails(
         assert relay("ca", "issue", tmp_path / "missing.csr", "-o", output).code == 3
     assert not leaf.exists()
     assert older.read_text() == "older"
+
+
+def test_ca_issue_leaves_no_half_of_a_leaf_and_names_what_cannot_hold_it(
+    relay: Relay, csr: Path, tmp_path: Path
+) -> None:
+    leaf = tmp_path / "leaf.pem"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    grows = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        refused = relay("ca", "issue", csr, "-o", leaf)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, grows)
+    assert (refused.code, refused.error) == (3, f"relay: {leaf}: File too large")
+    assert not leaf.exists()
+    assert "--replace" in relay("ca", "issue", csr, "-o", leaf).error
 
 
 def test_ca_issue_waits_for_neither_end_of_a_pipe(
