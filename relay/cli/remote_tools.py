@@ -7,6 +7,7 @@ A person who names a tool has decided to call it: ``relay call`` allows that one
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _NARROW = 24
 _MAX_ARGUMENTS = 1 << 20
 _PROGRESS_AFTER_S = 1.0
+_CLEAR = "\r\x1b[K"
 
 
 class RiskCeiling(StrEnum):
@@ -154,12 +156,13 @@ class _Progress:
                 second += 1
                 line = f"waiting, {second} s  {self.text}".rstrip()
                 if is_terminal:
-                    typer.echo(f"\r{line:<79}", err=True, nl=False)
+                    columns = os.get_terminal_size(sys.stderr.fileno()).columns
+                    typer.echo(f"{_CLEAR}{line[: columns - 1]}", err=True, nl=False)
                 elif second == 1:
                     typer.echo(line, err=True)
         finally:
             if is_terminal and second:
-                typer.echo("\r" + " " * 79 + "\r", err=True, nl=False)
+                typer.echo(_CLEAR, err=True, nl=False)
 
 
 def _arguments(text: str | None, *, from_stdin: bool) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """``relay tools`` and ``relay call`` against a server over HTTP and one over stdio."""
 
 import asyncio
+import fcntl
 import gc
 import io
 import json
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -425,6 +429,19 @@ async def test_a_call_over_a_second_shows_that_it_waits(relay: Command) -> None:
         outcome = await relay("call", "delay", "--url", url, "--deadline", "1s500ms")
     assert outcome.code == 10
     assert outcome.err.splitlines()[0] == "waiting, 1 s"
+
+
+async def test_the_line_of_a_call_that_waits_fits_a_narrow_terminal(
+    relay: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 10, 0, 0))
+    with os.fdopen(terminal, "w") as errors, os.fdopen(screen, "rb", buffering=0) as shown:
+        monkeypatch.setattr(sys, "stderr", errors)
+        async with FakeMcpServer().over_http() as url:
+            await relay("call", "delay", "--url", url, "--deadline", "1s500ms")
+        text = shown.read(4096)
+    assert text.startswith(b"\r\x1b[Kwaiting, \r\x1b[K")
 
 
 @pytest.mark.parametrize(
