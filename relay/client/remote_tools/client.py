@@ -359,9 +359,7 @@ class RemoteTools:
         except NotConnectedError as error:
             raise self._failures.of_connecting(error) from error
         except MCPError as error:
-            failure = self._failures.of_jsonrpc(error, wire, idempotent=True)
-            failure.may_have_run = False
-            raise failure from None
+            raise self._failures.of_listing(error, wire) from None
         except ValidationError:
             raise of_garbage() from None
         except ListingError as error:

@@ -163,6 +163,14 @@ class FailureTable:
             return self._of_canonical(data, code, idempotent=idempotent)
         return self._of_code(code, error.error.message, idempotent=idempotent)
 
+    def of_listing(self, error: MCPError, wire: WireAttempt) -> RemoteToolError:
+        """Return the error of a listing or of a connection, as ``of_jsonrpc``: nothing of a call was sent."""
+        found = self.of_jsonrpc(error, wire, idempotent=True)
+        if found.reason is Reason.CONNECTION_LOST:
+            found = _BY_FAULT[Reason.UNREACHABLE].error(found.reason, because=": the connection was lost")
+        found.may_have_run = False
+        return found
+
     def of_connecting(self, error: NotConnectedError) -> RemoteToolError:
         """Return the error of a connection that was not made: nothing of a call was sent."""
         wire, cause = error.wire, error.cause
@@ -171,9 +179,7 @@ class FailureTable:
         if isinstance(cause, OperatorError):
             return ToolUnauthorized(str(cause), reason=Reason.CREDENTIAL, suggested_fix=_CREDENTIAL)
         if isinstance(cause, MCPError) and wire.fault in {None, Reason.CREDENTIAL}:
-            found = self.of_jsonrpc(cause, wire, idempotent=True)
-            found.may_have_run = False
-            return found
+            return self.of_listing(cause, wire)
         if isinstance(cause, OSError) and cause.filename is not None:
             # A file or program that the caller has named: what comes over the network has no file.
             text = f"The server cannot be used: {printable(f'{cause.filename}: {cause.strerror}')}."

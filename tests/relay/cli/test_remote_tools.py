@@ -396,6 +396,16 @@ async def test_a_server_over_stdio_is_started(
     assert (outcome.code, outcome.out) == (0, "3\n")
 
 
+@pytest.mark.parametrize("command", [("tools",), ("call", "echo")])
+async def test_of_a_program_that_ends_at_once_it_is_said_that_no_call_was_sent(
+    relay: Command, command: tuple[str, ...]
+) -> None:
+    outcome = await relay(*command, "--stdio", "true", "--json")
+    error = json.loads(outcome.out)
+    assert (outcome.code, error["reason"], error["may_have_run"]) == (14, "connection_lost", False)
+    assert error["message"] == "The server cannot be reached: the connection was lost; nothing was sent."
+
+
 def test_a_call_that_a_signal_ends_is_recorded_and_leaves_no_program(tmp_path: Path) -> None:
     pid, log, records = (tmp_path / name for name in ("pid", "log", "records"))
     program = f"sh -c 'echo $$ > {pid}; exec {sys.executable} -m tests.fakes.mcp_server {log}'"
