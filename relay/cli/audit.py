@@ -40,6 +40,7 @@ from relay.cli.remote_server import own_records
 from relay.settings.config import StateFiles
 from relay.settings.environment import now_ms
 from schemas.error_roots import StateError
+from schemas.files import os_error_text
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
@@ -84,7 +85,8 @@ def _verified(audit: Audit, *, accept_loss: bool) -> tuple[ChainReport | None, s
         last = None if accept_loss else read_verified_head(audit.verified)
         report = verify(audit.path, last=last)
     except (StateError, OSError) as error:
-        return None, f"NOT READ: {printable(str(error))}"
+        text = os_error_text(error) if isinstance(error, OSError) else str(error)
+        return None, f"NOT READ: {printable(text)}"
     if report.broken is not None:
         return report, f"BROKEN: {report.broken.file} line {report.broken.line}"
     if not report.intact:
@@ -106,7 +108,7 @@ def _keep_head(audit: Audit, report: ChainReport, failure: str) -> None:
             sync_file(audit.path)  # else a power cut that takes the line would look as if it had been cut off
         keep_verified_head(audit.verified, report.head, now_ms())
     except OSError as error:
-        typer.echo(f"relay: {failure}: {printable(str(error))}", err=True)
+        typer.echo(f"relay: {failure}: {printable(os_error_text(error))}", err=True)
 
 
 def _row(found: Mapping[str, Any]) -> tuple[str, ...]:

@@ -397,6 +397,13 @@ def test_a_place_without_an_audit_is_a_row_too(run: Run, tmp_path: Path) -> None
     assert done.output.count("intact") == 2
 
 
+def test_an_audit_that_cannot_be_read_is_a_row_in_words(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").mkdir()
+    done = run("verify", str(tmp_path))
+    assert done.exit_code == 1
+    assert f"NOT READ: {tmp_path / 'audit.jsonl'}: Is a directory\n" in done.output
+
+
 def test_a_hash_is_expected_in_one_audit_alone(run: Run) -> None:
     assert run("verify", "--expect", "ab" * 32).exit_code == 2
 
