@@ -428,10 +428,10 @@ async def test_a_process_that_hangs_when_its_relay_ends_keeps_the_lock_from_no_o
 async def test_what_a_process_writes_that_is_killed_while_the_disk_stalls_is_not_written_again(
     disk: FuseDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.audit.writer._HANGS_S", 0)
     stage = Stage(disk.path)
     await stage.record(1)
     [process] = appenders()
+    monkeypatch.setattr("relay.audit.writer._HANGS_S", 0)
     disk.stall()
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
         await stage.record(2, otherwise=never_sent)
