@@ -310,11 +310,13 @@ BY_PROCESS = pytest.mark.parametrize("busy_lines", [0], ids=["process"], indirec
 BY_DEFAULT = pytest.mark.parametrize("busy_lines", [BUSY_LINES], ids=["default"], indirect=True)
 
 
-def appenders(pid: int | None = None) -> list[psutil.Process]:
+def appenders(audit: Path, pid: int | None = None) -> list[psutil.Process]:
+    """Return the processes that append to ``audit``: other tests' relays may have theirs in this process."""
     found = list[psutil.Process]()
     for child in psutil.Process(pid).children():
-        with suppress(psutil.Error):  # it has just ended
-            found += [child] * ("append.py" in " ".join(child.cmdline()))
+        with suppress(psutil.Error, OSError):  # it has just ended
+            appends = Path(f"/proc/{child.pid}/fd/1").readlink().parent == audit.parent
+            found += [child] * (appends and "append.py" in " ".join(child.cmdline()))
     return found
 
 
@@ -323,19 +325,19 @@ async def test_only_while_calls_are_many_there_is_a_process(tmp_path: Path) -> N
     stage = Stage(tmp_path)
     for number in range(20):
         await stage.record(number)
-    assert not appenders()
+    assert not appenders(stage.path)
     await asyncio.gather(*(stage.record(number) for number in range(20, 20 + BUSY_LINES)))
     await until(lambda: stage.writer.has_process)
     await stage.record(-1)
     assert len(numbers(stage.path)) == 21 + BUSY_LINES
     stage.writer.close()
-    assert not appenders()
+    assert not appenders(stage.path)
 
 
 @BY_PROCESS
 async def test_what_a_process_was_sent_and_has_not_written_is_written_by_the_thread(stage: Stage) -> None:
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     sent = [asyncio.create_task(stage.record(number)) for number in (2, 3)]
     await asyncio.sleep(0)
@@ -354,7 +356,7 @@ async def test_what_a_process_was_sent_and_has_not_written_is_written_by_the_thr
 @BY_PROCESS
 async def test_a_process_that_is_killed_while_it_waits_is_replaced_by_the_thread(stage: Stage) -> None:
     await stage.record(1)
-    appenders()[0].kill()
+    appenders(stage.path)[0].kill()
     await stage.lines.until("audit process ended; a thread writes the audit")
     assert stage.writer.available
     await stage.record(2)
@@ -364,18 +366,18 @@ async def test_a_process_that_is_killed_while_it_waits_is_replaced_by_the_thread
 @BY_PROCESS
 async def test_what_ends_a_relay_does_not_end_its_process(stage: Stage) -> None:
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         process.send_signal(number)
     await stage.record(2)
-    assert appenders() == [process]
+    assert appenders(stage.path) == [process]
     assert not stage.lines.entries("audit process ended; a thread writes the audit")
 
 
 @BY_PROCESS
 async def test_a_line_of_a_process_that_hangs_is_refused_in_time(stage: Stage) -> None:
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
         await stage.record(2, otherwise=never_sent)
@@ -391,7 +393,7 @@ async def test_a_line_of_a_process_that_hangs_is_refused_in_time(stage: Stage) -
 @BY_PROCESS
 async def test_a_process_that_hangs_is_killed_and_the_thread_writes_what_it_was_sent(stage: Stage) -> None:
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
         await stage.record(2, otherwise=never_sent)
@@ -399,13 +401,13 @@ async def test_a_process_that_hangs_is_killed_and_the_thread_writes_what_it_was_
     await stage.record(3)
     assert numbers(stage.path) == [1, 2, 0, 3]
     assert verify(stage.path).intact
-    assert not appenders()
+    assert not appenders(stage.path)
 
 
 @BY_PROCESS
 async def test_a_process_that_hangs_with_what_no_call_waits_for_is_killed_too(stage: Stage) -> None:
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     stage.writer.note('"number":2')
     await until(lambda: numbers(stage.path) == [1, 2])
@@ -415,7 +417,7 @@ async def test_a_process_that_hangs_with_what_no_call_waits_for_is_killed_too(st
 async def test_a_process_that_hangs_when_its_relay_ends_keeps_the_lock_from_no_other(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     stage.writer.note('"number":2')
     stage.writer.close()
@@ -430,7 +432,7 @@ async def test_what_a_process_writes_that_is_killed_while_the_disk_stalls_is_not
 ) -> None:
     stage = Stage(disk.path)
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     monkeypatch.setattr("relay.audit.writer._HANGS_S", 0)
     disk.stall()
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
@@ -461,16 +463,16 @@ async def test_lines_that_one_message_does_not_hold_are_recorded(stage: Stage) -
 async def test_each_file_has_a_process_of_its_own(tmp_path: Path) -> None:
     stage = Stage(tmp_path, max_bytes=1)
     await stage.record(0)
-    seen = set(appenders())
+    seen = set(appenders(stage.path))
     for number in range(1, 4):
         stage.clock.advance(1000)
         await stage.record(number)
-        await until(lambda: set(appenders()) - seen)
+        await until(lambda: set(appenders(stage.path)) - seen)
         await until(lambda: stage.writer.has_process)
-        assert len(appenders()) == 1
-        seen.update(appenders())
+        assert len(appenders(stage.path)) == 1
+        seen.update(appenders(stage.path))
     stage.writer.close()
-    assert not appenders()
+    assert not appenders(stage.path)
     assert verify(stage.path).intact
 
 
@@ -480,15 +482,15 @@ async def test_a_process_that_hangs_with_all_written_is_ended_at_the_next_file_i
 ) -> None:
     stage = Stage(tmp_path, max_bytes=1)
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     stage.clock.advance(1000)
     stage.writer.note('"number":2')
     await until(lambda: process.status() == psutil.STATUS_STOPPED)
     await stage.record(3)  # while the thread waits for the process
-    await until(lambda: process not in appenders())
+    await until(lambda: process not in appenders(stage.path))
     stage.writer.close()
-    assert not appenders()
+    assert not appenders(stage.path)
     assert numbers(stage.path) == [2, 3]
 
 
@@ -528,7 +530,7 @@ async def test_the_thread_goes_on_where_the_loop_has_just_read_what_it_waits_for
         wait(appender)
 
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     sent = asyncio.create_task(stage.record(2))
     for _ in range(100):  # after which it has been sent
@@ -550,7 +552,7 @@ async def test_a_process_that_has_ended_does_not_run_again(tmp_path: Path) -> No
     await until(lambda: appender.answered() or appender.runs)
     assert appender.send(b"1\n")
     appender.wait()
-    [process] = appenders()
+    [process] = appenders(file.path)
     process.suspend()
     await until(lambda: process.status() == psutil.STATUS_STOPPED)
     assert appender.send(b"2\n")
@@ -578,7 +580,7 @@ async def test_a_disk_that_does_not_tell_the_size_of_its_file_holds_up_no_loop(
 
     monkeypatch.setattr(AuditLog, "has_appended_part", held)
     await stage.record(1)
-    appenders()[0].kill()
+    appenders(stage.path)[0].kill()
     await asyncio.to_thread(asked.wait, BOUND_S)
     waits = asyncio.create_task(stage.record(2))
     for _ in range(100):
@@ -628,7 +630,7 @@ async def test_what_a_relay_has_sent_is_written_though_it_was_killed_with_an_ans
     await until(lambda: appender.answered() or appender.runs)
     assert appender.send(b"1\n")
     await until(lambda: file.path.read_bytes() == b"1\n")
-    [process] = appenders()
+    [process] = appenders(file.path)
     process.suspend()
     await until(lambda: process.status() == psutil.STATUS_STOPPED)
     assert appender.send(b"2\n")
@@ -644,7 +646,7 @@ async def test_a_loop_that_was_held_up_takes_the_answer_for_the_disks(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stage.record(1)
-    [process] = appenders()
+    [process] = appenders(stage.path)
     process.suspend()
     call = asyncio.create_task(stage.record(2))
     for _ in range(100):  # after which it has been sent
@@ -666,7 +668,7 @@ async def test_a_writer_may_be_closed_while_its_process_starts(tmp_path: Path) -
     stage.writer.close()
     await asyncio.sleep(0)
     assert not problems
-    assert not appenders()
+    assert not appenders(stage.path)
 
 
 @BY_PROCESS
@@ -680,7 +682,7 @@ def test_a_writer_outlives_its_loop(tmp_path: Path) -> None:
     stage.writer.close()
     gc.collect()
     assert numbers(stage.path) == [3, 4]
-    assert not appenders()
+    assert not appenders(stage.path)
 
 
 @BY_PROCESS
@@ -729,7 +731,7 @@ def test_what_a_relay_that_is_killed_has_sent_is_written_before_another_begins(t
         assert relay.stdin is not None
         assert relay.stdout is not None
         assert relay.stdout.readline() == "runs\n"
-        [process] = appenders(relay.pid)
+        [process] = appenders(path, relay.pid)
         process.suspend()
         relay.stdin.write("\n")
         relay.stdin.flush()
@@ -787,7 +789,7 @@ class Chance:
             await self.turns()
 
     def to_processes(self, number: signal.Signals) -> None:
-        for process in appenders():
+        for process in appenders(self.stage.path):
             with suppress(psutil.Error):
                 process.send_signal(number)
 
@@ -843,7 +845,7 @@ async def test_whatever_happens_what_was_recorded_is_in_the_files_and_what_was_n
     assert len(set(lines)) == len(lines)
     assert chance.recorded <= set(begun) <= {0} | chance.recorded | chance.explained
     assert verify(chance.stage.path).intact
-    assert not appenders()
+    assert not appenders(chance.stage.path)
 
 
 # --- old files
