@@ -66,6 +66,7 @@ class OAuthError(PeerError):
 
 
 Answer = tuple[dict[str, Any], Sequence[Grant]]
+"""The members of the answer to a token request, and the grants that have ended by it."""
 ToThread = Callable[..., Awaitable[Any]]
 """Returns what a function returns that waits for files; raises SignInRefusedError if too many wait."""
 

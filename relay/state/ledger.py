@@ -280,7 +280,7 @@ class Ledger(Generic[StateT]):
 
 
 def _stamp(facts: os.stat_result) -> tuple[int, int, int]:
-    # Of its times that which nobody can set: `cp -p` keeps the other.
+    # The change time cannot be set: `cp -p` keeps the modification time.
     return (facts.st_ino, facts.st_size, facts.st_ctime_ns)
 
 

@@ -231,6 +231,22 @@ def put(subject: bytes, reply: bytes = b"", headers: bytes = b"") -> bytes:
     return b"%b %b %b %b\r\n%bx\r\n" % (kind, subject, reply, size, headers)
 
 
+@asynccontextmanager
+async def running(
+    nats: NatsServer, directory: Path, registry: SchemaRegistry
+) -> AsyncIterator[tuple[Machine, Member, Machine, Member, Client]]:
+    """Hold two machines, each with its relay, of which the first issues tokens; and the thief."""
+    one, other = (Machine.made(directory / name, issues=name == "one") for name in ("one", "other"))
+    ca = RelayCa()
+    async with (
+        one.joined(nats.config, registry, ca, sealed=True) as first,
+        other.joined(nats.config, registry, ca, sealed=True) as second,
+        nats.connected() as thief,
+    ):
+        await until(lambda: first.part.health().ready and second.part.health().ready)
+        yield one, first, other, second, thief
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -250,14 +266,7 @@ def put(subject: bytes, reply: bytes = b"", headers: bytes = b"") -> bytes:
 async def test_it_writes_what_the_library_of_nats_cannot_read(
     nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, message: bytes
 ) -> None:
-    one, other = (Machine.made(tmp_path / name, issues=name == "one") for name in ("one", "other"))
-    ca = RelayCa()
-    async with (
-        one.joined(nats.config, registry, ca, sealed=True) as first,
-        other.joined(nats.config, registry, ca, sealed=True) as second,
-        nats.connected() as thief,
-    ):
-        await until(lambda: first.part.health().ready and second.part.health().ready)
+    async with running(nats, tmp_path, registry) as (one, first, other, second, thief):
         transport: Any = thief._transport  # noqa: SLF001 - the library would refuse it
         transport.write(message.replace(b"RELAY", second.part.relay.encode()))
         await thief.flush()
@@ -275,14 +284,7 @@ async def test_it_writes_what_the_library_of_nats_cannot_read(
 async def test_it_sends_a_reader_of_the_stream_what_is_not_in_it(
     nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
-    one, other = (Machine.made(tmp_path / name, issues=name == "one") for name in ("one", "other"))
-    ca = RelayCa()
-    async with (
-        one.joined(nats.config, registry, ca, sealed=True) as first,
-        other.joined(nats.config, registry, ca, sealed=True) as second,
-        nats.connected() as thief,
-    ):
-        await until(lambda: first.part.health().ready and second.part.health().ready)
+    async with running(nats, tmp_path, registry) as (one, first, other, second, thief):
         names = await thief.request("$JS.API.CONSUMER.NAMES.edge_main_ledger", b"")
         for name in json.loads(names.data)["consumers"]:
             reader = await thief.jetstream().consumer_info("edge_main_ledger", name)
