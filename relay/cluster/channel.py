@@ -7,7 +7,7 @@ request has a number of its own, is opened once, and is answered once, under a k
 
     asking = Asking.begun(own, to="01H…", relay="01J…", fleet="main", random_bytes=os.urandom)
     offered = Offered.by(asking.hello, own, relay="01H…", fleet="main", random_bytes=os.urandom, verify=…)
-    finish, asker = asking.finish(offered.welcome, verify)
+    finish, asker = asking.finish(offered.welcome, verify, ticks_ms)
     confirm, answerer = offered.finish(finish)        # the one SealedChannel, and once it is confirmed
     asker.confirm(confirm)                            # the other
 
@@ -41,6 +41,7 @@ _LABEL = b"edge-kubelet relay channel 1"
 _HELLO, _WELCOME, _FINISH, _CONFIRM, _REQUEST, _REPLY = range(1, 7)
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 _SESSION = struct.Struct("!B16s")
+_FINISH_HEAD = struct.Struct("!B16sQ")
 _HELLO_HEAD = struct.Struct("!B16s32s26s26s")
 _WELCOME_HEAD = struct.Struct("!B16s32s")
 _HEAD = struct.Struct("!B16sQ")
@@ -106,11 +107,13 @@ class SealedChannel:
         session: names it to both.
         peer: the certificate of the other relay.
         relay: the process of the other relay.
+        finished_ms: the asker's clock when it had the welcome and ended the handshake.
     """
 
     session: bytes
     peer: RelayCertificate
     relay: str
+    finished_ms: int
     _requests: ChaCha20Poly1305
     _replies: ChaCha20Poly1305
     _sent: int = field(init=False, default=0)
@@ -189,8 +192,11 @@ class Asking:
         hello = head + own.certificate
         return cls(hello=hello, own=own, to=to, fleet=fleet, secret=secret, session=session)
 
-    def finish(self, welcome: bytes, verify: Verify) -> tuple[bytes, SealedChannel]:
+    def finish(self, welcome: bytes, verify: Verify, ticks_ms: int) -> tuple[bytes, SealedChannel]:
         """Return what ends the handshake, and the channel, which is to be confirmed.
+
+        ``ticks_ms`` is this relay's clock, which cannot be set: the other one learns it, and so can tell how
+        old a request is.
 
         Raises:
             ChannelError: ``welcome`` is no answer to the hello by a relay of this fleet.
@@ -206,9 +212,9 @@ class Asking:
         if not verifies(peer.public_key, _signed(_WELCOME, transcript), signature):
             raise ChannelError("is not signed by the relay of its certificate")
         requests, replies = _keys(self._secret, ephemeral, transcript)
-        signed = self._own.key.sign(_signed(_FINISH, transcript)).signature
-        channel = SealedChannel(session, peer, self._to, requests, replies)
-        return _SESSION.pack(_FINISH, session) + signed, channel
+        head = _FINISH_HEAD.pack(_FINISH, session, ticks_ms)
+        signed = self._own.key.sign(_signed(_FINISH, transcript) + head).signature
+        return head + signed, SealedChannel(session, peer, self._to, ticks_ms, requests, replies)
 
 
 @define(eq=False, repr=False)
@@ -264,11 +270,13 @@ class Offered:
         Raises:
             ChannelError: ``finish`` is not by the relay whose certificate the hello had.
         """
-        if not verifies(
-            self._peer.public_key, _signed(_FINISH, self._transcript), finish[_SESSION.size :]
-        ) or finish[: _SESSION.size] != _SESSION.pack(_FINISH, self.session):
+        head, signature = finish[: _FINISH_HEAD.size], finish[_FINISH_HEAD.size :]
+        if not verifies(self._peer.public_key, _signed(_FINISH, self._transcript) + head, signature):
             raise ChannelError("is not signed by the relay of its certificate")
-        channel = SealedChannel(self.session, self._peer, self._relay, self._requests, self._replies)
+        _, _, ticks_ms = _FINISH_HEAD.unpack(head)
+        channel = SealedChannel(
+            self.session, self._peer, self._relay, ticks_ms, self._requests, self._replies
+        )
         return _sealed(self._replies, _CONFIRM, self.session, 0, b""), channel
 
 

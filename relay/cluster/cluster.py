@@ -146,6 +146,7 @@ class Cluster:
             trust=trust,
             random_bytes=environment.random_bytes,
             monotonic=monotonic,
+            ticks_ms=ticks_ms,
             count=count_message,
             log=log,
         )

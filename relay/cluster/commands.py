@@ -230,10 +230,14 @@ class CommandOwner:
         except ClusterMessageError as error:
             self._drop(ask.reply, error)
             return
-        if asked.command.node_id in self._held:
-            self._run(asked, ask.name, ask.reply)
-        else:
+        delay_ms = self._ticks_ms() - asked.sent_at_ms - ask.ahead_ms
+        if asked.command.node_id not in self._held:
             ask.not_mine()
+        elif delay_ms >= asked.command.deadline_ms:
+            self._count(Failure.DEADLINE_EXCEEDED.value.code)
+            ask.late()
+        else:
+            self._run(asked, ask.name, ask.reply, delay_ms)
 
     def _read(self, data: bytes, caller: str) -> AskedCommand:
         asked = self._messages.read_command(data, caller)
@@ -250,11 +254,11 @@ class CommandOwner:
         self._log.warning("command of another relay dropped", reason=str(error))
         self._refuse(respond, ToolError(Failure.INTERNAL))
 
-    def _run(self, asked: AskedCommand, relay: str, respond: Respond) -> None:
+    def _run(self, asked: AskedCommand, relay: str, respond: Respond, least_delay_ms: int = 0) -> None:
         correlation_id = asked.command.correlation_id
         try:
             self._check_free(correlation_id)
-            command = self._with_budget_left(asked)
+            command = self._with_budget_left(asked, least_delay_ms)
             self._record(relay, command)
             answer = self._router.start(command)
         except ToolError as error:
@@ -310,8 +314,10 @@ class CommandOwner:
             self._count("ok")
             respond(data)
 
-    def _with_budget_left(self, asked: AskedCommand) -> Command:
+    def _with_budget_left(self, asked: AskedCommand, least_delay_ms: int) -> Command:
         """Return the command with what its way has left of its budget, measured as a node does.
+
+        By that, the first one seems to take no time; of a sealed one it is known how long it took at least.
 
         Raises:
             ToolError: DEADLINE_EXCEEDED, nothing is left.
@@ -323,7 +329,7 @@ class CommandOwner:
                 self._gauges.popitem(last=False)
         self._gauges.move_to_end(asked.relay)
         gauge.renew(asked.sent_at_ms)
-        delay_ms = gauge.delay_ms(asked.sent_at_ms, self._ticks_ms())
+        delay_ms = max(gauge.delay_ms(asked.sent_at_ms, self._ticks_ms()), least_delay_ms)
         if delay_ms == 0:
             return asked.command  # as most are; a copy takes twice as long as the measuring
         left_ms = asked.command.deadline_ms - delay_ms

@@ -11,6 +11,7 @@ is asked, and must not repeat a question.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from attrs import define, field
@@ -51,7 +52,7 @@ MAX_OFFERED, MAX_CHANNELS = 64, 256
 HELLOS = Allowance(rate=50, burst=100, concurrency=1)
 """How many handshakes are answered: each costs a millisecond, and certificates are no secret."""
 
-_DONE, _NOT_MINE = b"\x00", b"\x01"
+_DONE, _NOT_MINE, _LATE = b"\x00", b"\x01", b"\x02"
 _MAX_BESIDE = 1 << 16
 
 
@@ -99,8 +100,12 @@ class SealedAsk(NamedTuple):
         relay: the process that asks.
         name: of the relay, by its certificate.
         beside: what goes along with ``body``, and is no part of its document.
+        ahead_ms: how far the clock of this process is ahead of the other's: not less, and not more by
+            longer than the other waits for the end of a handshake.
         reply: answers it, once.
         not_mine: answers, instead, that nothing was done.
+        late: answers that nothing was done because, by ``ahead_ms``, it is too old. The other relay makes
+            another channel: its clock may have stood still.
     """
 
     relay: str
@@ -108,8 +113,10 @@ class SealedAsk(NamedTuple):
     kind: str
     beside: str
     body: bytes
+    ahead_ms: int
     reply: Callable[[bytes], None]
     not_mine: Callable[[], None]
+    late: Callable[[], None]
 
     def check(self, relay: str) -> None:
         """Return if ``relay`` is the process that asks, as the body says.
@@ -128,13 +135,15 @@ SealedHandler = Callable[[SealedAsk], None]
 class _Kept(NamedTuple):
     channel: SealedChannel
     since_s: float
+    ahead_ms: int = 0
 
 
 @define(eq=False, repr=False, kw_only=True)
 class SealedLink:
     """The channels of the process ``relay`` with the others of ``fleet``.
 
-    ``key`` returns what it proves with which relay it is; None if it has no certificate.
+    ``key`` returns what it proves with which relay it is; None if it has no certificate. ``ticks_ms`` is a
+    clock that cannot be set.
     """
 
     _requests: Requests
@@ -144,6 +153,7 @@ class SealedLink:
     _trust: RelayTrust
     _random_bytes: RandomBytes
     _monotonic: Callable[[], float]
+    _ticks_ms: Callable[[], int]
     _count: CountMessage
     _log: FilteringBoundLogger
     _handlers: dict[str, SealedHandler] = field(init=False, factory=dict)
@@ -193,7 +203,9 @@ class SealedLink:
             if kept is not None and self._monotonic() - kept.since_s >= _SUSPECT_S:
                 del self._asking[relay]  # the other relay may have lost it
             raise
-        if answer[:1] == _NOT_MINE:
+        if answer[:1] == _LATE:
+            self._asking.pop(relay, None)
+        if answer[:1] in {_NOT_MINE, _LATE}:
             raise NotMineError("another relay has not done it")
         return answer[1:]
 
@@ -287,7 +299,7 @@ class SealedLink:
         channels: list[SealedChannel] = []
 
         def welcomed(data: bytes) -> bytes | None:
-            finish, channel = asking.finish(data, self._trust.relay)
+            finish, channel = asking.finish(data, self._trust.relay, self._ticks_ms())
             channels.append(channel)
             return finish
 
@@ -362,7 +374,9 @@ class SealedLink:
             raise ChannelError("is of no handshake")
         confirm, channel = offered.finish(message.data)
         del self._offered[session]
-        self._answering[session] = _Kept(channel, self._monotonic())
+        # The servers can hold back the end of a handshake, but no longer than the other relay waits for it.
+        ahead_ms = self._ticks_ms() - channel.finished_ms
+        self._answering[session] = _Kept(channel, self._monotonic(), ahead_ms)
         if len(self._answering) > MAX_CHANNELS:
             self._answering.popitem(last=False)
         self._replies.send(message, confirm)
@@ -379,13 +393,20 @@ class SealedLink:
         def reply(answer: bytes, status: bytes = _DONE) -> None:
             self._replies.send(message, channel.seal_reply(number, status + answer))
 
-        def not_mine() -> None:
-            reply(b"", _NOT_MINE)
-
-        ask = SealedAsk(channel.relay, channel.peer.name, kind, beside, body, reply, not_mine)
+        ask = SealedAsk(
+            channel.relay,
+            channel.peer.name,
+            kind,
+            beside,
+            body,
+            kept.ahead_ms,
+            reply,
+            not_mine=partial(reply, b"", _NOT_MINE),
+            late=partial(reply, b"", _LATE),
+        )
         handler = self._handlers.get(kind)
         if handler is None:
-            not_mine()
+            ask.not_mine()
         else:
             handler(ask)
 

@@ -11,6 +11,7 @@ from relay.cluster.signed_entries import SignedDocuments
 from relay.pki.issuing import issue_client
 from relay.routing.port import NoResponderError
 from relay.settings.config import TlsFiles
+from relay.settings.environment import ticks_ms
 from schemas.certificates import (
     IdentityError,
     IdentityReason,
@@ -103,6 +104,7 @@ def link_of(relay: str, requests: Requests | None = None) -> SealedLink:
         trust=RelayCa().trust,
         random_bytes=os.urandom,
         monotonic=time.monotonic,
+        ticks_ms=ticks_ms,
         count=lambda _kind, _side, _event: None,
         log=make_logger("relay", LogLines()),
     )

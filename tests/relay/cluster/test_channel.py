@@ -28,6 +28,7 @@ ASKER, ANSWERER, THIRD = (
 CA = RelayCa()
 ONE, OTHER = CA.key("one"), CA.key("other")
 FLEET = "main"
+TICKS_MS = 86_400_000
 
 
 def asked(own: RelayKey = ONE, to: str = ANSWERER) -> Asking:
@@ -42,7 +43,7 @@ def joined() -> tuple[SealedChannel, SealedChannel]:
     """Return both ends of a channel."""
     asking = asked()
     offer = offered(asking.hello)
-    finish, asker = asking.finish(offer.welcome, CA.relay)
+    finish, asker = asking.finish(offer.welcome, CA.relay, TICKS_MS)
     confirm, answerer = offer.finish(finish)
     asker.confirm(confirm)
     return asker, answerer
@@ -59,6 +60,7 @@ changes = partial(st.tuples, st.integers(0, 4096), st.integers(0, 7))
 def test_both_know_who_the_other_is_and_what_it_says() -> None:
     asker, answerer = joined()
     assert (asker.relay, answerer.relay) == (ANSWERER, ASKER)
+    assert answerer.finished_ms == TICKS_MS
     assert (asker.peer, answerer.peer) == (CA.relay(OTHER.certificate), CA.relay(ONE.certificate))
     number, request = asker.seal(b"a question")
     assert b"a question" not in request
@@ -76,7 +78,7 @@ def test_a_handshake_of_which_a_bit_was_changed_on_its_way_makes_no_channel(
     with pytest.raises(ChannelError):  # noqa: PT012 - at one end or the other
         offer = offered(changed(asking.hello, *change) if which == "hello" else asking.hello)
         welcome = changed(offer.welcome, *change) if which == "welcome" else offer.welcome
-        finish, asker = asking.finish(welcome, CA.relay)
+        finish, asker = asking.finish(welcome, CA.relay, TICKS_MS)
         confirm, _ = offer.finish(changed(finish, *change) if which == "finish" else finish)
         asker.confirm(changed(confirm, *change) if which == "confirm" else confirm)
 
@@ -88,7 +90,7 @@ def test_what_is_no_message_is_dropped(noise: bytes) -> None:
     offer = offered(asking.hello)
     for take in (
         offered,
-        partial(asking.finish, verify=CA.relay),
+        partial(asking.finish, verify=CA.relay, ticks_ms=TICKS_MS),
         offer.finish,
         answerer.open,
         partial(asker.open_reply, 1),
@@ -169,12 +171,12 @@ def test_what_was_said_in_one_channel_says_nothing_in_another() -> None:
 def test_a_handshake_that_is_repeated_gives_no_keys() -> None:
     asking = asked()
     first = offered(asking.hello)
-    finish, _ = asking.finish(first.welcome, CA.relay)
+    finish, _ = asking.finish(first.welcome, CA.relay, TICKS_MS)
     # To the same hello the other relay has another key, which the old signature is not over.
     with pytest.raises(ChannelError):
         offered(asking.hello).finish(finish)
     with pytest.raises(ChannelError):
-        asked().finish(first.welcome, CA.relay)
+        asked().finish(first.welcome, CA.relay, TICKS_MS)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_relay_makes_no_channel_with_what_is_not_the_other(what: str) -> None:
                 offered(hello, relay=THIRD)
             case "another fleet":
                 asking = asked()
-                asking.finish(offered(asking.hello, fleet="another").welcome, CA.relay)
+                asking.finish(offered(asking.hello, fleet="another").welcome, CA.relay, TICKS_MS)
             case "another CA":
                 offered(asked(other_ca.key("one")).hello)
             case "revoked":
@@ -213,12 +215,14 @@ def test_one_that_has_anothers_certificate_and_not_its_key_proves_nothing() -> N
     thief = RelayKey(ONE.certificate, CA.key("a thief").key)
     asking = asked(thief)
     offer = offered(asking.hello)
-    finish, _ = asking.finish(offer.welcome, CA.relay)
+    finish, _ = asking.finish(offer.welcome, CA.relay, TICKS_MS)
     with pytest.raises(ChannelError, match="not signed"):
         offer.finish(finish)
     asking = asked()
     with pytest.raises(ChannelError, match="not signed"):
-        asking.finish(offered(asking.hello, RelayKey(OTHER.certificate, thief.key)).welcome, CA.relay)
+        asking.finish(
+            offered(asking.hello, RelayKey(OTHER.certificate, thief.key)).welcome, CA.relay, TICKS_MS
+        )
 
 
 def test_a_key_of_low_order_is_refused() -> None:

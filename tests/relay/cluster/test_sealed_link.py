@@ -11,11 +11,15 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from relay.audit.log import AuditUnavailableError
+from relay.cluster.channel import _FINISH
+from relay.cluster.connection import ClusterConnection
 from relay.cluster.messages import AskedCommand, command_subject
 from relay.routing.port import Asker
+from relay.settings.environment import ticks_ms
 from schemas.certificates import is_relay_name
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
+from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
@@ -118,6 +122,61 @@ async def test_a_node_that_no_relay_holds_is_offline_before_anything_is_run(
         await asker.part.router.run(echo(OTHER_NODE_ID))
     assert refused.value.failure is Failure.NODE_OFFLINE
     assert not owner.recorded
+
+
+class HeldBack:
+    """Carries what the relay asks once its channel is made only when it is told to, as servers can."""
+
+    def __init__(self, carried_by: ClusterConnection) -> None:
+        self._carried_by = carried_by
+        self.held = list[tuple[str, bytes]]()
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float, **options: Any) -> bytes:
+        if payload[0] <= _FINISH:
+            return await self._carried_by.request(subject, payload, timeout_s, **options)
+        self.held.append((subject, payload))
+        async with asyncio.timeout(timeout_s):
+            await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_first_command_that_the_servers_hold_back_beyond_its_deadline_is_not_run(
+    asker: Member, owner: Member
+) -> None:
+    await know_each_other(asker, owner)
+    await hold(owner, asker)
+    servers = HeldBack(asker.part.connection)
+    asker.part.link._requests = servers  # type: ignore[assignment]  # noqa: SLF001 - what carries it
+    with pytest.raises(ToolError) as unknown:
+        await asker.part.router.run(echo(NODE_ID, deadline_ms=300))
+    assert unknown.value.failure is Failure.DEADLINE_EXCEEDED
+    ((subject, payload),) = servers.held
+    await asker.part.connection.publish(subject, payload)
+    await until(lambda: owner.counted("answered", Failure.DEADLINE_EXCEEDED.value.code) == 1)
+    assert not owner.recorded
+    assert held(owner).waiting.empty()
+
+
+async def test_after_the_clock_of_a_relay_has_stood_still_one_command_is_refused_and_the_next_is_run(
+    asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answered() -> CmdAck:
+        answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+        command, waiter = await held(owner).next()
+        waiter.set_result(echoed(command))
+        return await answer
+
+    await know_each_other(asker, owner)
+    await hold(owner, asker)
+    assert await answered() == echoed(echo(NODE_ID))
+    for part in (owner.part.owner, owner.part.link):
+        monkeypatch.setattr(part, "_ticks_ms", lambda: ticks_ms() + 60_000)
+    owner.part.owner._gauges.clear()  # noqa: SLF001 - as after two of its windows
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID))
+    assert refused.value.failure is Failure.NODE_OFFLINE
+    assert len(owner.recorded) == 1
+    assert await answered() == echoed(echo(NODE_ID))
 
 
 async def test_a_command_that_is_not_needed_is_cancelled_there(asker: Member, owner: Member) -> None:
