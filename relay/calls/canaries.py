@@ -117,7 +117,7 @@ class Canaries:
         return len(self._nodes)
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected, and is to be sent an echo, or that its connection is lost."""
+        """Note that a node has connected, and is to be sent an echo, or that its connection is lost."""
         self._forget(node.node_id)
         if connected:
             self._welcomed.add(node.node_id)

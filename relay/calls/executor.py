@@ -322,7 +322,7 @@ _HOPS = {
 }
 
 ResultListener = Callable[[Tool, Mapping[str, Any]], None]
-"""Takes in the result of a call of a node's tool. Must not block, nor raise."""
+"""Handles the result of a call of a node's tool. Must not block, nor raise."""
 
 
 @define(eq=False, repr=False)

@@ -101,7 +101,7 @@ class KeyedCall(Generic[AnswerT]):
         return not self.unknown or repeatable
 
     def begin(self, running: asyncio.Task[Any]) -> None:
-        """Take in that ``running`` makes an attempt: from now on the call may have run."""
+        """Note that ``running`` makes an attempt: from now on the call may have run."""
         self.attempts += 1
         self.unknown = True
         self.running = running
@@ -195,7 +195,7 @@ class IdempotencyStore(Generic[AnswerT]):
     def ended(
         self, key: CallKey, failure: Failure | None, answer: AnswerT | ToolError | None, size: int = 0
     ) -> None:
-        """Take in how the attempt under ``key`` has ended: with ``failure`` if it has failed.
+        """Note how the attempt under ``key`` has ended: with ``failure`` if it has failed.
 
         ``answer``, of ``size`` bytes, is what the node has answered: the outcome from now on. It is unknown
         without an answer, and if the node gave up.
@@ -209,7 +209,7 @@ class IdempotencyStore(Generic[AnswerT]):
                 self._holdings[holder].size += size
 
     def not_run(self, key: CallKey) -> None:
-        """Take in that the attempt under ``key`` has not run: forget it unless an earlier one may have."""
+        """Note that the attempt under ``key`` has not run: forget it unless an earlier one may have."""
         if self._keyed_calls[key].attempts == 1:
             self.forget(key)
 
@@ -394,7 +394,7 @@ class KeyedCommands(LocalRouter):
     _history_unknown: set[str] = field(init=False, factory=set)
 
     def moved(self, node_id: str) -> None:
-        """Take in that another relay may have sent commands to the node until now.
+        """Note that another relay may have sent commands to the node until now.
 
         What it has sent under which key is not known here: until all such keys have expired, a key that is
         new here may be one of them.
@@ -404,7 +404,7 @@ class KeyedCommands(LocalRouter):
         self._moved[node_id] = now + REMEMBERED_S
 
     def history_unknown(self, node_id: str, whether: bool) -> None:  # noqa: FBT001 - as presence has it
-        """Take in whether it is still to be found out who had the node before: until then, any may have."""
+        """Note whether it is still to be found out who had the node before: until then, any may have."""
         (self._history_unknown.add if whether else self._history_unknown.discard)(node_id)
 
     def start(self, command: Command) -> CommandAnswer:

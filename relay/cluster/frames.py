@@ -343,7 +343,7 @@ class CallerSessionRelays:
     _of_node: dict[NodeRef, dict[str, str]] = field(init=False, factory=lambda: defaultdict(dict))
 
     def passed(self, where: NodeAt, type_: OneWayType, payload: Mapping[str, Any]) -> None:
-        """Take in a frame to a node of this relay, from the relay of ``where``.
+        """Handle a frame to a node of this relay, from the relay of ``where``.
 
         Raises:
             ToolError: RATE_LIMITED: the node has as many sessions as it may have.
@@ -401,7 +401,7 @@ class SharedLeases:
     _shares: dict[NodeCapability, dict[str, _Share]] = field(init=False, factory=dict)
 
     def ask(self, relay: str, node_id: str, lease: TelemetryLease) -> None:
-        """Take in what ``relay`` leases, in place of what it had, and send the node what follows for all.
+        """Apply what ``relay`` leases, in place of what it had, and send the node what follows for all.
 
         Raises:
             ToolError: that was not sent, as ``NodeFrames`` describes. To ask again sends it.
@@ -570,7 +570,7 @@ class FleetFrames:
     # --- where nodes are
 
     def elsewhere_changed(self, node_id: str, entry: NodeEntry | None) -> None:
-        """Take in that a node has connected to another relay, or is lost there: an ``ElsewhereHandler``."""
+        """Note that a node has connected to another relay, or is lost there: an ``ElsewhereHandler``."""
         before, tenant = self._left(node_id), self._tenant_of(node_id)
         if entry is None or tenant is None:
             if before is not None:
@@ -679,7 +679,7 @@ class FleetFrames:
     # --- frames of other relays
 
     async def _asked(self, asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take in a frame that another relay has sent here: a ``PeerHandler``."""
+        """Handle a frame that another relay has sent here: a ``PeerHandler``."""
         relay = asker.relay
         type_, node_id, payload = ONE_WAY[body["type"]], body["node_id"], body["payload"]
         if not self._fits(type_, payload):

@@ -88,9 +88,9 @@ class Effects:
     Attributes:
         end_superseded: ends the session of a node that has a newer one at the relay that is named.
         show: shows in the lists whether a node is connected elsewhere; False if it is not known yet.
-        moved: takes in that another relay may have sent commands to a node.
+        moved: notes that another relay may have sent commands to a node.
         found: takes what a node that is connected elsewhere has reported to be wrong with it.
-        history_unknown: takes in whether that is still to be found out: the session's entry is not written.
+        history_unknown: notes whether that is still to be found out: the session's entry is not written.
     """
 
     end_superseded: Callable[[str, str], None]
@@ -157,7 +157,7 @@ class RelayLeases:
             self._others.setdefault(relay, self._read_s)
 
     def own_renewed(self) -> list[str]:
-        """Take in this relay's own lease; return the others whose leases have ended."""
+        """Apply this relay's own lease; return the others whose leases have ended."""
         now_s = self._monotonic()
         if self._own_s is not None:
             self._read_s += min(now_s - self._own_s, _LONGEST_STEP_S)
@@ -165,7 +165,7 @@ class RelayLeases:
         return [relay for relay in self._others if not self.is_running(relay)]
 
     def renewed(self, relay: str) -> bool:
-        """Take in another relay's lease; return whether it was not running before."""
+        """Apply another relay's lease; return whether it was not running before."""
         was_running = self.is_running(relay)
         self._others[relay] = self._read_s
         self._ended.discard(relay)
@@ -302,7 +302,7 @@ class Presence:
         return None if left is None else (replace(left, connected=False, revision=0), left.revision)
 
     def written(self, node_id: str, entry: NodeEntry) -> None:
-        """Take in that ``entry`` was written, with the revision that it has got."""
+        """Note that ``entry`` was written, with the revision that it has got."""
         if not entry.connected:
             self._written.pop(node_id, None)
             return
@@ -317,7 +317,7 @@ class Presence:
         self._end_if_superseded(node_id)
 
     def write_conflicted(self, node_id: str, revision: int) -> None:
-        """Take in that ``revision`` could not be replaced, since another relay's entry has replaced it.
+        """Note that ``revision`` could not be replaced, since another relay's entry has replaced it.
 
         A session that has begun is written again, at first as where there is no entry, for the servers drop
         those of ended sessions, and then once that entry has been read. The end of one need not be.
@@ -352,7 +352,7 @@ class Presence:
         self.to_write |= {node_id for node_id, held in self._held.items() if held.revision is None}
 
     def all_read(self) -> None:
-        """Take in that every entry of the bucket was read once: nodes without one are nowhere."""
+        """Note that every entry of the bucket was read once: nodes without one are nowhere."""
         for node_id in self._shown.keys() - self._entries.keys():
             self._show(node_id)
         self.to_write |= self._held.keys() - self._entries.keys()
@@ -369,7 +369,7 @@ class Presence:
         }
 
     def node_seen(self, node_id: str, entry: NodeEntry | None, revision: int) -> None:
-        """Take in the entry of a node, with its revision; None if it was removed, or is malformed."""
+        """Apply the entry of a node, with its revision; None if it was removed, or is malformed."""
         self._revisions[node_id] = revision
         self._ended.seen(node_id, has_ended=entry is not None and not entry.connected)
         if revision > self._behind.get(node_id, revision):
@@ -398,7 +398,7 @@ class Presence:
         self._show(node_id)
 
     def findings_seen(self, node_id: str, session_id: str, findings: Sequence[OpenFinding]) -> None:
-        """Take in what a node has reported in a session, at another relay or here."""
+        """Note what a node has reported in a session, at another relay or here."""
         if findings:
             self._findings[node_id] = session_id, findings
         else:
@@ -411,7 +411,7 @@ class Presence:
             self._effects.found(node_id, findings if session_id == entry.session_id else ())
 
     def relay_seen(self, relay: str) -> None:
-        """Take in a lease that was renewed; with this relay's own, end those that were not."""
+        """Apply a lease that was renewed; with this relay's own, end those that were not."""
         if relay == self._relay:
             for ended in self._leases.own_renewed():
                 self.relay_gone(ended)
@@ -452,7 +452,7 @@ class Presence:
             self._revisions.pop(node_id, None)
 
     def _lost_entries(self) -> None:
-        """Take in that the bucket was lost, and with it which relays had the nodes before."""
+        """Note that the bucket was lost, and with it which relays had the nodes before."""
         self._keys_last_until = self._monotonic() + KEYS_LAST_S
         for node_id, held in self._held.items():
             if held.revision is None:

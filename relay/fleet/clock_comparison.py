@@ -39,7 +39,7 @@ class NodeClocks:
         return {node_id: how for node_id, (how, until_ms) in self._wrong.items() if now_ms < until_ms}
 
     def judged(self, node_id: str, verdict: Verdict, *, is_live: bool) -> None:
-        """Take in what ``verdict`` says of a node's clock: only what the node has signed gets that far.
+        """Note what ``verdict`` says of a node's clock: only what the node has signed gets that far.
 
         ``is_live``: the manifest came by the node's session, so that it is no old one.
         """

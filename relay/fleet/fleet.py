@@ -120,7 +120,7 @@ class Fleet:
         return NodeRecord(node_id, tenant, mark=mark, grace_until_ms=self.usability.awaited_until_ms)
 
     def offer_identity(self, node_id: str, pem: str) -> None:
-        """Take in a message of a node's identity topic, and the manifest that was pending for it.
+        """Handle a message of a node's identity topic, and the manifest that was pending for it.
 
         At renewal there are two leaves, the new one first; what follows them is the chain. A message that is
         repeated, as after a reconnect, is not verified again.
@@ -192,7 +192,7 @@ class Fleet:
                 self._nodes.update(node, self._now_ms())
 
     def rename(self, changed: Mapping[str, NodeName | None]) -> None:
-        """Take in the new names of some nodes; None for a node that has none any more."""
+        """Apply the new names of some nodes; None for a node that has none any more."""
         former = {node_id: self.names.label_of(node_id) for node_id in changed}
         tenants, now = self.names.change(changed), self._now_ms()
         for node in filter(None, map(self._nodes.get, changed)):

@@ -40,7 +40,7 @@ class NodeCounts:
     )
 
     def change(self, before: NodeState | None, after: NodeState | None) -> None:
-        """Take in that the state of a node has changed; None: it was not counted, or is no longer."""
+        """Note that the state of a node has changed; None: it was not counted, or is no longer."""
         if before != after:
             self._add(before, -1)
             self._add(after, 1)

@@ -232,7 +232,7 @@ class NodeNames:
         return members
 
     def change(self, changed: Mapping[str, NodeName | None]) -> set[str]:
-        """Take in what the operator has changed: the nodes' new names; None for a node without any.
+        """Apply what the operator has changed: the nodes' new names; None for a node without any.
 
         Returns the tenants whose names have changed.
         """

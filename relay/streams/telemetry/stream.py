@@ -229,7 +229,7 @@ class Stream:
         return Terms(min(self._intervals), wanted)
 
     def take(self, ts_ms: int, text: str, now_s: float) -> dict[Hashable, Exception]:
-        """Take in a sample, and give it to all for whom it is due; return whose subscription raised what."""
+        """Handle a sample, and give it to all for whom it is due; return whose subscription raised what."""
         failed: dict[Hashable, Exception] = {}
         sample = self.history.append(ts_ms, text)
         # Half of the stream's interval.
