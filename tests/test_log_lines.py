@@ -17,7 +17,7 @@ import websockets
 from paho.mqtt.enums import CallbackAPIVersion
 
 from schemas.faults import FailedError
-from schemas.process.logs import fatal_errors_logged, opened
+from schemas.process.logs import fatal_errors_logged, open_log
 from tests.fakes.lines import BOUND_S, LogLines
 from tests.fakes.ports import unused_port
 
@@ -149,7 +149,7 @@ SOURCES: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("component", PROGRAMS)
 async def test_a_line_of_each_source_has_the_one_shape(component: str, source: Callable[[Any], Any]) -> None:
     lines = LogLines()
-    with opened(component, lines) as (log, _):
+    with open_log(component, lines) as (log, _):
         async with asyncio.timeout(BOUND_S):
             await source(log)
     assert lines.entries()
@@ -160,7 +160,7 @@ async def test_a_line_of_each_source_has_the_one_shape(component: str, source: C
 @pytest.mark.parametrize("component", PROGRAMS)
 async def test_the_exception_that_ends_a_program_has_the_one_shape(component: str) -> None:
     lines = LogLines()
-    with opened(component, lines) as (log, _), pytest.raises(FailedError), fatal_errors_logged(log):
+    with open_log(component, lines) as (log, _), pytest.raises(FailedError), fatal_errors_logged(log):
         planted()
     [line] = lines.entries()
     check_shape(line, component)

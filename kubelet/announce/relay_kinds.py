@@ -65,7 +65,7 @@ class RelayKinds:
         """The kinds that are not announced."""
         return {each["kind"] for each in self._offered} - self._announced()
 
-    def told(self, kinds: Sequence[str] | None) -> bool:
+    def welcomed(self, kinds: Sequence[str] | None) -> bool:
         """Take what a welcome names, None of an older relay; return whether other kinds are announced now."""
         before = self._announced()
         if kinds is not None:

@@ -30,7 +30,7 @@ from kubelet.session.link import LinkState
 from schemas.error_roots import OperatorError
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.manifest import fingerprint
-from schemas.process.logs import opened
+from schemas.process.logs import open_log
 from schemas.process.resources import raise_open_files_limit
 from schemas.times import duration_text
 
@@ -184,7 +184,7 @@ async def run_part(identities: Path, config: NodeConfig, part: str) -> None:
 async def _run_nodes(
     nodes: Sequence[NodeIdentity], identities: Path, config: NodeConfig, show: Callable[[Counts], None]
 ) -> None:
-    with opened("kubelet", sys.stderr) as (log, _lines):
+    with open_log("kubelet", sys.stderr) as (log, _lines):
         # What goes well is in the counts: thousands of lines would hide what does not.
         quiet = structlog.wrap_logger(
             log, processors=[], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)

@@ -44,7 +44,7 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.lines import LogThreshold
 from schemas.manifest import fingerprint
 from schemas.pacing import Backoff
-from schemas.process.logs import fatal_errors_logged, opened
+from schemas.process.logs import fatal_errors_logged, open_log
 from schemas.process.resources import Uptime, keep_trimmed
 from schemas.process.service_manager import ServiceManager, SettingsReload
 from schemas.process.spans import exported
@@ -110,7 +110,7 @@ async def run_daemon(plan: DaemonPlan, stream: TextIO) -> None:
     """
     identity = IdentityFiles(plan.state_dir).read()
     threshold, counts = LogThreshold(plan.config.log_level), LogCounts()
-    logged = opened("kubelet", stream, threshold=threshold, on_fault=counts.fault, on_lost=counts.lost)
+    logged = open_log("kubelet", stream, threshold=threshold, on_fault=counts.fault, on_lost=counts.lost)
     spans = exported(plan.config.otlp, "edge-kubelet")
     with hold_alone(plan.state_dir), logged as (log, _lines), spans as sink:
         ceiling = Ceiling.of_texts(plan.settings)

@@ -144,7 +144,7 @@ class Node:
             log=environment.log,
             tls=environment.relay_tls,
             renewal=renewal,
-            told_kinds=lambda kinds: self._announces(self.relay_kinds.told(kinds)),
+            told_kinds=lambda kinds: self._announces(self.relay_kinds.welcomed(kinds)),
             kinds_refused=lambda: self._announces(self.relay_kinds.refused()),
         )
         self.announcer.add_sender(self._send_to_broker)

@@ -34,7 +34,7 @@ from kubelet.process import now_ms
 from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
 from schemas.pacing import Backoff
-from schemas.process.logs import fatal_errors_logged, opened
+from schemas.process.logs import fatal_errors_logged, open_log
 from schemas.projection import is_node_id
 from schemas.registry import Contract
 from schemas.text import printable
@@ -155,7 +155,7 @@ async def run_local_agent(  # noqa: PLR0913, PLR0917 - what comes in from outsid
     Raises:
         FailedError: it has failed.
     """
-    with opened("kubelet", stream) as (log, _lines), fatal_errors_logged(log):
+    with open_log("kubelet", stream) as (log, _lines), fatal_errors_logged(log):
         ulids = UlidSource(now_ms, os.urandom)
 
         def make_own(node_id: str) -> OwnTools:

@@ -51,7 +51,7 @@ class RelayIdentity:
     version: str = OLDEST
     name: str = ""
 
-    def said(self) -> bytes:
+    def document(self) -> bytes:
         return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
 
     def headers(self) -> dict[str, str]:
@@ -214,7 +214,7 @@ class FleetIdentity:
         await client.publish(self._subject, self._said(own), headers=own.headers())
 
     def _said(self, own: RelayIdentity) -> bytes:
-        return self._signed.written(self._subject, own.said())
+        return self._signed.written(self._subject, own.document())
 
     def _read(self, message: Msg) -> RelayIdentity | None:
         try:

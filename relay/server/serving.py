@@ -25,7 +25,7 @@ from relay.settings.table import LoadedRelaySettings
 from schemas.health import endless, stalled
 from schemas.kinds import KindRegistry
 from schemas.lines import LogThreshold
-from schemas.process.logs import fatal_errors_logged, opened
+from schemas.process.logs import fatal_errors_logged, open_log
 from schemas.process.resources import keep_trimmed
 from schemas.process.service_manager import ReadAgain, ServiceManager, SettingsReload
 from schemas.process.spans import exported
@@ -110,7 +110,7 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
     """
     metrics, threshold = Metrics(), LogThreshold(config.log_level)
     lost = metrics.log_lines_lost.inc
-    logged = opened("relay", stream, threshold=threshold, on_fault=metrics.fault, on_lost=lost)
+    logged = open_log("relay", stream, threshold=threshold, on_fault=metrics.fault, on_lost=lost)
     with (
         _metrics_listener(config) as metrics_listener,
         logged as (log, lines),

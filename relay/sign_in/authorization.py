@@ -162,7 +162,7 @@ class AuthorizationServer:
             )
         return client, uri
 
-    def asked(self, query: FormValues, client: OAuthClient, redirect_uri: str) -> AuthorizationRequest:
+    def read_request(self, query: FormValues, client: OAuthClient, redirect_uri: str) -> AuthorizationRequest:
         """Return what is asked for.
 
         Raises:

@@ -399,7 +399,7 @@ class SignIn:
             SignInRefusedError: as that, where a redirect without a person's act could lead anywhere.
         """
         try:
-            return self._server.asked(query, client, uri)
+            return self._server.read_request(query, client, uri)
         except OAuthError as error:
             target = target_of(uri)
             if known_client(client.id) is None and not (target is not None and target.is_loopback):

@@ -66,7 +66,7 @@ def make_logger(  # noqa: PLR0913 - what comes in from outside
 
 
 @contextmanager
-def opened(
+def open_log(
     component: str,
     stream: TextIO,
     *,

@@ -41,7 +41,7 @@ from relay.client.stdio_bridge.messages import (
     invalid_request,
     read,
 )
-from schemas.process.logs import opened
+from schemas.process.logs import open_log
 
 MAX_IN_FLIGHT = 64
 """Requests in flight; at this number no more lines are read."""
@@ -211,7 +211,7 @@ def run_stdio(
     """
 
     async def bridge() -> None:
-        with opened("relay", errors) as (log, _):
+        with open_log("relay", errors) as (log, _):
             await _bridge(RelayHttp(url, token, tls, root), log)
 
     asyncio.run(bridge())

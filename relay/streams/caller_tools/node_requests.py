@@ -39,7 +39,7 @@ class NodeRequests:
     def follow(self, frames: NodeFrames) -> None:
         frames.on_frame(OneWayType.CALLER_TOOL, self.requested)
         frames.on_frame(OneWayType.CALLER_TOOL_CANCEL, self.cancelled)
-        frames.on_frame(OneWayType.SESSION_EVENT, self.said)
+        frames.on_frame(OneWayType.SESSION_EVENT, self.message)
         frames.on_connection(self.connection_changed)
 
     def requested(self, node: NodeRef, payload: CallerToolRequest) -> None:
@@ -75,7 +75,7 @@ class NodeRequests:
         if session is not None:
             self._endings.withdraw(session, payload["request_id"], cancelled=True)
 
-    def said(self, node: NodeRef, payload: SessionText) -> None:
+    def message(self, node: NodeRef, payload: SessionText) -> None:
         session = self._session_of(node, payload)
         if session is None:
             return

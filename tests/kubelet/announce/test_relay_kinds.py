@@ -44,30 +44,30 @@ def test_to_a_relay_that_names_no_kinds_no_shipped_kind_is_announced(file: Path)
     board = Board(file)
     assert board.announced == [LAMP.name, *OWN]
     assert not board.lines.entries()  # it has not said yet what it knows
-    assert not board.kinds.told(None)
+    assert not board.kinds.welcomed(None)
     (line,) = board.lines.entries("kinds not announced: the relay does not know them")
     assert line["kinds"] == ["linux.health"]
 
 
 def test_what_the_relay_names_is_announced_also_after_a_restart(file: Path) -> None:
     board = Board(file)
-    assert board.kinds.told([*OWN, "linux.health"])
+    assert board.kinds.welcomed([*OWN, "linux.health"])
     assert board.announced == ["linux.health", *OWN]
-    assert not board.kinds.told([*OWN, "linux.health", "linux.units"])
+    assert not board.kinds.welcomed([*OWN, "linux.health", "linux.units"])
     assert Board(file).announced == ["linux.health", *OWN]
-    assert Board(file).kinds.told(None)
+    assert Board(file).kinds.welcomed(None)
     assert Board(file).announced == [LAMP.name, *OWN]
     assert not file.exists()
 
 
 def test_after_a_refusal_only_the_kinds_that_every_relay_knows_are_announced(file: Path) -> None:
     board = Board(file)
-    board.kinds.told([*OWN, "linux.health"])
+    board.kinds.welcomed([*OWN, "linux.health"])
     assert board.kinds.refused()
     assert board.announced == OWN
     assert not board.kinds.refused()
-    assert not board.kinds.told(None)
-    assert board.kinds.told([*OWN, LAMP.name])
+    assert not board.kinds.welcomed(None)
+    assert board.kinds.welcomed([*OWN, LAMP.name])
     assert board.announced == [LAMP.name, *OWN]
 
 
@@ -76,13 +76,13 @@ def test_a_relay_that_names_others_each_time_has_the_file_written_every_ten_seco
 ) -> None:
     board, written = Board(file), list[str]()
     for number in range(41):
-        board.kinds.told([*OWN, "linux.health"] if number % 2 else [*OWN, f"acme.{number}" * 1000])
+        board.kinds.welcomed([*OWN, "linux.health"] if number % 2 else [*OWN, f"acme.{number}" * 1000])
         written.append(file.read_text())
         board.clock.advance(1000)
     assert sum(before != after for before, after in pairwise(written)) <= 4
     assert len(max(written, key=len)) < 100
     board.clock.advance(10_000)
-    board.kinds.told(OWN)
+    board.kinds.welcomed(OWN)
     assert read_relay_kinds(file) == frozenset(OWN)
 
 
@@ -95,6 +95,6 @@ def test_a_file_that_holds_no_list_is_as_none(file: Path, text: str) -> None:
 
 def test_a_list_that_cannot_be_kept_counts_all_the_same(tmp_path: Path) -> None:
     board = Board(tmp_path / "missing" / "relay_kinds.json")
-    assert board.kinds.told([*OWN, "linux.health"])
+    assert board.kinds.welcomed([*OWN, "linux.health"])
     assert board.announced == ["linux.health", *OWN]
     assert board.lines.entries("what the relay knows is not kept")

@@ -210,7 +210,12 @@ async def test_what_is_no_identity_is_dropped_and_logged_once_for_each_reason(
         Joining(nats, RelayIdentity(SECOND, URL, [ROOT]), registry) as second,
     ):
         await first.joined()
-        for said in (b'{"relay": "x"}', b'{"relay": "y"}', b"{", RelayIdentity(THIRD, URL, [ROOT]).said()):
+        for said in (
+            b'{"relay": "x"}',
+            b'{"relay": "y"}',
+            b"{",
+            RelayIdentity(THIRD, URL, [ROOT]).document(),
+        ):
             await second.connection.publish(identity_subject(FLEET), said)
         await until(lambda: THIRD in first.identity.others)
         dropped = first.lines.entries("identity of another relay dropped")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from schemas.lines import LogLevel, LogThreshold
-from schemas.process.logs import is_journal, make_logger, opened, with_priority
+from schemas.process.logs import is_journal, make_logger, open_log, with_priority
 from tests.fakes.lines import BOUND_S, LogLines
 
 
@@ -61,7 +61,7 @@ async def test_standard_error_that_is_the_journal_is_found_by_what_systemd_names
             facts = os.fstat(stream.fileno())
             if name == "journal":
                 monkeypatch.setenv("JOURNAL_STREAM", f"{facts.st_dev}:{facts.st_ino}")
-            with opened("kubelet", stream) as (log, _lines):
+            with open_log("kubelet", stream) as (log, _lines):
                 log.info("started")
         assert (tmp_path / name).read_text().startswith(begins)
 
@@ -136,7 +136,7 @@ def test_a_fault_has_its_traceback_once_a_minute_and_is_counted_each_time() -> N
 async def test_what_a_library_logs_is_a_line_of_ours_once_a_minute() -> None:
     lines, counted = LogLines(), list[str]()
     library = logging.getLogger("uvicorn.error")
-    with opened("kubelet", lines, on_fault=counted.append):
+    with open_log("kubelet", lines, on_fault=counted.append):
         library.info("for developers")
         for _ in range(3):
             library.warning("a \x1b[31m%s", "warning " + "x" * 500)
@@ -164,7 +164,7 @@ async def test_what_is_not_caught_in_a_task_a_callback_and_a_thread_is_told_with
     async def forgotten() -> None:
         fail("in a task")
 
-    with opened("kubelet", lines, on_fault=counted.append):
+    with open_log("kubelet", lines, on_fault=counted.append):
         asyncio.get_running_loop().call_soon(fail, "in a callback with a secret argument")
         await lines.until("fault in the background")
         task = asyncio.create_task(forgotten())
@@ -189,7 +189,7 @@ async def test_a_task_that_is_forgotten_is_named() -> None:
     async def forgotten() -> None:
         raise ArithmeticError
 
-    with opened("kubelet", lines):
+    with open_log("kubelet", lines):
         task = asyncio.create_task(forgotten())
         await asyncio.wait([task])
         del task
@@ -205,7 +205,7 @@ async def test_a_coroutine_that_is_never_awaited_is_told() -> None:
     async def unwaited() -> None:
         await asyncio.sleep(0)
 
-    with opened("kubelet", lines), warnings.catch_warnings():
+    with open_log("kubelet", lines), warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(capture=False)  # the block above has its own way of showing them
         logging.captureWarnings(capture=True)
@@ -217,7 +217,7 @@ async def test_a_coroutine_that_is_never_awaited_is_told() -> None:
 
 async def test_work_that_is_cancelled_is_no_fault() -> None:
     lines = LogLines()
-    with opened("kubelet", lines):
+    with open_log("kubelet", lines):
         logging.getLogger("uvicorn.error").error("Exception", exc_info=asyncio.CancelledError())
     assert lines.entries() == []
 
@@ -225,7 +225,7 @@ async def test_work_that_is_cancelled_is_no_fault() -> None:
 async def test_lines_that_are_lost_are_counted_and_said() -> None:
     lost: list[int] = []
     stream = Failing()
-    with opened("kubelet", stream, on_lost=lost.append) as (log, _):
+    with open_log("kubelet", stream, on_lost=lost.append) as (log, _):
         log.info("one")
         assert await asyncio.to_thread(stream.tried.acquire, timeout=BOUND_S)
         stream.fails = False

@@ -108,7 +108,7 @@ async def test_a_node_has_no_part_in_the_session_of_another(
         other,
         {"session_id": session_id, "request_id": request_id(), "tool": "get_memory", "arguments": {}},
     )
-    stage.hub.caller_requests.said(other, {"session_id": session_id, "message": "Hello"})
+    stage.hub.caller_requests.message(other, {"session_id": session_id, "message": "Hello"})
     assert await stage.events(session_id) == []
     assert stage.hub.counted("caller_tool_requests_total", code="session_unknown") == 2
 
