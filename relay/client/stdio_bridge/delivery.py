@@ -15,6 +15,7 @@ from typing import Any
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
+from relay.client.http import ANSWERED_WITHIN_S
 from relay.client.stdio_bridge.http_client import (
     LostError,
     MisdirectedError,
@@ -167,10 +168,11 @@ class Conversation:
             NotSentError: there is still none.
             RefusedError: the relay will not open one.
         """
-        async with self._renewing:
-            if self.session is not gone or self._opening is None:
-                return
-            try:
+        try:
+            # All messages wait for this one: an answer that never ends must not hold them up for good.
+            async with asyncio.timeout(ANSWERED_WITHIN_S), self._renewing:
+                if self.session is not gone or self._opening is None:
+                    return
                 if self._next is None:
                     remembered = (self._ready, self._level, *self._followed.values())
                     self._next = await self._open(self._opening), list(filter(None, remembered))
@@ -179,9 +181,11 @@ class Conversation:
                 while unsent:
                     await self._repeat(unsent[0], session)
                     del unsent[0]
-            except LostError as error:
-                raise NotSentError(str(error)) from None
-            self.session, self._next = session, None
+                self.session, self._next = session, None
+        except LostError as error:
+            raise NotSentError(str(error)) from None
+        except TimeoutError:
+            raise NotSentError("the relay does not open a session in time") from None
 
     async def _repeat(self, message: Message, session: McpSession) -> None:
         """Send ``message`` in ``session``; its client has the answer of an earlier one."""

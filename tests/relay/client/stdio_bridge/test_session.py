@@ -24,6 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPENING: dict[str, Any] = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": ME}
 JSON = {"Content-Type": "application/json"}
+BOUND_S = 30
 
 
 def said(method: str, number: int | None = 1, **params: Any) -> Message:
@@ -174,6 +175,33 @@ async def test_while_no_session_can_be_opened_again_nothing_was_sent() -> None:
         # The call itself was refused for certain, whatever became of the opening.
         with pytest.raises(NotSentError):
             await answers_to(talk, said("tools/call", name="a.b.c.d"))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("endless", [b'"initialize"', b'"notifications/initialized"'])
+async def test_an_answer_that_never_ends_does_not_hold_up_a_new_session_for_good(
+    monkeypatch: pytest.MonkeyPatch, endless: bytes
+) -> None:
+    monkeypatch.setattr("relay.client.stdio_bridge.delivery.ANSWERED_WITHIN_S", 0.2, raising=False)
+    over = asyncio.Event()
+
+    async def respond(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        is_lost = any(b'"ping"' in each.body for each in server.asked)
+        if is_lost and endless in asked.body:
+            writer.write(http_answer(200, b"x", **{"Content-Type": "text/event-stream"})[:-1])
+            await over.wait()
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}).encode()
+        status = 404 if b'"ping"' in asked.body else 200
+        writer.write(http_answer(status, body, **JSON, **{"Mcp-Session-Id": "x"}))
+        await writer.drain()
+
+    async with RawServer.running(respond) as server, conversation(server.url, "t") as talk:
+        await opened(talk)
+        async with asyncio.timeout(BOUND_S):
+            for number in range(2):
+                with pytest.raises(NotSentError, match="in time"):
+                    await answers_to(talk, said("ping", number))
+        over.set()
 
 
 async def test_without_a_session_not_found_is_an_answer(relay: ServedRelay, hub: Hub) -> None:
