@@ -49,6 +49,8 @@ _META = {
 }
 _OK = 200
 _LONGEST_RETRY_MS = 5_000
+MAX_PAGES = 10_000
+"""Several gigabytes of a relay's lists; no fleet has as much."""
 _TOKEN_TTL_S = 60
 _WATCH_S = 2.0
 _SUB = "relay-fleet"
@@ -78,15 +80,17 @@ async def read_tools(http: RelayHttp) -> list[dict[str, Any]]:
     """
     tools: list[dict[str, Any]] = []
     params: dict[str, Any] = {}
+    given = set[str]()
     while True:
         result = await _result(http, "tools/list", params)
         try:
             tools += [dict(each) for each in result["tools"]]
+            following = _following(result, given)
         except (KeyError, TypeError, ValueError):
             raise FleetReadError("the relay's list of tools is malformed") from None
-        if "nextCursor" not in result:
+        if following is None:
             break
-        params = {"cursor": result["nextCursor"]}
+        params = {"cursor": following}
     relays = await _relay_of_each_tool(http) if tools else {}
     return [
         tool | {"relay": relays[name]} if (name := str(tool.get("name"))) in relays else tool
@@ -112,17 +116,32 @@ async def _relay_of_each_tool(http: RelayHttp) -> Mapping[str, str | None]:
 
 async def _node_pages(http: RelayHttp) -> "AsyncGenerator[list[ListedNode]]":
     uri = "fleet://nodes"
+    given = set[str]()
     while True:
         result = await _result(http, "resources/read", {"uri": uri}, uri)
         try:
             page = json.loads(result["contents"][0]["text"])
-            nodes, following = list(page["nodes"]), page.get("nextCursor")
+            nodes, following = list(page["nodes"]), _following(page, given)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise FleetReadError("the relay's list of nodes is malformed") from None
         yield nodes
         if following is None:
             return
         uri = f"fleet://nodes?cursor={following}"
+
+
+def _following(page: Mapping[str, Any], given: set[str]) -> str | None:
+    """Return the cursor of the page behind ``page``, if there is one, and add it to those ``given`` so far.
+
+    Raises:
+        FleetReadError: the list has no end.
+    """
+    cursor = page.get("nextCursor")
+    if cursor in given or len(given) == MAX_PAGES:
+        raise FleetReadError("the list has no end; is this a relay? --url says where it is")
+    if cursor is not None:
+        given.add(cursor)
+    return cursor
 
 
 async def _result(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -298,6 +298,34 @@ async def test_a_malformed_list_of_tools_is_shown_as_it_is() -> None:
             await read_nodes(http)
         assert await read_tools(http) == tools
         await http.close()
+
+
+@pytest.mark.parametrize("what", [read_nodes, read_tools])
+@pytest.mark.parametrize(("cursors", "most"), [(1, 100), (100, 3)])
+async def test_a_list_without_end_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+    what: Callable[[RelayHttp], Awaitable[object]],
+    cursors: int,
+    most: int,
+) -> None:
+    monkeypatch.setattr("relay.cli.fleet.MAX_PAGES", most, raising=False)
+    asked = 0
+
+    async def respond(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        page = {"nodes": [], "nextCursor": f"c{asked % cursors}"}
+        result = {**page, "tools": [], "contents": [{"text": json.dumps(page)}]}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": result}).encode()
+        writer.write(http_answer(200, body, **{"Content-Type": "application/json"}))
+        await writer.drain()
+
+    async with RawServer.running(respond) as server, asyncio.timeout(BOUND_S):
+        http = RelayHttp(server.url, RenewableToken("t"), client_context())
+        with pytest.raises(FleetReadError, match=r"has no end; .*--url"):
+            await what(http)
+        await http.close()
+    assert asked <= 4
 
 
 async def test_what_a_signal_ends_before_there_is_an_answer_has_not_ended_well(state: Path) -> None:
