@@ -1,5 +1,5 @@
 """``python -m kubelet``: the same as the command ``kubelet``."""
 
-from kubelet.cli.commands import main
+from kubelet.cli.entry import main
 
 main()

@@ -1,5 +1,9 @@
-"""The exit code of both programs where what was typed is wrong: 2, whatever the state of the machine."""
+"""The exit code of both programs where what was typed is wrong: 2, whatever the state of the machine.
 
+And of Ctrl-C before a program has loaded what says how it ends.
+"""
+
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +84,45 @@ def test_without_a_standard_input_a_command_has_no_answer_and_says_so(
     ended = commands.run(program, *arguments)
     sys.stdin.close()
     assert (ended.code, ended.out.strip(), ended.err.count("Traceback")) == (code, "", 0), ended
+
+
+INTERRUPTED = """
+import runpy
+import sys
+program, module = sys.argv[1:3]
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+del sys.argv[1:3]
+runpy.run_module(program, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [
+        ("kubelet", "kubelet.cli.commands"),
+        ("kubelet", "typer"),
+        ("kubelet", "schemas.process.command_errors"),
+        ("kubelet", "kubelet.cli.doctor"),
+        ("kubelet.daemon", "kubelet.config"),
+        ("relay", "relay.cli.exits"),
+        ("relay", "schemas.process.command_errors"),
+        ("relay", "typer"),
+        ("relay", "relay.cli.doctor"),
+        ("relay.cli.server_process", "relay.server.serving"),
+    ],
+)
+def test_ctrl_c_while_a_program_is_loaded_ends_it_without_a_traceback(program: str, module: str) -> None:
+    argument = "[{},null,null]" if "." in program else "doctor"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", INTERRUPTED, program, module, argument],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

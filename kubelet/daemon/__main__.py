@@ -8,6 +8,7 @@ a fifth of it.
 import faulthandler
 import sys
 
+from schemas.process.interrupts import QuietInterrupt
 from schemas.process.lazy_imports import LazyImports, do_without
 
 _ABSENT = (
@@ -59,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with QuietInterrupt():
+        main()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import asyncio
 
 EXIT_LOST = 4
-EXIT_STOPPED = 130
 
 _T = TypeVar("_T")
 

@@ -20,7 +20,7 @@ import typer
 
 from relay.auth.agent_tokens import TokenOptionError
 from relay.cli import options
-from relay.cli.exits import EXIT_STOPPED, fail, run_until_stopped
+from relay.cli.exits import fail, run_until_stopped
 from relay.cli.options import FleetOptions, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.cli.tokens import signed
@@ -35,6 +35,7 @@ from schemas.errors import Failure
 from schemas.labels import with_typed_form
 from schemas.pacing import Backoff
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.interrupts import EXIT_STOPPED
 from schemas.process.state_owner import as_operator
 from schemas.text import printable
 from schemas.tls import client_context, read_root

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from relay.cli.exits import EXIT_STOPPED, fail, run_until_stopped
+from relay.cli.exits import fail, run_until_stopped
 from relay.client.connect import Machine
 from relay.client.credentials import TOKEN_VARIABLE, Profile, check_token_file, keep_token, read_profile
 from schemas.addresses import KINDS_PATH, PLAIN_OPTION
@@ -26,6 +26,7 @@ from schemas.error_roots import CommandLineError, OperatorError
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
 from schemas.process.command_errors import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.interrupts import EXIT_STOPPED
 from schemas.process.state_owner import home_directory, needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable, quoted

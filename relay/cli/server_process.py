@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relay.cli.entry import reporting
 from relay.cli.exits import run_until_stopped
+from relay.cli.reporting import reporting
+from schemas.process.interrupts import QuietInterrupt
 from schemas.process.lazy_imports import LazyImports, do_without
 
 if TYPE_CHECKING:
@@ -136,4 +137,5 @@ def serve_config(config: "RelayConfig", reload: "ReloadSource") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with QuietInterrupt():
+        main()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "write-your-own-kind.md"
 PROGRAMS = {
-    "kubelet": "from kubelet.cli.commands import main",
+    "kubelet": "from kubelet.cli.entry import main",
     "relay": "from relay.cli.entry import main",
     "pip": "from pip._internal.cli.main import main",
 }

@@ -93,7 +93,7 @@ install_programs() {
   touch "$to/bin/nats-server" && mount --bind "$site/../../../bin/nats-server" "$to/bin/nats-server"
   echo "home = /opt/edge-kubelet/base/bin" >"$to/pyvenv.cfg"
   ln -s ../base/bin/python3 "$to/bin/python3"
-  for program in kubelet.cli.commands relay.cli.entry; do
+  for program in kubelet.cli.entry relay.cli.entry; do
     printf '#!/opt/edge-kubelet/bin/python3\nfrom %s import main\nmain()\n' "$program" >"$to/bin/${program%%.*}"
     chmod 0755 "$to/bin/${program%%.*}"
     ln -s "${program%%.*}" "$to/bin/edge-${program%%.*}"

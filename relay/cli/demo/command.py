@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.exits import EXIT_STOPPED, fail
+from relay.cli.exits import fail
 from schemas.error_roots import OperatorError
 from schemas.kinds import RFC_0001, kind_name, shipped_names
 from schemas.process.cli_manual import example, group
 from schemas.process.command_errors import EXIT_NO
+from schemas.process.interrupts import EXIT_STOPPED
 from schemas.settings import list_of
 
 _MOCK_NODES = 2
