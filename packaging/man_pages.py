@@ -24,13 +24,21 @@ _PROGRAMS: tuple[tuple[Program, typer.Typer], ...] = (
     (KUBELET, kubelet.cli.commands.app),
     (RELAY, relay.cli.main.app),
 )
+_BOTH = (KUBELET, RELAY)
 _EXITS = (
-    ("0", "Done."),
-    ("1", "The answer is no."),
-    ("2", "The command line is wrong."),
-    ("3", "It cannot run as things are: a file is missing or exposed, a port is taken."),
-    ("70", "A fault of the program itself."),
-    ("78", "The settings cannot be used; a restart does not help."),
+    (_BOTH, "0", "Done."),
+    (_BOTH, "1", "The answer is no."),
+    (_BOTH, "2", "The command line is wrong."),
+    (_BOTH, "3", "It cannot run as things are: a file is missing or exposed, a port is taken."),
+    ((RELAY,), "4", "A loss that `edge-relay audit verify` has found."),
+    (
+        (RELAY,),
+        "10 to 14",
+        "Of `edge-relay call`: timeout, unauthorized, not found, invalid arguments, failure of the provider.",
+    ),
+    (_BOTH, "70", "A fault of the program itself."),
+    (_BOTH, "78", "The settings cannot be used; a restart does not help."),
+    (_BOTH, "130", "A signal has ended it before it had an answer."),
 )
 
 
@@ -73,8 +81,9 @@ def _page(name: str, program: Program, root: Any) -> Iterator[str]:
     yield ".SH FILES"
     yield from (".TP", f"\\fI{_escaped(str(program.usual_file))}\\fR", "The settings.")
     yield ".SH EXIT STATUS"
-    for status, meaning in _EXITS:
-        yield from (".TP", f"\\fB{status}\\fR", meaning)
+    for programs, status, meaning in _EXITS:
+        if program in programs:
+            yield from (".TP", f"\\fB{status}\\fR", _escaped(meaning))
 
 
 def _names(program: Program, setting: Setting[Any]) -> Sequence[str]:

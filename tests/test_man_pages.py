@@ -1,5 +1,6 @@
 """The man pages that are made from the commands: complete, and without a fault of roff."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from tests.test_manual import COMMANDS, TREE
 
 MAKER = Path(__file__).parents[1] / "packaging" / "man_pages.py"
+GUIDE = Path(__file__).parents[1] / "docs" / "operations.md"
 BOUND_S = 60
 
 pytestmark = pytest.mark.integration
@@ -33,6 +35,16 @@ def test_each_program_has_a_page_with_all_of_its_commands_and_settings(pages: li
     assert [page.read_text("utf-8") for page in pages[2:]] == [
         f".so man1/{page.name}\n" for page in pages[:2]
     ]
+
+
+def test_the_exit_codes_are_those_of_the_guide(pages: list[Path]) -> None:
+    table = GUIDE.read_text("utf-8").partition("| exit code |")[2].partition("\n\n")[0]
+    documented = ", ".join(re.findall(r"^\| ([0-9][^|]*) \|", table, re.MULTILINE)).split(", ")
+    of_kubelet, of_relay = (
+        re.findall(r"^\\fB([0-9 to]+)\\fR$", page.read_text("utf-8"), re.MULTILINE) for page in pages[:2]
+    )
+    assert of_relay == documented
+    assert of_kubelet == [code for code in documented if code not in {"4", "10 to 14"}]
 
 
 @pytest.mark.parametrize(

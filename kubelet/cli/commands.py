@@ -2,7 +2,8 @@
 
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
 is missing, damaged or exposed, a port is taken); 70 a fault of our own; 78 the settings cannot be used, and
-a restart does not help. Standard output holds results, standard error the rest.
+a restart does not help; 130 a signal has ended it before it had an answer. Standard output holds results,
+standard error the rest.
 Must not hold what the commands do: what only one of them needs is imported when it runs, since `run` only
 becomes the daemon, and each board waits for it at each start. So the MCP SDK, of an extra, is `mcp`'s alone.
 """
