@@ -123,8 +123,8 @@ class RelayLeases:
     _read_s: float = field(init=False, default=0.0)
     # That time at the last lease of each other relay.
     _others: dict[str, float] = field(init=False, factory=dict)
-    # Those that have ended: entries of their nodes stay in the bucket, and are read again.
-    _ended: set[str] = field(init=False, factory=set)
+    # That time when each ended of those whose nodes may have entries in the bucket, which are read again.
+    _ended: dict[str, float] = field(init=False, factory=dict)
     # That time when each of them ended, until it is taken.
     _ended_s: dict[str, float] = field(init=False, factory=dict)
     _own_s: float | None = field(init=False, default=None)
@@ -162,13 +162,19 @@ class RelayLeases:
         if self._own_s is not None:
             self._read_s += min(now_s - self._own_s, _LONGEST_STEP_S)
         self._own_s = now_s
+        # By then the entries of its nodes were ended by the others, and dropped by the servers.
+        self._ended = {
+            relay: ended_s
+            for relay, ended_s in self._ended.items()
+            if self._read_s - ended_s < _SURELY_DROPPED_S + KEYS_LAST_S
+        }
         return [relay for relay in self._others if not self.is_running(relay)]
 
     def renewed(self, relay: str) -> bool:
         """Apply another relay's lease; return whether it was not running before."""
         was_running = self.is_running(relay)
         self._others[relay] = self._read_s
-        self._ended.discard(relay)
+        self._ended.pop(relay, None)
         self._ended_s.pop(relay, None)
         return not was_running
 
@@ -176,8 +182,7 @@ class RelayLeases:
         """Forget the lease of another relay; return whether there was one."""
         if self._others.pop(relay, None) is None:
             return False
-        self._ended.add(relay)
-        self._ended_s[relay] = self._read_s
+        self._ended[relay] = self._ended_s[relay] = self._read_s
         return True
 
     def take_ended(self, seconds: float) -> set[str]:

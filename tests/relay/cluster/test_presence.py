@@ -15,6 +15,7 @@ from relay.cluster.presence import (
     Effects,
     NodeEntry,
     Presence,
+    RelayLeases,
 )
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_record import Where
@@ -432,6 +433,26 @@ def test_the_nodes_of_a_relay_that_has_ended_stay_so_when_all_is_read_again(stag
     # Its lease ended because it was slow.
     stage.presence.relay_seen(OTHER)
     assert stage.shown == {NODE_ID: True}
+
+
+def test_an_ended_relay_is_forgotten_once_the_servers_have_surely_dropped_the_entries_of_its_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relay.cluster.presence._SURELY_DROPPED_S", 2 * LEASE_S)
+    monkeypatch.setattr("relay.cluster.presence.KEYS_LAST_S", LEASE_S)
+    seconds = Seconds()
+    leases = RelayLeases(seconds)
+    leases.renewed(OTHER)
+    assert leases.end(OTHER)
+    presumed_after_s = None
+    for turn in range(20):
+        leases.own_renewed()
+        leases.presume_running(OTHER)
+        if presumed_after_s is None and leases.is_running(OTHER):
+            presumed_after_s = turn * LEASE_INTERVAL_S
+        seconds.now += LEASE_INTERVAL_S
+    assert presumed_after_s is not None
+    assert 3 * LEASE_S <= presumed_after_s < 3 * LEASE_S + LEASE_INTERVAL_S
 
 
 def test_the_nodes_of_others_leave_the_lists_when_the_bucket_is_not_read_for_long(stage: Stage) -> None:
