@@ -476,6 +476,8 @@ def _all_parts(includes: Iterable[frozenset[str] | None]) -> list[str] | None:
 
 _GONE = "unknown"
 """The reason that a node is given for a session whose relay has ended."""
+MAX_ENDED = 4096
+"""The nodes whose ends are kept: as many as have sessions with the callers of one relay."""
 _MSG_ID = "0" * 26
 _NOT_SEEN_RETRY_MS = 100
 
@@ -626,10 +628,13 @@ class FleetFrames:
 
     def _note_ended(self, node_id: str, end: Mapping[str, Any]) -> None:
         """Keep the end of a session: without it the session stays, at the node and as one of its relay's."""
-        ends = self._ended.setdefault(node_id, {})
+        ends = self._ended[node_id] = self._ended.pop(node_id, {})  # the newest last
         ends[end["session_id"]] = end
         if len(ends) > MAX_SESSIONS:
             del ends[next(iter(ends))]
+        if len(self._ended) > MAX_ENDED:
+            # Most often of a node that is away for good; any other is told once it names the session.
+            del self._ended[next(iter(self._ended))]
 
     def _taken(self, where: NodeAt, frame: QueuedFrame) -> None:
         node_id = where.node.node_id

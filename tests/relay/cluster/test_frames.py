@@ -176,6 +176,20 @@ async def test_of_the_ends_for_a_node_that_is_away_the_newest_are_kept(asker: Me
 
 
 @pytest.mark.integration
+async def test_the_ends_for_the_nodes_that_were_away_for_longest_are_forgotten(
+    asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cluster.frames.MAX_ENDED", 1, raising=False)
+    for node_id in (NODE_ID, OTHER_NODE_ID):
+        with pytest.raises(ToolError):
+            asker.part.frames.send(node_id, OneWayType.SESSION_END, END)
+    await connected(asker, owner)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_MESSAGE, said("first"))
+    await until(lambda: bool(sent(owner, OneWayType.SESSION_MESSAGE)))
+    assert sent(owner, OneWayType.SESSION_END) == []
+
+
+@pytest.mark.integration
 async def test_a_frame_that_does_not_fit_its_document_goes_no_further(asker: Member, owner: Member) -> None:
     await connected(asker, owner)
     asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, {"session_id": "x"})
