@@ -20,6 +20,9 @@ MAX_SESSIONS = 64
 """The live sessions of one node."""
 MAX_PENDING = 128
 """The pending requests of one session."""
+SESSIONS_LAST_S = 90.0
+"""How long a node that is away keeps its sessions: it sees the loss of its connection within 30 s, and they
+outlive that by 60 s."""
 NODE_MARGIN_S = 5.0
 """How much longer than the relay a node waits for an answer: the relay's error says what was waited for."""
 MAX_ERROR_TEXT = 4096

@@ -44,7 +44,7 @@ from functools import partial
 from relay.cluster.presence import NodeEntry
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames
 from schemas.callbacks import Followers, Handlers
-from schemas.caller_tools import MAX_SESSIONS
+from schemas.caller_tools import MAX_SESSIONS, SESSIONS_LAST_S
 from schemas.frames import ONE_WAY, Role
 from schemas.payloads import SessionEnd, TelemetryLease
 from schemas.registry import SchemaRegistry
@@ -338,9 +338,12 @@ _RETRY_MS = 60_000
 
 @define(eq=False, repr=False)
 class CallerSessionRelays:
-    """The relays of callers' sessions, for each node by its own session."""
+    """The relays of callers' sessions, for each node by its own session. ``seconds`` is a monotonic clock."""
 
+    _seconds: Callable[[], float]
     _of_node: dict[NodeRef, dict[str, str]] = field(init=False, factory=lambda: defaultdict(dict))
+    # When each was lost that is not back, the first one first.
+    _lost_s: dict[NodeRef, float] = field(init=False, factory=dict)
 
     def passed(self, where: NodeAt, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Handle a frame to a node of this relay, from the relay of ``where``.
@@ -363,8 +366,17 @@ class CallerSessionRelays:
 
     def node_connected(self, node: NodeRef) -> None:
         """Forget the sessions of an older session of the node: they are opened again."""
+        self._lost_s.pop(node, None)
         for known in [known for known in self._of_node if known.node_id == node.node_id and known != node]:
             del self._of_node[known]
+
+    def node_lost(self, node: NodeRef) -> None:
+        """Keep the sessions of a node while it may come back with them, and forget those of earlier ones."""
+        now_s = self._seconds()
+        self._lost_s[node] = now_s
+        while self._lost_s and now_s - self._lost_s[lost := next(iter(self._lost_s))] >= SESSIONS_LAST_S:
+            del self._lost_s[lost]
+            self._of_node.pop(lost, None)
 
     def relay_gone(self, relay: str) -> list[tuple[NodeRef, str]]:
         """Forget the sessions of a relay that has ended; return them, each with its node."""
@@ -525,7 +537,7 @@ class FleetFrames:
             log=log,
         )
         self._leases = SharedLeases(local, seconds)
-        self._callers = CallerSessionRelays()
+        self._callers = CallerSessionRelays(seconds)
         self._elsewhere: dict[str, NodeAt] = {}
         self._here: dict[str, NodeRef] = {}
         self._leased: dict[str, set[str]] = {}
@@ -599,6 +611,7 @@ class FleetFrames:
             self._callers.node_connected(node)
             self._here[node.node_id] = node
         else:
+            self._callers.node_lost(node)
             self._here.pop(node.node_id, None)
         self._notify(node, connected=connected)
 

@@ -28,7 +28,7 @@ from relay.streams.caller_tools.session import (
     SharedBudget,
     Timeouts,
 )
-from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, CallerToolError, size_of
+from schemas.caller_tools import MAX_ERROR_TEXT, MAX_SESSIONS, SESSIONS_LAST_S, CallerToolError, size_of
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from schemas.health import Loop
@@ -242,9 +242,6 @@ class SessionEnding(StrEnum):
 
 
 _WITHDRAWN = "withdrawn"
-END_KEPT_S = 90.0
-"""How long a node that connects is told of an end again: a node sees the loss of its connection within 30 s,
-and its sessions outlive that by 60 s."""
 
 
 @define(eq=False, repr=False)
@@ -322,7 +319,7 @@ class Endings:
 
     def forget_ends(self) -> None:
         """Forget the ends that are told no more."""
-        since = self._monotonic() - END_KEPT_S
+        since = self._monotonic() - SESSIONS_LAST_S
         for node, ends in list(self._ends.items()):
             if ends[-1][0] < since:
                 del self._ends[node]

@@ -257,6 +257,22 @@ async def test_a_new_session_of_a_node_has_no_callers_until_they_are_opened_agai
 
 
 @pytest.mark.integration
+async def test_a_node_that_was_away_for_longer_than_it_keeps_sessions_has_no_callers(
+    asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cluster.frames.SESSIONS_LAST_S", 0, raising=False)
+    here, there = await connected(asker, owner)
+    node = owner.nodes.sessions[NODE_ID]
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
+    await until(lambda: bool(owner.nodes.sent))
+    owner.nodes.lose(NODE_ID)
+    owner.nodes.connect(NODE_ID, node.session_id)
+    owner.nodes.receive(NODE_ID, OneWayType.CALLER_TOOL, REQUEST)
+    assert [type_ for _, type_, _ in there.taken] == [OneWayType.CALLER_TOOL]
+    assert here.taken == []
+
+
+@pytest.mark.integration
 async def test_the_sessions_of_a_relay_that_ends_are_ended_at_the_node(
     owner: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:

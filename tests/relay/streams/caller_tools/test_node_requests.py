@@ -6,8 +6,7 @@ from relay.audit.log import AuditUnavailableError
 from relay.routing.port import NodeRef
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.streams.caller_tools import endings
-from relay.streams.caller_tools.endings import END_KEPT_S
-from schemas.caller_tools import MAX_PENDING
+from schemas.caller_tools import MAX_PENDING, SESSIONS_LAST_S
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
 from tests.fakes.caller_stage import CallerStage, request_id
@@ -192,7 +191,7 @@ async def test_a_node_that_connects_is_told_again_which_of_its_sessions_have_end
     stage.link("S1")
     told = [(type_, payload["session_id"]) for type_, payload in stage.sent()]
     assert told == list(zip(["session_end", "session_end", "session_open"], sessions, strict=True))
-    stage.hub.seconds.now += END_KEPT_S + 1
+    stage.hub.seconds.now += SESSIONS_LAST_S + 1
     stage.hub.expiry.sweep_sessions()
     stage.link("S1")
     assert [(type_, payload["session_id"]) for type_, payload in stage.sent()] == [("session_open", live)]
