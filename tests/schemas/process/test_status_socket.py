@@ -24,6 +24,13 @@ async def test_the_operator_reads_what_the_process_does_now(tmp_path: Path) -> N
         assert (await asyncio.to_thread(read_status, tmp_path))["ready"] is False
 
 
+async def test_a_relay_may_name_each_node_of_a_large_fleet(tmp_path: Path) -> None:
+    nodes = {f"01hzx9k3m4p7q8r9s0t1{number:06}": "behind" for number in range(100_000)}
+    status = {**STATUS, "nodes": {"wrong_clocks": nodes, "silent": nodes}}
+    async with served(tmp_path, lambda: status):
+        assert await asyncio.to_thread(read_status, tmp_path) == status
+
+
 async def test_its_own_user_alone_can_connect_and_the_file_goes_with_the_process(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
