@@ -1,6 +1,7 @@
 """``make bench``: measure everything, print a table, and write ``bench/out/latest.json``.
 
-``python -P -m bench NAME...`` measures only those parts, and writes nothing.
+``python -P -m bench NAME...`` measures only those parts, and writes nothing. Where a part fails it ends, with
+what was measured before.
 """
 
 import asyncio
@@ -95,13 +96,22 @@ def main(names: list[str]) -> None:
     if unknown := set(names) - PARTS.keys():
         sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     figures: list[Figure] = []
-    for text, measure in (PARTS[name] for name in names or PARTS):
-        print(f"{text} ...", flush=True)
-        figures += measure()
-    print(f"\n{table(figures)}")
-    if not names:
-        write_json(figures, OUT)
-        print(f"\nwritten to {OUT.relative_to(Path.cwd())}")
+    name = ""
+    try:
+        for name in names or PARTS:
+            text, measure = PARTS[name]
+            print(f"{text} ...", flush=True)
+            figures += measure()
+    except Exception as error:
+        error.add_note(f"The part {name} failed; those behind it were not measured.")
+        raise
+    finally:
+        if figures:
+            print(f"\n{table(figures)}")
+        if figures and not names:
+            write_json(figures, OUT)
+            print(f"\nwritten to {OUT.relative_to(Path.cwd())}")
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])
