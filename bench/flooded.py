@@ -30,6 +30,8 @@ _TENANT = "flooding"
 _PIPELINED = 8
 _SETTLE_S = 2.0
 """What a flood may have at once is used up then."""
+_LEAST_SENT = 0.1
+"""The part of a flood that has to be sent: the relay refuses some connections of it, and cuts others off."""
 
 
 async def measure_flooded() -> list[Figure]:
@@ -73,8 +75,8 @@ async def measure_flooded_over_http() -> list[Figure]:
         await processes.until_listening(drop_port)
         figures = []
         for name, (connections, said) in _attacks(system).items():
-            dropped = await _p99_beside(system, agent, target, (drop_port, connections, said))
-            flooded = await _p99_beside(system, agent, target, (port, connections, said))
+            dropped = await p99_beside(system, agent, target, (drop_port, connections, said))
+            flooded = await p99_beside(system, agent, target, (port, connections, said))
             text = "the same flood at a server that drops it"
             figures.append(Figure(f"flooded_{name}_p99_ms", flooded, "ms", text, dropped, "ratio <= 3"))
     return figures
@@ -95,7 +97,7 @@ def _attacks(system: LocalSystem) -> dict[str, tuple[int, bytes]]:
     }
 
 
-async def _p99_beside(
+async def p99_beside(
     system: LocalSystem, agent: KeptConnection, target: Target, flood: tuple[int, int, bytes]
 ) -> float:
     """Return the p99 of an agent's calls beside ``flood``: to which port, from how many connections, what."""
@@ -111,7 +113,7 @@ async def _p99_beside(
     await processes.start(name, [*command, str(connections), str(ready_port)])
     await processes.until_listening(ready_port)
     await asyncio.sleep(_SETTLE_S)
-    took = []
+    took, began_s, sent_before = [], time.perf_counter(), await _sent(ready_port)
     for _ in range(_HTTP_CALLS):
         started = time.perf_counter()
         body = await agent.ask(next(turns))
@@ -119,8 +121,19 @@ async def _p99_beside(
         if b'"isError":false' not in body:
             raise RuntimeError(f"a call failed: {body[:500]!r}")
         await asyncio.sleep(_PAUSE_S)
+    sent, wanted = await _sent(ready_port) - sent_before, connections * (time.perf_counter() - began_s)
+    if sent < _LEAST_SENT * wanted:
+        raise RuntimeError(f"the flood was none: it sent {sent} times of {wanted:.0f}")
     await processes.stop(name)
     return _p99(took)
+
+
+async def _sent(ready_port: int) -> int:
+    """Return how often a flood has sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", ready_port)
+    told = await reader.read()
+    writer.close()
+    return int(told)
 
 
 async def _others(system: LocalSystem) -> Target:

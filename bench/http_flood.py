@@ -1,8 +1,8 @@
 """A flood of HTTP from many connections, which waits for no answer; and a server that reads and drops it.
 
-Run as a process, ``flood`` or ``drop``, it listens on a port once it floods, or drops. What is sent is in a
-file; so much of it a second that a slow machine can send it too. Must be a process of its own where anything
-is measured: its own cost must not be taken for the relay's.
+Run as a process, ``flood`` or ``drop``, it listens on a port once it floods, or drops; at that port a flood
+tells how often it has sent. What is sent is in a file; so much of it a second that a slow machine can send it
+too. Must be a process of its own where anything is measured: its own cost must not be taken for the relay's.
 """
 
 import asyncio
@@ -37,8 +37,13 @@ async def flood(port: int, said: bytes, connections: int, ready_port: int) -> No
         with suppress(OSError):
             await loop.create_connection(lambda: sender, "127.0.0.1", port)
 
-    ready = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", ready_port)
-    async with ready:
+    sent = 0
+
+    def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"%d" % sent)
+        writer.close()
+
+    async with await asyncio.start_server(tell, "127.0.0.1", ready_port):
         turn, at = 0, loop.time()
         while True:
             at += _TICK_S
@@ -50,6 +55,7 @@ async def flood(port: int, said: bytes, connections: int, ready_port: int) -> No
                     task.add_done_callback(opening.discard)
                 elif not sender.transport.get_write_buffer_size():
                     sender.transport.write(said)
+                    sent += 1
             await asyncio.sleep(max(0.0, at - loop.time()))
 
 
