@@ -210,6 +210,7 @@ async def test_what_is_no_identity_is_dropped_and_logged_once_for_each_reason(
         Joining(nats, RelayIdentity(SECOND, URL, [ROOT]), registry) as second,
     ):
         await first.joined()
+        await second.joined()  # what is published without a connection is lost
         for said in (
             b'{"relay": "x"}',
             b'{"relay": "y"}',
