@@ -51,10 +51,11 @@ class AddressMeter:
         group = address_group(address)
         person = self._known.get(group) if group is not None else None
         try:
+            if group is not None:
+                # First: what one address sends beyond its own limit uses up nothing of all others'.
+                self._limits.charge(group, OF_AN_ADDRESS, 1)
             if person is None or not self._may_sign_in(person):
                 self._limits.charge("", OF_ALL, 1)
-            if group is not None:
-                self._limits.charge(group, OF_AN_ADDRESS, 1)
         except ToolError as error:
             retry = error.retry_after_ms
             raise SignInRefusedError(

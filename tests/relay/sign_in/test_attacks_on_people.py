@@ -409,6 +409,15 @@ async def test_others_tries_do_not_shut_out_an_address_from_which_a_person_has_s
         assert (await ada.get("/sign-in")).status_code == 429
 
 
+async def test_a_flood_of_one_address_does_not_shut_out_others_who_have_never_signed_in(stage: Stage) -> None:
+    async with at(stage, "198.51.100.1") as stranger, at(stage, "203.0.113.7") as home:
+        link = stage.link()
+        said = [(await stranger.get("/sign-in")).status_code for _ in range(500)]
+        assert said[-1] == 429
+        ada = Browser(home, PUBLIC_URL)
+        assert (await ada.accept_invitation(link)).status_code == 200
+
+
 async def test_the_limit_of_an_address_tells_nothing_of_who_exists(stage: Stage) -> None:
     ada = await stage.person()
     counts = []
