@@ -21,6 +21,7 @@ _ADDRESS = re.compile(r"[0-9a-fA-F:.]{1,64}(%[A-Za-z0-9._-]{1,15})?")
 _COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 _UP = 1  # IFF_UP of the flags
 _ROUTE_IS_UP, _REJECTS = 0x1, 0x200
+_NO_INTERFACE = "*"
 _COMPLETE = 0x2  # ATF_COM of a neighbour
 
 
@@ -62,7 +63,8 @@ def _routes_4(machine: LinuxMachine) -> Iterator[Route]:
     for line in (machine.text("/proc/net/route") or "").splitlines()[1:]:
         columns = line.split()
         with suppress(IndexError, ValueError):
-            if int(columns[3], 16) & _ROUTE_IS_UP:
+            # What is unreachable, prohibited or dropped has no interface; the last is not marked otherwise.
+            if int(columns[3], 16) & _ROUTE_IS_UP and columns[0] != _NO_INTERFACE:
                 mask = int(columns[7], 16).bit_count()
                 destination = f"{_ip_4(columns[1])}/{mask}" if mask else "default"
                 gateway = None if not int(columns[2], 16) else _ip_4(columns[2])

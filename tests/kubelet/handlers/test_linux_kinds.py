@@ -1189,6 +1189,14 @@ async def test_the_network_of_a_board(pi: Board) -> None:
     assert (answer["resolvers"], answer["gateway"]) == (["192.168.1.1"], "reachable")
 
 
+@pytest.mark.parametrize("flags", ["0001", "0201"], ids=["dropped", "unreachable"])
+async def test_a_route_that_leads_nowhere_is_no_way_out(pi: Board, flags: str) -> None:
+    nowhere = f"*\t00000000\t00000000\t{flags}\t0\t0\t0\t00000000\n"
+    pi.write({"/proc/net/route": f"Iface\tDestination\n{nowhere}"})
+    assert (await pi.ask("linux.network"))["routes"] == []
+    assert codes(await pi.ask("linux.health")) == [("no_route", "warning", None)]
+
+
 async def test_of_an_interface_outside_the_ceiling_neither_routes_nor_ports_are_shown(
     pi: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
