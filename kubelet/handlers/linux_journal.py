@@ -161,7 +161,7 @@ async def _read(
             # Nothing would be known of it, nor of all that is older: not even a cursor.
             shorter = [each for each in command if each != _WHOLE_TEXTS]
             printed = await machine.run(shorter, LONGEST_OUTPUT, within_s)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter as in ``LinuxMachine.printed``
         raise ToolFault("program_missing", str(error)) from error
     # It ends with 1 too where it may read nothing.
     is_readable = not printed.code or journal_is_readable(machine)

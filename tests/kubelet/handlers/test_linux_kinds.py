@@ -606,13 +606,14 @@ async def test_a_systemd_that_does_not_answer_is_a_fault_of_the_row(
     assert code in read_shipped("linux.units").kind.faults
 
 
-async def test_a_machine_without_a_thread_left_is_a_fault_of_the_row(pi: Board) -> None:
+@pytest.mark.parametrize(("kind", "verb"), [("linux.units", "snapshot"), ("linux.journal", "get")])
+async def test_a_machine_without_a_thread_left_is_a_fault_of_the_row(pi: Board, kind: str, verb: str) -> None:
     async def hung(*_: object) -> Printed:
         raise RuntimeError("can't start new thread")
 
     pi.hung = hung
     with pytest.raises(ToolFault) as caught:
-        await pi.ask("linux.units")
+        await pi.ask(kind, verb)
     assert caught.value.code == "program_missing"
 
 
