@@ -15,6 +15,8 @@ from kubelet.handlers.machine import BlockingCalls, LinuxHandler, LinuxMachine
 
 MOST = 128
 _MOST_BATTERIES = 16
+_GREATEST = 10**12
+"""No answer has room for more, and nothing measures it: a driver states the greatest number that it can."""
 
 _PLACES = (
     ("/sys/class/hwmon", "hwmon*"),
@@ -73,7 +75,7 @@ def temperatures(machine: LinuxMachine) -> list[Temperature]:
     # The kernel names the chip of a zone after it, with underscores for what a chip's name cannot have.
     chips = {each.chip for each in shown}
     for zone in machine.matching("/sys/class/thermal", "thermal_zone*"):
-        name, value = machine.text(zone / "type") or zone.name, machine.number(zone / "temp")
+        name, value = machine.text(zone / "type") or zone.name, _reading(machine, zone / "temp")
         if value is not None and name.replace("-", "_") not in chips:
             critical = _trip(machine, zone, "critical")
             shown.append(
@@ -114,9 +116,14 @@ def _measured(machine: LinuxMachine, prefix: str) -> Iterator[tuple[Path, int]]:
     values: dict[Path, int] = {}
     for end in ("_input", "_average"):
         for file in machine.matching("/sys/class/hwmon", f"hwmon*/{prefix}[0-9]*{end}"):
-            if (value := machine.number(file)) is not None:
+            if (value := _reading(machine, file)) is not None:
                 values.setdefault(_named(file, end), value)
     yield from sorted(values.items())
+
+
+def _reading(machine: LinuxMachine, file: Path) -> int | None:
+    value = machine.number(file)
+    return None if value is None or abs(value) > _GREATEST else value
 
 
 def _named(file: Path, end: str) -> Path:
@@ -136,12 +143,12 @@ def _label(machine: LinuxMachine, sensor: Path) -> str:
 
 
 def _limit(machine: LinuxMachine, sensor: Path, which: str, scale: int = 1000) -> float | None:
-    return _set_limit(machine.number(_of(sensor, which)), scale)
+    return _set_limit(_reading(machine, _of(sensor, which)), scale)
 
 
 def _trip(machine: LinuxMachine, zone: Path, which: str) -> float | None:
     for kind in sorted(zone.glob("trip_point_*_type")):
-        limit = _set_limit(machine.number(kind.with_name(kind.name.replace("_type", "_temp"))))
+        limit = _set_limit(_reading(machine, kind.with_name(kind.name.replace("_type", "_temp"))))
         if machine.text(kind) == which and limit is not None:
             return limit
     return None
@@ -248,6 +255,8 @@ class SensorsHandler(LinuxHandler):
                         value = (value + self._factor(channel, "offset", 0)) * self._factor(
                             channel, "scale", 1
                         )
+                    if not abs(value) <= _GREATEST:
+                        continue  # nor what is no number any more
                     device = self.machine.text(file.parent / "name") or file.parent.name
                     yield {"device": device, "channel": channel.name.removeprefix("in_"), "value": value}
         for file in self.machine.matching("/sys/bus/w1/devices", "*/temperature"):

@@ -699,6 +699,30 @@ async def test_a_driver_that_states_an_average_alone_is_shown_by_it(pi: Board) -
     assert [(each["label"], each["a"]) for each in answer["currents"]] == [("curr1", 1.5)]
 
 
+async def test_a_driver_that_states_the_greatest_number_costs_no_other_reading(pi: Board) -> None:
+    greatest = f"{2**63 - 1}"
+    pi.write(
+        {
+            "/sys/class/hwmon/hwmon2/name": "emc2305",
+            "/sys/class/hwmon/hwmon2/fan1_input": "2400",
+            "/sys/class/hwmon/hwmon2/fan1_max": greatest,
+            "/sys/class/hwmon/hwmon2/temp1_input": greatest,
+            "/sys/class/thermal/thermal_zone1/type": "gpu",
+            "/sys/class/thermal/thermal_zone1/temp": f"-{greatest}",
+            "/sys/bus/iio/devices/iio:device0/in_angl_raw": greatest,
+            "/sys/bus/iio/devices/iio:device0/in_energy_raw": "1e13",
+            "/sys/bus/iio/devices/iio:device0/in_energy_scale": "1e-9",
+            "/sys/bus/iio/devices/iio:device0/in_power_raw": "1e12",
+            "/sys/bus/iio/devices/iio:device0/in_power_scale": "1e12",
+        }
+    )
+    answer = await pi.ask("linux.sensors")
+    assert [(each["rpm"], each["high_rpm"]) for each in answer["fans"]] == [(2400, None)]
+    assert [each["chip"] for each in answer["temperatures"]] == ["cpu_thermal"]
+    assert [(each["channel"], round(each["value"])) for each in answer["iio"]] == [("energy", 10_000)]
+    assert codes(await pi.ask("linux.health")) == []
+
+
 async def test_a_channel_of_iio_is_scaled_by_what_its_type_shares_too(pi: Board) -> None:
     device = "/sys/bus/iio/devices/iio:device0"
     pi.write(
