@@ -121,9 +121,18 @@ async def _connected(url: str, tls: SSLContext) -> tuple[asyncio.StreamReader, a
 
 
 def _proxy(scheme: str) -> SplitResult | None:
-    """Return the HTTP proxy that the environment names for ``scheme``."""
+    """Return the HTTP proxy that the environment names for ``scheme``.
+
+    Raises:
+        NoAnswerError: it cannot be used. The text has nothing of it: a password may be in any part.
+    """
     proxies = getproxies()
-    named = urlsplit(proxies.get(scheme) or proxies.get("all") or "")
+    try:
+        named = urlsplit(proxies.get(scheme) or proxies.get("all") or "")
+        _ = named.port, (named.hostname or "").encode("idna")
+    except ValueError:
+        text = f"{scheme}_proxy or all_proxy names no HTTP proxy that can be used: http://HOST:PORT"
+        raise NoAnswerError(text) from None
     return named if named.scheme == "http" and named.hostname else None
 
 

@@ -71,6 +71,24 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: p
 
 
 @pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://10.0.0.1:99999",
+        "http://u:secret@[::1",
+        "http://u:secret/word@10.0.0.1:3128",
+        f"http://{'secret' * 12}:3128",
+    ],
+)
+async def test_a_proxy_that_no_enrolment_can_use_is_said_to_be_none(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("https_proxy", proxy)
+    with pytest.raises(NoAnswerError, match=r"^https_proxy or all_proxy names no HTTP proxy") as caught:
+        await exchange(HttpRequest("https://relay.example", "/x"), client_context())
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "proxy", ["socks5://127.0.0.1:1080", "http://10.0.0.1:99999", "http://u:secret@[::1"]
 )
 async def test_a_proxy_that_no_session_can_use_is_as_one_that_is_away(
