@@ -41,7 +41,7 @@ from schemas.enrolment import (
     shown_endorsements,
 )
 from schemas.error_roots import PeerError, StateError
-from schemas.files import make_private_directory
+from schemas.files import PRIVATE, make_private_directory, read_private, read_state, write_atomic
 from schemas.identity import CertificateFormatError, certificates_in, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
@@ -110,11 +110,19 @@ class Enroller:
             IdentityFilesError: this node is enrolled already, or its files cannot be used.
             NoAnswerError: the relay cannot be reached.
         """
+        if self.files.exists():
+            self._check_not_enrolled()
+        return await self.requested()
+
+    async def requested(self) -> Enrolled:
+        """Do the same, also where the identity that lies there was enrolled before.
+
+        Raises:
+            Exception: as ``run``.
+        """
         check_one_fleet((self.relay_url, *self.other_relays))
         for url in (self.relay_url, *self.other_relays):
             check_private_url(url, plain_allowed=self.plain_allowed)
-        if self.files.exists():
-            self._check_not_enrolled()
         make_private_directory(self.files.root)
         with hold_alone(self.files.root):
             anchors, of_servers = await self._recognised_roots()
@@ -282,9 +290,12 @@ async def enrol_again(enroller: Enroller) -> Enrolled:
 
 
 async def _issued_before(beside: Enroller) -> Enrolled | None:
-    """Return what an earlier try is answered with, which has left a key; None if there is none."""
+    """Return what an earlier try is answered with, which has left a key; None if there is none.
+
+    It may have left all, if it was ended before that was in its place.
+    """
     try:
-        return await beside.run() if beside.files.exists() else None
+        return await beside.requested() if beside.files.exists() else None
     except (NotAdmittedError, IdentityFilesError):
         return None
 
@@ -296,9 +307,14 @@ async def _issued(beside: Enroller, node_id: str | None) -> Enrolled:
 
 
 def _replace(files: IdentityFiles, new: IdentityFiles) -> None:
-    """Put what ``new`` has, also where it is enrolled, in the place of what ``files`` has; the key last."""
+    """Put what ``new`` has, also where it is enrolled, in the place of what ``files`` has; the key last.
+
+    ``new`` stays whole until then: where power is cut in between, the next try is answered for the same key.
+    """
     files.server_roots.unlink(missing_ok=True)
     for file in sorted(new.root.iterdir(), key=lambda each: each.name == new.key.name):
-        if file.name != "lock":
-            file.replace(files.root / file.name)
+        if file == new.key:
+            write_atomic(files.key, read_private(file), PRIVATE)
+        elif file.name != "lock" and not file.name.startswith("."):  # as what a write left that was cut short
+            write_atomic(files.root / file.name, read_state(file).decode("utf-8"))
     shutil.rmtree(new.root)

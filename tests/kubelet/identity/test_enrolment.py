@@ -149,6 +149,32 @@ async def test_the_key_of_a_new_identity_is_used_again_after_a_lost_answer(plain
     assert (after.node_id, after.key == before.key) == (before.node_id, False)
 
 
+@pytest.mark.parametrize("last", [None, "leaf.pem", "node.key"])
+async def test_a_new_identity_is_put_in_its_place_after_a_crash_with_the_token_that_was_spent(
+    plain_bench: Bench, monkeypatch: pytest.MonkeyPatch, last: str | None
+) -> None:
+    await plain_bench.enrol()
+    before, replace = plain_bench.files.read(), Path.replace
+
+    def crash(path: Path, target: Path) -> Path:
+        if target.parent == plain_bench.files.root and last in {target.name, None}:
+            raise SystemExit
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", crash)
+        with pytest.raises(SystemExit):
+            await enrol_again(plain_bench.enroller())
+    await enrol_again(plain_bench.enroller())
+    _, first, second = plain_bench.server.genuine
+    assert first["csr"] == second["csr"]
+    after = plain_bench.files.read()
+    assert (after.node_id, after.key == before.key) == (before.node_id, False)
+    assert after.root_pem == CA.root_pem
+    assert plain_bench.files.key.stat().st_mode & 0o777 == PRIVATE
+    assert not (plain_bench.files.root / "again").exists()
+
+
 async def test_after_a_crash_half_way_through_installing_it_can_be_run_again(plain_bench: Bench) -> None:
     create_identity(plain_bench.files, NOW, os.urandom)
     plain_bench.files.root_certificate.write_text(CA.root_pem)  # the root was written, and the leaf was not
