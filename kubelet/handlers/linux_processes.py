@@ -110,6 +110,7 @@ class ProcessesHandler(LinuxHandler):
         return {int(fields[_ID]): fields[0] for fields in lines if fields[_ID].isdecimal()}
 
     def _shown(self, each: Process, ticks_per_s: float, users: Mapping[int, str]) -> dict[str, Any]:
+        started_us = each.started * 1_000_000 // _TICKS_PER_S
         return {
             "pid": each.pid,
             "name": each.name,
@@ -118,7 +119,7 @@ class ProcessesHandler(LinuxHandler):
             "cpu_pct": round(100 * ticks_per_s / _TICKS_PER_S, 1),
             "memory_bytes": each.pages * _PAGE_BYTES,
             "threads": each.threads,
-            "started_ms": self.at_ms(each.started * 1_000_000 // _TICKS_PER_S),
+            "started_ms": self.now_ms() - max(0, self.machine.boottime_us() - started_us) // 1000,
             "arguments": self._arguments(each.pid),
         }
 

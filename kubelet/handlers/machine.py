@@ -95,6 +95,8 @@ PROGRAM_TIMEOUT_S = 4.0
 class LinuxMachine:
     """The machine below ``root``. ``monotonic_us`` counts as systemd does: microseconds since the boot.
 
+    ``boottime_us`` counts those too in which the machine was suspended, as the kernel does of processes.
+
     Attributes:
         held: the programs that were killed and have not ended, by name.
     """
@@ -104,11 +106,13 @@ class LinuxMachine:
         root: Path = Path("/"),
         run: Callable[[Sequence[str], int, float], Awaitable[Printed]] | None = None,
         monotonic_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        boottime_us: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
     ) -> None:
         self._root = root
         self.held: dict[str, Process] = {}
         self.run = run or partial(printed_by, held=self.held)
         self.monotonic_us = monotonic_us
+        self.boottime_us = boottime_us
 
     def path(self, path: str) -> Path:
         """Return ``path``, which is absolute, below the root."""

@@ -47,6 +47,7 @@ class Board:
     root: Path
     programs: Mapping[str, Printed] = field(default_factory=dict)
     monotonic_us: int = UPTIME_US
+    suspended_us: int = 0
     commands: list[Sequence[str]] = field(default_factory=list)
     hung: Callable[[Sequence[str], int, float], Awaitable[Printed]] | None = None
     ceiling: Ceiling = field(default_factory=Ceiling)
@@ -69,7 +70,12 @@ class Board:
     def handler(self, kind: str) -> BuiltInHandler:
         row = read_contract((kind,)).kinds.get(kind)
         assert row is not None
-        machine = LinuxMachine(self.root, self.run, lambda: self.monotonic_us)
+        machine = LinuxMachine(
+            self.root,
+            self.run,
+            lambda: self.monotonic_us,
+            lambda: self.monotonic_us + self.suspended_us,
+        )
         log = make_logger("kubelet", io.StringIO())
         module = import_module(f"kubelet.handlers.{kind.replace('.', '_')}")
         handler: BuiltInHandler = module.HANDLER(row.capability, NODE_ID, lambda: NOW_MS, log, machine)

@@ -833,6 +833,18 @@ async def test_the_greatest_processes_by_cpu_and_memory(pi: Board, monkeypatch: 
         assert [each["arguments"] for each in answer["processes"]] == ["small --color"] * total
 
 
+async def test_a_process_that_began_after_the_board_was_suspended_has_its_own_time(
+    pi: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubelet.handlers.linux_processes.INTERVAL_S", 0.001)
+    pi.suspended_us = 8 * HOUR_US
+    began_us = pi.monotonic_us + pi.suspended_us - 60_000_000
+    ticks = began_us * os.sysconf("SC_CLK_TCK") // 1_000_000
+    pi.write({"/proc/7/stat": stat(7, "young", 0, 10, started=ticks)})
+    [process] = (await pi.ask("linux.processes"))["processes"]
+    assert process["started_ms"] == NOW_MS - 60_000
+
+
 @pytest.mark.parametrize(("words", "apart"), [(10, False), (4000, True)])
 async def test_long_texts_are_searched_for_secrets_beside_the_loop(
     pi: Board, monkeypatch: pytest.MonkeyPatch, words: int, *, apart: bool
