@@ -99,7 +99,7 @@ class HealthHandler(LinuxHandler, FindingSource):
         self._growth = Growth()
         self._boot: BootRecord | None = None
         self._failed: set[str] = set()
-        self._files, self._sensors = BlockingCalls(1), BlockingCalls(1)
+        self._files, self._sensors, self._journal = BlockingCalls(1), BlockingCalls(1), BlockingCalls(1)
 
     @property
     def lacks(self) -> str | None:
@@ -128,6 +128,7 @@ class HealthHandler(LinuxHandler, FindingSource):
             "clock": self._clock(),
             "files": self._of_files(look),
             "sensors": self._of_sensors(look),
+            "kernel_messages": self._kernel_messages(unavailable),
         }
         answers = await asyncio.gather(*sources.values(), return_exceptions=True)
         for what, answer in zip(sources, answers, strict=True):
@@ -263,8 +264,6 @@ class HealthHandler(LinuxHandler, FindingSource):
         machine = self.machine
         if not machine.path("/proc/pressure/memory").exists():
             yield Unavailable("pressure", "not_supported")
-        if not journal_is_readable(machine):
-            yield Unavailable("kernel_messages", "needs_group", "systemd-journal")
         if machine.matching("/sys/block", "sd*") or machine.matching("/sys/block", "nvme*"):
             yield Unavailable("smart", "needs_group", "disk")
         if self._boot is None:
@@ -284,6 +283,12 @@ class HealthHandler(LinuxHandler, FindingSource):
                 *self._updates(),
             ]
         )
+
+    async def _kernel_messages(self, unavailable: list[Unavailable]) -> Iterable[HealthFinding]:
+        """Add to ``unavailable`` that the journal may not be read: it may lie on a disk of its own."""
+        if not await self._journal.run(lambda: journal_is_readable(self.machine)):
+            unavailable.append(Unavailable("kernel_messages", "needs_group", "systemd-journal"))
+        return ()
 
     async def _of_sensors(self, look: Look) -> Iterable[HealthFinding]:
         return await self._sensors.run(lambda: list(heat_findings(look)))

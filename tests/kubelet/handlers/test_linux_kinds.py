@@ -1397,6 +1397,22 @@ async def test_an_unreadable_card_is_waited_for_on_no_event_loop(
     answers.set()
 
 
+async def test_a_journal_on_a_disk_that_hangs_is_waited_for_on_no_event_loop(
+    pi: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health, answers = pi.handler("linux.health"), threading.Event()
+
+    def hung(_: LinuxMachine) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        return answers.wait(60)
+
+    monkeypatch.setattr("kubelet.handlers.linux_health.journal_is_readable", hung)
+    monkeypatch.setattr(BlockingCalls.run, "__defaults__", (0.01,))
+    answer = await asked(health, "snapshot")
+    assert {"what": "kernel_messages", "why": "no_answer"} in answer["unavailable"]
+    answers.set()
+
+
 async def test_a_card_that_fails_costs_what_is_read_from_it_alone(
     pi: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
