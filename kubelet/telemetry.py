@@ -13,12 +13,13 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, ToolFault
 from kubelet.handlers.verbs import verbs_of
 from schemas.errors import ToolError
 from schemas.kinds import KindRegistry
 from schemas.payloads import TelemetryLease
 from schemas.registry import SchemaRegistry
+from schemas.text import printable
 
 TakeSample = Callable[[str, Mapping[str, Any]], None]
 """Takes a sample of the capability of that id. Must not block."""
@@ -114,6 +115,8 @@ class TelemetrySampler:
             async with asyncio.timeout(lease.interval_s):
                 sample = await self._sources[cap_id].invoke(lease.arguments, cap_id=cap_id)
             self._take(cap_id, sample)
+        except ToolFault as fault:  # its kind states it: a sensor that hangs is no fault of the handler
+            self._log.info("no sample", cap_id=cap_id, reason=printable(fault.code))
         except (ToolError, TimeoutError) as error:
             self._log.info("no sample", cap_id=cap_id, reason=type(error).__name__)
         except Exception as error:  # noqa: BLE001 - one broken handler must not end the daemon

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, ToolFault
 from kubelet.telemetry import TelemetrySampler
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
@@ -160,7 +160,10 @@ async def test_a_lease_that_does_not_fit_what_the_node_offers_is_refused(
     assert stage.lines.entries("a lease that does not fit what this node offers")
 
 
-@pytest.mark.parametrize("error", [ToolError(Failure.RATE_LIMITED), TimeoutError(), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "error",
+    [ToolError(Failure.RATE_LIMITED), TimeoutError(), ToolFault("no_answer", "hangs"), ZeroDivisionError()],
+)
 async def test_a_sample_that_fails_does_not_end_the_lease(stage: Stage, error: Exception) -> None:
     stage.meter.error = error
     stage.lease()
