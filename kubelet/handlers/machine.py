@@ -76,6 +76,9 @@ async def printed_by(
             except TimeoutError:
                 if held is not None:
                     held[command[0]] = process
+            # What has left its group, as a daemon does, may hold the pipe for as long as it runs.
+            transport: Any = process._transport  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
+            transport.close()
     return Printed(data[:limit].decode("utf-8", "replace"), code)
 
 

@@ -1,6 +1,8 @@
 """Programs that a handler runs: real ones, of this machine."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -54,6 +56,18 @@ async def test_what_one_that_has_ended_leaves_behind_is_stopped() -> None:
     leaves = "import os, time\nchild = os.fork()\nprint(child) if child else time.sleep(600)"
     printed = await asyncio.wait_for(printed_by(python(leaves), within_s=1.0), BOUND_S)
     await until(lambda: not psutil.pid_exists(int(printed.text)))
+
+
+async def test_what_one_leaves_behind_in_a_session_of_its_own_keeps_no_file_open_here() -> None:
+    own = psutil.Process()
+    before = own.num_fds()
+    printed = await asyncio.wait_for(
+        printed_by(["sh", "-c", "setsid sleep 600 & echo $!"], within_s=1.0), BOUND_S
+    )
+    try:
+        await until(lambda: own.num_fds() == before)
+    finally:
+        os.kill(int(printed.text), signal.SIGKILL)
 
 
 async def test_one_that_is_not_there_is_an_error() -> None:
