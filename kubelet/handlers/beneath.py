@@ -163,8 +163,11 @@ class Beneath:
 
         Raises:
             OutsideError: it is.
+            OSError: it is not there any more: of what was removed the kernel has no path to judge by.
         """
         path, found = _path_of(place), os.fstat(place)
+        if not os.path.samestat(path.lstat(), found):
+            raise FileNotFoundError(errno.ENOENT, "another is in its place")
         above = path if stat.S_ISDIR(found.st_mode) else path.parent
         if self._is_denied(path) or self._is_kept_back(found):
             raise OutsideError

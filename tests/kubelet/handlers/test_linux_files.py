@@ -13,7 +13,7 @@ import pytest
 
 from kubelet.ceiling import OutsideCeilingError, table_of
 from kubelet.handlers.base import OwnFiles, ToolFault
-from kubelet.handlers.beneath import KERNELS_OWN
+from kubelet.handlers.beneath import KERNELS_OWN, open_beneath
 from kubelet.handlers.linux_files import FilesHandler
 from kubelet.handlers.machine import BlockingCalls
 from schemas.kind_packages import read_shipped
@@ -265,6 +265,26 @@ async def test_what_the_owner_keeps_back_is_refused_the_same_whether_it_exists_o
         await refused(files, "get", logs / name)
     listed = await asked(files, "snapshot", path=str(logs))
     assert ([each["name"] for each in listed["entries"]], listed["withheld"]) == (["link"], 1)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_what_is_kept_back_is_not_shown_by_a_link_while_it_is_removed_or_replaced(
+    files: FilesHandler, logs: Path, monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+) -> None:
+    secret = logs / "secret.log"
+    secret.write_text("hunter2\n", encoding="ascii")
+    (logs / "link").symlink_to("secret.log")
+    allow(files, logs, f"!{secret}")
+
+    def opened(directory: int, path: str) -> int:
+        place = open_beneath(directory, path)
+        secret.unlink()
+        if is_replaced:
+            secret.write_text("another\n", encoding="ascii")
+        return place
+
+    monkeypatch.setattr("kubelet.handlers.beneath.open_beneath", opened)
+    assert await fault(files, "get", logs / "link") == "no_such_file"
 
 
 async def test_what_is_kept_back_below_a_directory_that_is_named_by_a_link_is_refused_however_it_is_asked_for(
