@@ -11,6 +11,9 @@ from kubelet.session.relay_frames import LinkEvent, RelayFrames
 from schemas.frames import OneWayType
 from schemas.payloads import OpenFinding
 
+_SAME_MS = 1000
+"""Two clocks are read for the time since when something is: it is another by some ms at each look."""
+
 
 class FindingsReport:
     """Reports what the handlers find by ``frames``."""
@@ -24,7 +27,7 @@ class FindingsReport:
         frames.on_link(self._linked)
 
     def _found(self, findings: Sequence[OpenFinding]) -> None:
-        if findings != self._open:
+        if self._open is None or not _are_same(findings, self._open):
             self._open = findings
             self._send()
 
@@ -35,3 +38,14 @@ class FindingsReport:
     def _send(self) -> None:
         """Send all that is open: a frame that is lost is made up for by the next session."""
         self._frames.send(OneWayType.FINDINGS, {"findings": self._open})
+
+
+def _are_same(found: Sequence[OpenFinding], before: Sequence[OpenFinding]) -> bool:
+    return len(found) == len(before) and all(map(_is_same, found, before))
+
+
+def _is_same(one: OpenFinding, other: OpenFinding) -> bool:
+    since, before = one["since_ms"], other["since_ms"]
+    if since is not None and before is not None and abs(since - before) <= _SAME_MS:
+        since = before
+    return {**one, "since_ms": since} == other

@@ -70,6 +70,16 @@ async def test_a_finding_is_told_when_it_begins_and_when_it_ends(frames: RelayFr
     assert spoken.said == [[], [HOT], []]
 
 
+async def test_a_time_that_is_another_by_a_moment_is_not_told_again(frames: RelayFrames) -> None:
+    source = Source()
+    FindingsReport([source], frames)
+    spoken = connected(frames)
+    first, moved, later = ({**HOT, "since_ms": since} for since in (5_000, 5_001, 65_000))
+    for finding in (first, moved, first, later, HOT):
+        source.on_findings([cast("OpenFinding", finding)])
+    assert spoken.said == [[first], [later], [HOT]]
+
+
 async def test_each_new_session_is_told_what_is_open(frames: RelayFrames) -> None:
     source = Source()
     FindingsReport([source], frames)
