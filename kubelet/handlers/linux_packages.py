@@ -68,8 +68,9 @@ class WaitingUpdates(NamedTuple):
         return WaitingUpdates(
             pending,
             security,
-            (self.since_ms or now_ms) if pending else None,
-            (self.security_since_ms or now_ms) if security else None,
+            # By a clock that was once ahead they would not be said to wait before that time.
+            min(self.since_ms or now_ms, now_ms) if pending else None,
+            min(self.security_since_ms or now_ms, now_ms) if security else None,
         )
 
     def write(self, directory: Path) -> None:

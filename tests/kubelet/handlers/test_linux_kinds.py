@@ -422,6 +422,16 @@ async def test_updates_that_wait_for_long_are_found_by_what_linux_packages_keeps
         health.announced = frozenset({"linux.packages"})
 
 
+async def test_updates_wait_since_no_time_that_has_yet_to_come(pi: Board, state: Path) -> None:
+    pi.write({"/usr/bin/apt-get": ""})
+    pi.programs = {"nice": Printed(APT, 0)}
+    ahead = {"pending": 2, "security": 1, "since_ms": NOW_MS + 1, "security_since_ms": NOW_MS + 10**12}
+    (state / "updates.json").write_text(json.dumps(ahead), encoding="ascii")  # by a clock that was ahead
+    await updates_of(pi, OwnFiles(state))
+    kept = json.loads((state / "updates.json").read_text())
+    assert (kept["since_ms"], kept["security_since_ms"]) == (NOW_MS, NOW_MS)
+
+
 async def test_programs_that_hang_are_waited_for_at_the_same_time(pi: Board) -> None:
     """One after the other would take longer than the call may."""
     pi.write({"/proc/self/mountinfo": "30 1 179:2 / / rw - ext4 /dev/mmcblk0p2 rw\n"})
