@@ -386,7 +386,7 @@ class AuthorizationServer:
             raise OAuthError("invalid_grant", f"No: {error}.", ended=error.ended) from None
 
     def _may(self, grant: Grant) -> bool:
-        person = self._people.read().active(grant.person)
+        person = self._people.read().giver(grant.person)
         if person is None or not may_still_give(person, self._kinds, grant.choice):
             return False
         return person.provider is None or self._now_ms() < grant.made_ms + self._longest_ms

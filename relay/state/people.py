@@ -147,6 +147,16 @@ class People(LedgerState):
             return None
         return person if person.provider is None or person.provider[0] == self.issuer else None
 
+    def giver(self, person_id: str) -> Person | None:
+        """Return the person who has that id, and for whom clients may go on with what they were given.
+
+        Also one whose passkeys were ended, and who has made no other yet: that ends none of it.
+        """
+        person = self.by_id.get(person_id)
+        if person is not None and person.provider is None and not person.revoked:
+            return person
+        return self.active(person_id)
+
     def of_provider(self, subject: str) -> Person | None:
         """Return who is ``subject`` at the provider, revoked or not."""
         return next((each for each in self.by_id.values() if each.provider == (self.issuer, subject)), None)

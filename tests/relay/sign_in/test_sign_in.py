@@ -188,6 +188,18 @@ async def test_another_device_gets_a_link_and_a_lost_one_ends(stage: Stage) -> N
     assert (await phone.accept_invitation(f"#{secret}")).status_code == 200
 
 
+async def test_what_clients_were_given_goes_on_while_a_person_has_no_passkey(stage: Stage) -> None:
+    ada, client_id = await stage.person(), await stage.registered()
+    token = (await stage.tokens(ada, client_id))["refresh_token"]
+    code = await stage.code(ada, client_id)
+    stage.relay.people.reset("ada")
+    refreshed = await stage.refresh(token, client_id)
+    assert refreshed.status_code == 200, refreshed.text
+    assert (await stage.token(code=code, client_id=client_id)).status_code == 400  # nothing new is given
+    stage.relay.people.revoke("ada")
+    assert (await stage.refresh(refreshed.json()["refresh_token"], client_id)).status_code == 400
+
+
 async def test_what_was_allowed_is_listed_and_can_be_ended(stage: Stage) -> None:
     ada = await stage.person()
     client_id = await stage.registered()
