@@ -77,8 +77,8 @@ async def printed_by(
                 if held is not None:
                     held[command[0]] = process
             # What has left its group, as a daemon does, may hold the pipe for as long as it runs.
-            transport: Any = process._transport  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
-            transport.close()
+            reader: Any = process.stdout
+            reader._transport.close()  # noqa: SLF001 - asyncio has no public way
     return Printed(data[:limit].decode("utf-8", "replace"), code)
 
 
