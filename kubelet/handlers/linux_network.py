@@ -3,7 +3,6 @@
 Must not send a packet: whether the gateway answers is what the neighbour table says.
 """
 
-import asyncio
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +13,11 @@ from typing import Any, NamedTuple
 import psutil
 
 from kubelet.handlers.base import HandlerFactory
-from kubelet.handlers.machine import LinuxHandler, LinuxMachine
+from kubelet.handlers.machine import BlockingCalls, LinuxHandler, LinuxMachine
 
 _MOST_INTERFACES, _MOST_ADDRESSES, _MOST_ROUTES, _MOST_RESOLVERS, _MOST_PORTS = 64, 16, 64, 8, 128
+LISTENING_S = 8.0
+"""Of a slow board with thousands of processes."""
 _ADDRESS = re.compile(r"[0-9a-fA-F:.]{1,64}(%[A-Za-z0-9._-]{1,15})?")
 _COUNTERS = ("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 _UP = 1  # IFF_UP of the flags
@@ -94,6 +95,9 @@ def _ip_6(digits: str) -> str:
 class NetworkHandler(LinuxHandler):
     """Answers with what the kernel knows of the network."""
 
+    def prepare(self) -> None:
+        self._calls = BlockingCalls()
+
     @property
     def lacks(self) -> str | None:
         """That the kernel is not asked for addresses."""
@@ -104,11 +108,17 @@ class NetworkHandler(LinuxHandler):
         return None
 
     async def snapshot(self, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - takes none
-        """Return all of it. Whose ports they are is read from every process, so on a thread."""
+        """Return all of it. Whose ports they are is read from every process, so on a thread.
+
+        Of its own: one that hangs in the kernel may hold whoever reads its name.
+
+        Raises:
+            ToolFault: ``no_answer``.
+        """
         addresses, names = _addresses(), interfaces(self.machine)
         allowed = [name for name in names if self.allows("interfaces", name)]
         known = [route for route in routes(self.machine) if self.allows("interfaces", route.interface)]
-        listening = await asyncio.to_thread(_listening)
+        listening = await self._calls.run(_listening, LISTENING_S)
         if self.ceiling.of("linux.network").restricts("interfaces"):
             # Of an address that no allowed interface is known to have, the owner may not allow it.
             inside = {_ip(each) for name in allowed for each in addresses.get(name, ())}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kubelet.handlers.base import HandlerFactory
-from kubelet.handlers.machine import LinuxHandler
+from kubelet.handlers.machine import BlockingCalls, LinuxHandler
 
 INTERVAL_S = 0.5
 USUAL_NUMBER = 20
@@ -60,6 +60,9 @@ def parsed(pid: int, stat: str) -> Process | None:
 class ProcessesHandler(LinuxHandler):
     """Answers with what ``/proc`` shows."""
 
+    def prepare(self) -> None:
+        self._calls = BlockingCalls()
+
     @property
     def lacks(self) -> str | None:
         """That other users' processes are hidden."""
@@ -68,7 +71,11 @@ class ProcessesHandler(LinuxHandler):
         return "processes of other users are hidden: the unit has ProtectProc=invisible"
 
     async def snapshot(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the greatest of those whose name has the part that is asked for."""
+        """Return the greatest of those whose name has the part that is asked for.
+
+        Raises:
+            ToolFault: ``no_answer``: the arguments of one that hangs in the kernel cannot be read.
+        """
         # Thousands of files: on a thread, so that the daemon does not wait.
         before_us, before = await asyncio.to_thread(self._table)
         await asyncio.sleep(INTERVAL_S)
@@ -82,13 +89,10 @@ class ProcessesHandler(LinuxHandler):
         matching.sort(key=lambda each: (-(each.pages if by_memory else used[each.pid]), each.pid))
         users = self._users()
         greatest = matching[: arguments.get("limit", USUAL_NUMBER)]
-        return {
-            "total": len(matching),
-            "withheld": len(after) - len(allowed),
-            "processes": [
-                self._shown(each, used[each.pid] * 1_000_000 / passed_us, users) for each in greatest
-            ],
-        }
+        shown = await self._calls.run(
+            lambda: [self._shown(each, used[each.pid] * 1_000_000 / passed_us, users) for each in greatest]
+        )
+        return {"total": len(matching), "withheld": len(after) - len(allowed), "processes": shown}
 
     def _table(self) -> tuple[int, dict[int, Process]]:
         """Return when it began to read, in microseconds, and all processes by number.

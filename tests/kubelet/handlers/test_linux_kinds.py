@@ -1423,6 +1423,31 @@ async def test_a_journal_on_a_disk_that_hangs_is_waited_for_on_no_event_loop(
     answers.set()
 
 
+@pytest.mark.parametrize("kind", ["linux.network", "linux.processes"])
+async def test_a_process_that_hangs_in_the_kernel_holds_no_thread_that_others_need(
+    pi: Board, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whoever reads its arguments, or by these its name, waits with it."""
+    answers, held_by = threading.Event(), set[str]()
+
+    def hung(*_: object) -> Any:
+        held_by.add(threading.current_thread().name)
+        answers.wait(BOUND_S)
+        return None
+
+    monkeypatch.setattr("kubelet.handlers.linux_network._listening", hung)
+    monkeypatch.setattr("kubelet.handlers.linux_network.LISTENING_S", 0.01)
+    monkeypatch.setattr("kubelet.handlers.linux_processes.ProcessesHandler._arguments", hung)
+    monkeypatch.setattr("kubelet.handlers.linux_processes.INTERVAL_S", 0.001)
+    monkeypatch.setattr(BlockingCalls.run, "__defaults__", (0.01,))
+    pi.write({"/proc/7/stat": stat(7, "hung", 0, 10)})
+    with pytest.raises(ToolFault, match="no_answer"):
+        await pi.ask(kind)
+    await until(lambda: bool(held_by))
+    answers.set()
+    assert held_by == {"disk"}  # of a pool of the handler's own
+
+
 async def test_a_card_that_fails_costs_what_is_read_from_it_alone(
     pi: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
