@@ -80,13 +80,15 @@ class JournalHandler(LinuxHandler):
             matches = _of_units([named.name]) if is_limited else [f"--unit={named.name}"]
         else:
             matches, withheld = await self._allowed() if is_limited else ([], 0)
-        if is_limited and not matches:
+        since_ms = arguments.get("since_ms", 0)
+        # journalctl fails where the one is after the other.
+        is_empty = since_ms > arguments.get("until_ms", since_ms)
+        if is_empty or (is_limited and not matches):
             return {"lines": [], "withheld": withheld, "complete": True, "next": None}
         if "priority" in arguments:
             command.append(f"--priority={arguments['priority']}")
         if "boot" in arguments:
             command.append(f"--boot={arguments['boot']}")
-        since_ms = arguments.get("since_ms", 0)
         # journalctl refuses it beside a cursor; what is older is left out of the answer then.
         if "since_ms" in arguments and "cursor" not in arguments:
             command.append(f"--since=@{since_ms / 1000:.3f}")

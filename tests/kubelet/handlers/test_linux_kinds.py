@@ -1131,6 +1131,13 @@ async def test_what_is_asked_of_a_journal_reaches_journalctl_as_its_options(pi: 
     } <= set(pi.commands[-1])
 
 
+async def test_between_a_time_and_an_earlier_one_there_is_no_line(pi: Board) -> None:
+    pi.programs = journal(code=1)  # --since= must be before --until=
+    pi.write({"/var/log/journal/1/system.journal": ""})
+    answer = await pi.ask("linux.journal", "get", since_ms=NOW_MS, until_ms=NOW_MS - 1)
+    assert (answer["lines"], answer["complete"], answer["next"]) == ([], True, None)
+
+
 async def test_a_journal_that_may_not_be_read_is_no_empty_one(pi: Board) -> None:
     """For both journalctl ends with 1."""
     pi.programs = journal(code=1)
