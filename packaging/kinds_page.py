@@ -63,7 +63,9 @@ def _section(name: str) -> Iterator[str]:
 
 
 def _asked(name: str, *, is_on: bool) -> Iterator[str]:
-    asked = _ASKED["kinds"][name]
+    asked = _ASKED["kinds"].get(name)
+    if asked is None:
+        sys.exit(f"packaging/asked.json has no question for {name}")
     yield f"**{asked['question']}** {'On' if is_on else 'Off'} by default.\n"
     if "answer" in asked:
         of = f", {asked['of']}" if "of" in asked else ""

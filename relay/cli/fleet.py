@@ -259,21 +259,29 @@ def _finding(worst: Mapping[str, Any]) -> str:
     return f"{worst['severity']}: {worst['code']}{more}"
 
 
-_FORMS: Mapping[FactForm, Callable[[Any], str]] = {
-    FactForm.TEXT: str,
-    FactForm.LABEL: lambda value: with_typed_form(str(value or "-")),
-    FactForm.YES_NO: lambda value: "yes" if value else "no",
-    FactForm.TIME: lambda value: utc(value) if isinstance(value, int) else "-",
-    FactForm.COUNT: lambda value: str(len(value or ())),
-    FactForm.WORDS: lambda value: " ".join(map(str, value or ())) or "-",
-    FactForm.FINDING: lambda value: _finding(value) if isinstance(value, dict) else "-",
-}
+def _cell(form: FactForm, value: Any) -> str:  # noqa: PLR0911 - one for each form
+    match form:
+        case FactForm.TEXT:
+            return str(value)
+        case FactForm.LABEL:
+            return with_typed_form(str(value or "-"))
+        case FactForm.YES_NO:
+            return "yes" if value else "no"
+        case FactForm.TIME:
+            return utc(value) if isinstance(value, int) else "-"
+        case FactForm.COUNT:
+            return str(len(value or ()))
+        case FactForm.WORDS:
+            return " ".join(map(str, value or ())) or "-"
+        case FactForm.FINDING:
+            return _finding(value) if isinstance(value, dict) else "-"
+
 
 NODES = FleetView(
     "nodes",
     read_nodes,
     [header for header, _, _ in COLUMNS],
-    lambda node: [_FORMS[form](node.get(member)) for _, member, form in COLUMNS],
+    lambda node: [_cell(form, node.get(member)) for _, member, form in COLUMNS],
 )
 TOOLS = FleetView(
     "tools",

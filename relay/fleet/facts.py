@@ -8,7 +8,7 @@ writes it. Commands import this: it must not import what judges or keeps nodes.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
 from schemas.payloads import OpenFinding
 from schemas.times import iso
@@ -74,6 +74,10 @@ class KnownTo(Enum):
     BY_PRESENCE = "every relay, by presence; the end of the node's session clears it"
     BY_MANIFEST = "every relay that the manifest reaches; its end or a revocation clears it"
     BY_LEDGER = "every relay, by the operator's ledgers; the operator clears it"
+
+
+NodeCheck = Literal["clock", "echo"]
+"""The checks of ``relay doctor`` that report nodes by ``warned``."""
 
 
 class FactForm(StrEnum):
@@ -218,7 +222,7 @@ class NodeWarning:
     """
 
     known: KnownTo
-    check: str
+    check: NodeCheck
     text: str
     fix: str
     names_fact: bool = True
@@ -273,9 +277,10 @@ class NodeWarnings:
         return WARNINGS.keys() - self._find.keys()
 
 
-def warned(check: str, nodes: NodesStatus) -> tuple[str, str] | None:
+def warned(check: NodeCheck, nodes: NodesStatus) -> tuple[str, str] | None:
     """Return what a check of ``relay doctor`` has to report of ``nodes``, and the fix; None if nothing."""
     by_member = cast("Mapping[str, Mapping[str, str]]", nodes)
+    texts, fixes = [], []
     for member, warning in WARNINGS.items():
         found = by_member.get(member)  # a relay of a version before lacks some
         if warning.check == check and found:
@@ -283,5 +288,6 @@ def warned(check: str, nodes: NodesStatus) -> tuple[str, str] | None:
             some = ", ".join(
                 f"{node_id} ({how})" if warning.names_fact else node_id for node_id, how in named
             )
-            return warning.text.format(count=len(found), some=some), warning.fix
-    return None
+            texts.append(warning.text.format(count=len(found), some=some))
+            fixes.append(warning.fix)
+    return ("; ".join(texts), "; ".join(fixes)) if texts else None

@@ -734,7 +734,7 @@ class Relay:
     def make_watcher(self, look_s: float = LOOK_S, poll_s: float = POLL_S) -> Watcher:
         """Return what applies each change of a ledger, from its ``begin`` on."""
         fleet, log, records = self.fleet, self.log, DecisionRecords(self.audit, self.log)
-        names = NameDecisions(self.name_ledger, fleet, self._renamed, log)
+        names = NameDecisions(self.name_ledger, fleet, self._names_changed, log)
         leaves = LeafDecisions(
             ca=self.authority,
             fleet=fleet,
@@ -818,7 +818,7 @@ class Relay:
         issued = self.authority.ledger.read().issued.values()
         return frozenset(each.tenant for each in issued if isinstance(each, IssuedLeaf))
 
-    def _renamed(self) -> None:
+    def _names_changed(self) -> None:
         """End at once what is open with nodes that a token is for no longer by their names."""
         self.telemetry.sweep()
         self.expiry.sweep_sessions()

@@ -1,5 +1,6 @@
 """What is known of a node, and where it is shown."""
 
+from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
@@ -52,6 +53,14 @@ def test_the_nodes_of_a_warning_are_named_in_its_check(member: str) -> None:
     assert found is not None
     assert NODE_ID in found[0]
     assert found[1] == WARNINGS[member].fix
+
+
+def test_a_check_reports_each_of_its_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [replace(warning, check="clock") for warning in WARNINGS.values()]
+    monkeypatch.setattr("relay.fleet.facts.WARNINGS", dict(zip(WARNINGS, both, strict=True)))
+    found = warned("clock", {**NODES, **{member: {NODE_ID: "ahead"} for member in WARNINGS}})  # type: ignore[typeddict-item]
+    assert found is not None
+    assert (found[0].count(NODE_ID), found[1].count("edge-kubelet doctor")) == (len(both), len(both))
 
 
 def test_a_warning_that_nothing_finds_ends_the_start(hub: Hub) -> None:

@@ -149,15 +149,14 @@ class Relay:
             names = NameLedger(self.ledger.path, FakeClock(NOW_MS))
             with suppress(LabelTakenError):
                 names.forget(NODES[number]) if label == "gone" else names.label(NODES[number], TENANT, label)
-        elif self.is_pin:
-            self._write(LINE["pin"](number) | {"pinned": label != "gone"})
+        elif self.kind.rule is Rule.ORDERED:
+            line = LINE[self.kind.name](number)
+            switches = [name for name, value in line.items() if isinstance(value, bool)]
+            assert switches, "the line of an ordered kind has nothing that a later one changes"
+            self._write(line | dict.fromkeys(switches, label != "gone"))
         elif (line := LINE[self.kind.name](number)) not in self.decided:
             self._write(line)
             self.decided.append(line)
-
-    @property
-    def is_pin(self) -> bool:
-        return self.kind.name == "pin"
 
     @property
     def entries(self) -> dict[str, Entry]:
@@ -274,7 +273,7 @@ def test_ordered_is_the_last_decision_by_the_stream_the_same_at_every_relay(
         one, *others = made
         assert all(other.entries == one.entries for other in others)
         assert not any(one.shared.form.unshared(relay.ledger.read()) for relay in made)
-        if one.is_pin:
+        if kind.file is not NODE_NAMES:
             assert one.entries == {key: entry for key, (_, entry) in one.stream.entries.items()}
         else:  # and what must be unique is
             labels = [entry["label"].lower() for entry in one.entries.values() if entry.get("label")]
