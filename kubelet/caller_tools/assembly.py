@@ -111,6 +111,7 @@ class CallerTools:
         self._after(self._timeouts.outlive_s, self._end_all)
 
     def _open(self, opened: SessionOpen) -> None:
+        self._requests.expect_requests()
         known = self._sessions.get(opened["session_id"])
         is_again = known is not None and not known.confirmed
         try:

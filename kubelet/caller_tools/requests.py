@@ -21,7 +21,9 @@ from schemas.caller_tools import (
 )
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
+from schemas.pacing import TokenBucket
 from schemas.payloads import CallerToolCancel, CallerToolRequest, CallerToolResult
+from schemas.websocket_frames import FrameBudget, FrameHead, cost_of
 
 MAX_QUEUED = 256
 """The requests of one session that wait until fewer than ``MAX_PENDING`` are pending."""
@@ -31,6 +33,13 @@ _UUID_BYTES = 16
 _BUSY_RETRY_MS = 1000
 _SEND_RETRY_S = 0.05
 """When to try again what the connection did not take: over its rate, or lost and not noticed yet."""
+_FRAMES_PER_S, _FRAMES_AT_ONCE = 6.0, 50.0
+"""Of the 20 frames a second, 120 at once, that the relay reads: it disconnects a node that stays behind."""
+_FRAMES_OF_AN_ANSWER, _MOST_CREDIT = 16.0, 100.0
+"""What it reads besides, because of an answer, and of a session: more, but other frames take of that too."""
+_BYTES_LIKE_A_FRAME = 4096
+_ENVELOPE_BYTES = 512
+"""More than a frame has around the arguments."""
 
 Send = Callable[[OneWayType, Mapping[str, Any]], bool]
 """Sends a frame to the relay; returns whether the connection took it. Must not block."""
@@ -87,6 +96,7 @@ class CallerRequests:
         self._margin_s = margin_s
         self._queues: dict[str, _SessionQueue] = {}
         self._held_bytes = 0
+        self._budget = _budget()
         self._is_unreachable = False
         self._retry: asyncio.TimerHandle | None = None
 
@@ -118,6 +128,7 @@ class CallerRequests:
 
     def answer(self, answer: CallerToolResult) -> bool:
         """End the request that ``answer`` is for; return whether there is one."""
+        self._budget.expect(_FRAMES_OF_AN_ANSWER)
         queue = self._queues.get(answer["session_id"])
         request = None if queue is None else queue.pending.get(answer["request_id"])
         if request is None or request.answer.done():
@@ -127,6 +138,10 @@ class CallerRequests:
         else:
             request.answer.set_result(answer["result"])
         return True
+
+    def expect_requests(self) -> None:
+        """Let more be requested: the relay has named a session."""
+        self._budget.expect(_MOST_CREDIT)
 
     def end_session(self, session_id: str) -> None:
         if (queue := self._queues.get(session_id)) is not None:
@@ -150,7 +165,9 @@ class CallerRequests:
                     _fail(request)
 
     def reachable(self) -> None:
+        """Accept requests: there is a connection, whose frames the relay counts anew."""
         self._is_unreachable = False
+        self._budget = _budget()
 
     def _admitted(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> _Pending:
         if self._is_unreachable:
@@ -181,17 +198,26 @@ class CallerRequests:
         """Send what is due; try again soon if the connection does not take it."""
         # Cancellations first: the relay may have too many pending without them.
         while queue.cancelled:
-            if not self._send(OneWayType.CALLER_TOOL_CANCEL, queue.cancelled[0]):
+            if not self._sent(OneWayType.CALLER_TOOL_CANCEL, queue.cancelled[0], 0):
                 self._retry_soon()
                 return
             queue.cancelled.popleft()
         for request in queue.pending.values():
             if not request.due or request.answer.done():
                 continue
-            if not self._send(OneWayType.CALLER_TOOL, request.payload):
+            if not self._sent(OneWayType.CALLER_TOOL, request.payload, request.size):
                 self._retry_soon()
                 return
             request.due, request.sent = False, True
+
+    def _sent(self, type_: OneWayType, payload: Mapping[str, Any], size: int) -> bool:
+        """Send a frame with arguments of ``size``; return False if the relay would not read it in time."""
+        head = FrameHead(is_control=False, is_text=True, payload_bytes=size + _ENVELOPE_BYTES, head_bytes=0)
+        if self._budget.take(head, asyncio.get_running_loop().time()) > 0:
+            return False
+        if not (is_sent := self._send(type_, payload)):
+            self._budget.expect(cost_of(head, _BYTES_LIKE_A_FRAME))
+        return is_sent
 
     def _retry_soon(self) -> None:
         if self._retry is None:
@@ -222,6 +248,11 @@ class CallerRequests:
     def _drop_if_empty(self, session_id: str, queue: _SessionQueue) -> None:
         if queue.is_empty:
             self._queues.pop(session_id, None)
+
+
+def _budget() -> FrameBudget:
+    bucket = TokenBucket(_FRAMES_PER_S, _FRAMES_AT_ONCE, 0.0)
+    return FrameBudget(bucket, bytes_like_a_frame=_BYTES_LIKE_A_FRAME, most_credit=_MOST_CREDIT)
 
 
 def _fail(request: _Pending) -> None:

@@ -9,11 +9,14 @@ import pytest
 from kubelet.caller_tools import requests
 from kubelet.caller_tools.requests import CallerRequests
 from kubelet.caller_tools.sessions import Session
-from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES
+from relay.http.websocket_protocol import FrameMeter
+from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, size_of
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
+from schemas.websocket_frames import FrameHead
 from tests.fakes.caller_tools import ANT, BEE, OWNER
 from tests.fakes.polling import until
+from tests.fakes.seconds import LoopSeconds
 
 
 class Relay:
@@ -40,7 +43,9 @@ def relay() -> Relay:
 
 @pytest.fixture
 def calls(relay: Relay) -> CallerRequests:
-    return CallerRequests(relay.send, os.urandom)
+    calls = CallerRequests(relay.send, os.urandom)
+    calls.expect_requests()
+    return calls
 
 
 @pytest.fixture
@@ -236,6 +241,37 @@ async def test_what_the_connection_does_not_take_is_sent_soon(
     await until(lambda: relay.of("caller_tool"))
     calls.answer(answered(relay.of("caller_tool")[0], result=1))
     assert await task == 1
+
+
+async def test_nothing_is_sent_faster_than_the_relay_reads_it(
+    relay: Relay, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay disconnects a node that stays behind its rate."""
+    clock = LoopSeconds(monkeypatch)
+    meter, waits = FrameMeter(lambda: clock.now), []
+
+    def send(type_: OneWayType, payload: Mapping[str, Any]) -> bool:
+        size = size_of({"type": type_, "msg_id": 26 * "0", "payload": payload})
+        head = FrameHead(is_control=False, is_text=True, payload_bytes=size, head_bytes=0)
+        waits.append(meter.take(head))
+        return relay.send(type_, payload)
+
+    calls = CallerRequests(send, os.urandom)
+    calls.reachable()
+    meter.admit()
+    calls.expect_requests()
+    meter.expect_answer(256)  # what the session adds
+    session.timeout_s = 600
+    tasks = [await started(calls, session, {"text": "x" * 190_000}) for _ in range(12)]
+    small = [await started(calls, session) for _ in range(MAX_PENDING)]
+    for task in small:
+        task.cancel()
+    for _ in range(200):
+        await clock.pass_by(1)
+    assert len(relay.of("caller_tool")) >= len(tasks)
+    assert max(waits) == 0
+    calls.end_session(ANT)
+    await asyncio.gather(*tasks, *small, return_exceptions=True)
 
 
 async def test_a_bug_with_one_session_ends_its_requests_alone(
