@@ -47,7 +47,7 @@ from relay.client.remote_tools.errors import (
 from relay.client.remote_tools.failures import FailureTable, of_fault, of_garbage, of_unexpected, remote_id
 from relay.client.remote_tools.manifests import ManifestVerifier
 from relay.client.remote_tools.redaction import Redaction
-from relay.client.remote_tools.servers import ATTEMPT, HttpServer, Server, WireAttempt
+from relay.client.remote_tools.servers import ATTEMPT, LEFT_OPEN_S, HttpServer, Server, WireAttempt
 from relay.client.remote_tools.tool_schemas import CheckProcess
 from schemas.pacing import Backoff
 from schemas.projection import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
@@ -339,7 +339,7 @@ class RemoteTools:
         return known
 
     async def _by(self, deadline_at: float, listing: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        wire = WireAttempt()
+        wire = WireAttempt(ends_at=deadline_at + LEFT_OPEN_S)
         token = ATTEMPT.set(wire)
         try:
             async with asyncio.timeout_at(deadline_at):
@@ -473,6 +473,7 @@ class RemoteTools:
         wire = WireAttempt(
             headers={HEADER_CORRELATION_ID: call.correlation_id, HEADER_TRACEPARENT: call.traceparent},
             may_repeat=idempotent,
+            ends_at=deadline_at + LEFT_OPEN_S,
         )
         try:
             async with asyncio.timeout_at(deadline_at):

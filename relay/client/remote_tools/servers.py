@@ -9,6 +9,7 @@ leaves ``send``: a fault is noted in the ``WireAttempt`` of the operation, and t
 that makes it fail that one request. Must not know tools.
 """
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -275,6 +276,9 @@ REFUSALS = (401, 403)
 """The HTTP statuses of a server that does not serve this caller."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
+LEFT_OPEN_S = 5.0
+"""How much longer than an operation its requests last: the SDK may tell the server that it is given up."""
+
 _MAX_RETRY_AFTER_MS = 600_000
 _MAX_REFUSAL_BYTES = 4096
 _STAND_IN = 503
@@ -296,6 +300,8 @@ class WireAttempt:
         detail: what the system reported of it, or which credential is meant; printable ASCII.
         advice: what to change about it, one sentence; None if that is not known.
         message: the last request that carried a message of MCP.
+        ends_at: when what is still open of its requests is closed, a time of the event loop; None: never. In
+            the old era the SDK leaves a request open that is given up, until the server ends it.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -308,6 +314,7 @@ class WireAttempt:
     detail: str | None = None
     advice: str | None = None
     message: httpx2.Request | None = None
+    ends_at: float | None = None
 
 
 ATTEMPT: ContextVar[WireAttempt | None] = ContextVar("ATTEMPT", default=None)
@@ -393,10 +400,12 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
         Raises:
             EncodedError: the answer is compressed.
         """
+        attempt = ATTEMPT.get() or WireAttempt()
         try:
-            response = await self._inner.handle_async_request(request)
+            async with asyncio.timeout_at(attempt.ends_at):
+                response = await self._inner.handle_async_request(request)
         except OSError as error:
-            # httpx2 lets through what TLS says of a record that was changed on its way.
+            # It is too late; or httpx2 lets through what TLS says of a record that was changed on its way.
             raise httpx2.ReadError(str(error)) from error
         if _is_encoded(response):
             await response.aclose()
@@ -405,7 +414,7 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
             content_type = response.headers.get("content-type", "").lower()
             is_stream = request.method == "GET" and content_type.startswith("text/event-stream")
             limit = None if is_stream else MAX_ANSWER_BYTES
-            response.stream = _LimitedStream(response.stream, limit, ATTEMPT.get() or WireAttempt())
+            response.stream = _LimitedStream(response.stream, limit, attempt)
         return response
 
     async def aclose(self) -> None:
@@ -419,9 +428,13 @@ class _LimitedStream(httpx2.AsyncByteStream):
     _attempt: WireAttempt
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size, chunks = 0, aiter(self._inner)
         try:
-            async for chunk in self._inner:
+            while True:
+                async with asyncio.timeout_at(self._attempt.ends_at):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return
                 size += len(chunk)
                 if self._limit is not None and size > self._limit:
                     self._attempt.fault = Reason.TOO_LARGE

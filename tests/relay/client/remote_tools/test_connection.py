@@ -32,6 +32,8 @@ PING = {"message": "ping"}
 INFO = {"name": "fake", "version": "1"}
 HEADERS = {"Content-Type": "application/json", "Mcp-Session-Id": "x"}
 ROOT = Path(__file__).parents[3]
+CONNECTIONS_AT_ONCE = 100
+"""What the HTTP library has open to a server."""
 REPEATABLE = (ToolRule("*", idempotent=True, deadline_s=20),)
 
 
@@ -423,3 +425,17 @@ async def test_a_server_that_answers_nothing_once_a_session_is_open_costs_a_call
             await client.fails(ToolTimeout, "echo", PING, deadline_s=0.2)
             assert loop.time() - began < 4  # the SDK itself would wait 5 s more
         gone.set()
+
+
+@pytest.mark.integration
+async def test_calls_of_the_old_era_that_are_given_up_do_not_use_up_the_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relay.client.remote_tools.client.LEFT_OPEN_S", 0.2)
+    fake = FakeMcpServer(legacy=True)
+    async with over_http(fake, rules=(ToolRule("delay", deadline_s=3),)) as client:
+        await client.tools.list_tools()
+        given_up = [client.fails(ToolTimeout, "delay") for _ in range(CONNECTIONS_AT_ONCE)]
+        await asyncio.gather(*given_up)
+        assert (await client.tools.execute("echo", PING)).structured == PING
+        assert not fake.released.is_set()
