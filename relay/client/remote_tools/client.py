@@ -11,7 +11,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -478,7 +479,9 @@ class RemoteTools:
         try:
             async with asyncio.timeout_at(deadline_at):
                 session = await self._connection.session()
-                if not await self._catalogue.is_unchanged(entry):
+                with _listed_within(deadline_at):
+                    is_unchanged = await self._catalogue.is_unchanged(entry)
+                if not is_unchanged:
                     raise ToolProviderFailure(
                         "The tool changed after the call was checked; it was not sent.",
                         reason=Reason.CONTRACT,
@@ -523,7 +526,8 @@ class RemoteTools:
             )
         try:
             async with asyncio.timeout_at(deadline_at):
-                fault = await self._left_at_the_end(self._catalogue.check_answered(entry, structured))
+                with _listed_within(deadline_at):
+                    fault = await self._left_at_the_end(self._catalogue.check_answered(entry, structured))
         except TimeoutError:
             fault = "its manifest could not be verified within the deadline"
         except NotConnectedError:
@@ -542,6 +546,16 @@ async def _send(
     token = ATTEMPT.set(wire)
     try:
         return await session.send_request(request, CallToolResult, progress_callback=on_progress)
+    finally:
+        ATTEMPT.reset(token)
+
+
+@contextmanager
+def _listed_within(deadline_at: float) -> Iterator[None]:
+    """Let what is read of a server for a call, and is not of the call itself, be an operation of its own."""
+    token = ATTEMPT.set(WireAttempt(ends_at=deadline_at + LEFT_OPEN_S))
+    try:
+        yield
     finally:
         ATTEMPT.reset(token)
 

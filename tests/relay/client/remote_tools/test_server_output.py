@@ -56,6 +56,22 @@ async def test_an_answer_over_http_that_is_no_message_is_logged_redacted(
     assert "a private message" not in caplog.text
 
 
+@pytest.mark.integration
+async def test_a_list_in_the_midst_of_a_call_that_is_no_message_is_logged_redacted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    fake = FakeMcpServer(legacy=True)
+    async with over_http(fake, rules=(ToolRule("*", idempotent=True),)) as client:
+        await client.tools.list_tools()
+        fake.next_answer = HttpAnswer(404)  # the session has ended, so that the tools are listed again
+        fake.next_list = HttpAnswer(200, f"Bearer {SECRET}".encode())
+        with pytest.raises(RemoteToolError):
+            await client.tools.execute("echo", {"message": "a private message"})
+    assert "Error parsing JSON response" in caplog.text
+    assert SECRET not in caplog.text
+
+
 @pytest.mark.holds("SPEC-0004/3.4/redaction")
 @pytest.mark.integration
 async def test_standard_error_is_passed_on_printable_and_redacted(
