@@ -65,8 +65,12 @@ def unpack(archive: bytes, expected: AbstractSet[str]) -> dict[str, bytes]:
                 _check(member, expected, files.keys())
                 content = tar.extractfile(member)
                 files[member.name] = content.read() if content else b""
+            rest = archive[tar.offset :]
     except (tarfile.TarError, ValueError, EOFError, OverflowError):
         raise ArchiveError("it is no backup, or it is damaged") from None
+    if rest.strip(b"\0"):
+        # The library takes a head that is damaged for the end: what was revoked may be behind it.
+        raise ArchiveError("it is no backup, or it is damaged")
     return files
 
 

@@ -73,6 +73,14 @@ def test_what_is_no_plain_file_of_a_backup_is_refused(hostile: tuple[tarfile.Tar
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize("damage", [b"\xff", bytes(512)], ids=["a byte", "a block of zeros"])
+def test_a_head_that_is_damaged_does_not_hide_what_comes_behind_it(damage: bytes) -> None:
+    packed = pack({"a": b"1", "b": b"2", "c": b"3"}, NOW_MS)
+    head = 2 * tarfile.BLOCKSIZE  # that of the second file
+    with pytest.raises(ArchiveError, match="damaged"):
+        unpack(packed[:head] + damage + packed[head + len(damage) :], {"a", "b", "c"})
+
+
 def test_a_file_that_is_there_twice_is_refused() -> None:
     with pytest.raises(ArchiveError, match="twice"):
         unpack(archive_of(member("token.key"), member("token.key", b"y")), FILES.keys())
