@@ -150,7 +150,9 @@ class ManifestVerifier:
             shown = (listed or {}).get("properties", {})
             own = listed_schema(self._registry, ref).get("properties", {})
             # A relay of 0.3 lists answers in outline.
-            if any(shown.get(name) not in (rules, outlined(rules)) for name, rules in own.items()):
+            if not isinstance(shown, Mapping) or any(
+                shown.get(name) not in (rules, outlined(rules)) for name, rules in own.items()
+            ):
                 raise UnverifiedToolError("the listed schemas do not have the members of the kind")
         return Verified(kind.safety_class, verb.idempotent, sys.maxsize, kind.short)
 

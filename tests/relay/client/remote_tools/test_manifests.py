@@ -305,14 +305,14 @@ async def test_find_nodes_of_a_relay_of_02_is_verified_too(
         assert "find_nodes" in [tool.name for tool in await client.tools.list_tools()]
 
 
-async def test_a_tool_of_the_view_with_other_members_than_its_kind_is_refused(
-    node: SimulatedNode, options: dict[str, Any]
+@pytest.mark.parametrize("members", [{}, ["message"], None], ids=["none", "a list", "null"])
+async def test_a_tool_of_the_view_with_other_members_than_its_kind_is_refused_by_itself(
+    node: SimulatedNode, options: dict[str, Any], members: object
 ) -> None:
     fake = view_with(node)
-    for tool in fake.tools:
-        tool["inputSchema"] = {"type": "object"}
+    fake.tools[0]["inputSchema"] = {"type": "object", "properties": members}
     async with over_http(fake, **options) as client:
-        assert await client.tools.list_tools() == []
+        assert [tool.name for tool in await client.tools.list_tools()] == ["find_nodes"]
 
 
 @pytest.mark.parametrize(
