@@ -17,6 +17,7 @@ import stat
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -158,7 +159,7 @@ def edit_toml(text: str, section: str, name: str, entry: Mapping[str, Any] | Non
         raise UnreadableConfigError(f"holds no table {section!r}")
     if entry is None and name not in servers:
         return text
-    edited = _without_table(text, section, name)
+    edited, found = _without_table(text, section, name), None
     if entry is not None:
         expected[section] = {**servers, name: dict(entry)}
         # A string of JSON without what JSON escapes otherwise is one of TOML, and so is a list of them.
@@ -169,8 +170,9 @@ def edit_toml(text: str, section: str, name: str, entry: Mapping[str, Any] | Non
         del servers[name]
         if not servers:
             del expected[section]
-    # An empty table that remains of the section is the same as none.
-    found = {key: value for key, value in _read_toml(edited).items() if value or key in expected}
+    with suppress(UnreadableConfigError):  # it has what was put in twice
+        # An empty table that remains of the section is the same as none.
+        found = {key: value for key, value in _read_toml(edited).items() if value or key in expected}
     if found != expected:
         raise UnreadableConfigError("has its servers in a form that cannot be changed line by line")
     return edited
