@@ -93,6 +93,8 @@ def ca_backup(
     if (recipient is not None) + (passphrase_file is not None) + plain > 1:
         fail("--recipient, --passphrase-file and --plain exclude each other", EXIT_USAGE)
     passphrase = None if recipient or plain else _passphrase(passphrase_file, confirm=True)
+    if recipient:
+        encrypt_for(b"", recipient)  # before anything is issued for what it would hold
     try:
         state, ca = state_files(state_dir), authority(state_dir)
         ca.root_pem()  # without a CA, that is what is wrong, and not the file

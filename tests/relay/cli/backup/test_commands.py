@@ -385,6 +385,14 @@ def test_a_backup_that_cannot_be_made_leaves_no_certificate(relay: Relay, tmp_pa
     assert '"serve"' not in (tmp_path / "state" / "ca" / "ledger.jsonl").read_text()
 
 
+def test_a_recipient_that_is_none_leaves_no_certificate(relay: Relay, tmp_path: Path) -> None:
+    ledger = tmp_path / "state" / "ca" / "ledger.jsonl"
+    before = ledger.read_bytes()
+    made = relay("ca", "backup", tmp_path / "backup", "--without-ca-key", "--recipient", "age1no")
+    assert made.code == 2
+    assert ledger.read_bytes() == before
+
+
 def test_a_full_disk_leaves_no_half_archive(tmp_path: Path) -> None:
     archive = tmp_path / "backup"
     with full_disk(100), pytest.raises(OSError, match="backup"), new_file(archive) as file:
