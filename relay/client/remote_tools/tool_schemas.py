@@ -42,6 +42,8 @@ _BACKTRACK_LIMIT = 10_000
 _LONGEST_ANSWER = 64 * 1024
 _MARGIN_S = 5.0
 """How much longer than this process the other waits, to end by itself if this one is gone."""
+_LONGEST_S = 86_400.0
+"""How long it waits at most, also where there is no deadline: its timer takes no such time."""
 
 
 class UnusableSchemaError(PeerError):
@@ -218,11 +220,12 @@ class CheckProcess:
             return check.fault(value, is_arguments=is_arguments)
         try:
             async with asyncio.timeout_at(deadline_at), self._lock:
+                left_s = deadline_at - asyncio.get_running_loop().time()
                 request = {
                     "schema": json.dumps(check.schema),
                     "value": value,
                     "is_arguments": is_arguments,
-                    "seconds": deadline_at - asyncio.get_running_loop().time() + _MARGIN_S,
+                    "seconds": min(left_s, _LONGEST_S) + _MARGIN_S,
                 }
                 found: str | None = json.loads(await self._answer(json.dumps(request).encode() + b"\n"))
         except TimeoutError:

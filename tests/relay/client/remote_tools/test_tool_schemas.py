@@ -1,6 +1,7 @@
 """A server's schemas: compiled without a network, within limits, and applied in bounded time."""
 
 import asyncio
+import math
 import os
 import sys
 import time
@@ -249,6 +250,12 @@ async def test_what_is_no_moments_work_is_checked_there(
     checks: CheckProcess, schema: dict[str, Any], value: Any
 ) -> None:
     assert await checks.fault(compiled(schema), value, within(60)) is None
+    assert len(processes()) == 1
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e12])
+async def test_a_check_without_a_deadline_is_made(checks: CheckProcess, seconds: float) -> None:
+    assert await checks.fault(compiled(USER), {"email": "a@b.example"}, within(seconds)) is None
     assert len(processes()) == 1
 
 
