@@ -187,7 +187,8 @@ class Catalogue:
         cursor: str | None = None
         ttl_ms = sys.maxsize
         for _ in range(MAX_PAGES):
-            page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+            params = PaginatedRequestParams(cursor=cursor) if cursor is not None else None
+            page = await session.list_tools(params=params)
             used = [as_used(tool) for tool in page.tools]
             tools += used
             size += sum(map(size_of, used))
@@ -197,7 +198,8 @@ class Catalogue:
                 raise ListingError(f"the server lists more than {MAX_TOOLS} tools")
             if size > MAX_LIST_BYTES:
                 raise ListingError(f"the tools that the server lists have more than {MAX_LIST_BYTES} bytes")
-            if cursor is None:
+            # An empty one is a cursor in the new era; before, servers have it for the end.
+            if cursor is None or not (cursor or self._connection.is_modern):
                 return tools, ttl_ms
         raise ListingError(f"the server lists more than {MAX_PAGES} pages of tools")
 

@@ -175,6 +175,11 @@ class ServerConnection:
             return LONGEST_S
         return min(ttl_ms / 1000, LONGEST_S) if live.is_modern else UNSTATED_S
 
+    @property
+    def is_modern(self) -> bool:
+        """Whether the server that is connected speaks the new era."""
+        return self._live is not None and self._live.is_modern
+
     async def close(self) -> None:
         async with self._lock:
             await self._close()

@@ -1,6 +1,7 @@
 """The list of tools: pages, limits, and when it is made again."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,27 @@ async def test_a_list_that_is_good_for_no_time_is_made_for_each_call_and_shared_
             assert fake.listed == listed
         await asyncio.gather(*(client.tools.execute("echo", PING) for _ in range(20)))
         assert fake.listed == 2 + 2
+
+
+class EmptyCursors(FakeMcpServer):
+    """Has an empty cursor behind the first page; the page there is the last."""
+
+    async def answer(self, message: Mapping[str, Any]) -> Any:
+        is_first = "cursor" not in (message.get("params") or {})
+        self.listing = {"nextCursor": ""} if is_first else {"tools": [{**self.tools[0], "name": "last"}]}
+        return await super().answer(message)
+
+
+@pytest.mark.parametrize(("legacy", "last"), [(True, []), (False, ["last"])], ids=["old era", "new era"])
+async def test_an_empty_cursor_is_the_end_in_the_old_era_and_a_cursor_in_the_new_one(
+    legacy: bool,  # noqa: FBT001 - the era
+    last: list[str],
+) -> None:
+    fake = EmptyCursors(legacy=legacy)
+    names = [tool["name"] for tool in fake.tools]
+    async with over_http(fake) as client:
+        assert [tool.name for tool in await client.tools.list_tools()] == names + last
+    assert fake.listed == 1 + len(last)
 
 
 async def test_a_change_that_is_announced_during_a_listing_is_not_lost() -> None:
