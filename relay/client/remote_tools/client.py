@@ -49,7 +49,7 @@ from relay.client.remote_tools.failures import FailureTable, of_fault, of_garbag
 from relay.client.remote_tools.manifests import ManifestVerifier
 from relay.client.remote_tools.redaction import Redaction
 from relay.client.remote_tools.servers import ATTEMPT, LEFT_OPEN_S, HttpServer, Server, WireAttempt
-from relay.client.remote_tools.tool_schemas import CheckProcess
+from relay.client.remote_tools.tool_schemas import CheckProcess, as_json
 from schemas.pacing import Backoff
 from schemas.projection import META_CORRELATION_ID, META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from schemas.text import nearest, printable
@@ -517,9 +517,12 @@ class RemoteTools:
             fault = "it has no structured content"
             if structured is not None:
                 fault = await self._checks.fault(entry.result, structured, deadline_at)
+        elif as_json(structured) is None:
+            fault = "it is not JSON"
         if fault is not None:
+            what = "is not valid" if entry.result is None else "does not fit the output schema of the tool"
             raise ToolProviderFailure(
-                f"The result does not fit the output schema of the tool: {fault}.",
+                f"The result {what}: {fault}.",
                 reason=Reason.RESULT,
                 suggested_fix="Report this to the operator of the server.",
                 may_have_run=True,

@@ -40,6 +40,7 @@ _QUICK_APPLICATIONS = 1_000_000
 """How many objects are applied to all parts of a value in a fraction of a second."""
 _BACKTRACK_LIMIT = 10_000
 _LONGEST_ANSWER = 64 * 1024
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _MARGIN_S = 5.0
 """How much longer than this process the other waits, to end by itself if this one is gone."""
 _LONGEST_S = 86_400.0
@@ -112,6 +113,14 @@ class ValueCheck:
             return ()  # it has none, or is not reached so: a schema may give its parts other names
 
 
+def as_json(value: object) -> str | None:
+    """Return ``value`` as compact JSON; None if it is none: the SDK lets through what is no number."""
+    try:
+        return _ENCODER.encode(value)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _place(error: jsonschema_rs.ValidationError) -> str:
     return printable("/" + "/".join(str(part) for part in error.instance_path), 128)
 
@@ -133,7 +142,9 @@ def compiled(schema: Mapping[str, Any]) -> ValueCheck:
     Raises:
         UnusableSchemaError: it is too large or too deep, refers to something outside, or is no JSON Schema.
     """
-    size = len(json.dumps(schema, separators=(",", ":")))
+    if (shown := as_json(schema)) is None:
+        raise UnusableSchemaError("the schema is not JSON")
+    size = len(shown)
     if size > MAX_SCHEMA_BYTES:
         raise UnusableSchemaError(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
     _check_depth(schema, 0)
@@ -212,9 +223,8 @@ class CheckProcess:
             ToolTimeout: it was not found by then.
             ToolProviderFailure: the process cannot be started, or has ended by itself.
         """
-        try:
-            shown = json.dumps(value)
-        except (ValueError, RecursionError):
+        shown = as_json(value)
+        if shown is None:
             return "it is not JSON that can be checked"
         if check.is_quick(value, len(shown)):
             return check.fault(value, is_arguments=is_arguments)

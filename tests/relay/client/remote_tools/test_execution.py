@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import time
 from itertools import count
@@ -73,6 +74,18 @@ async def test_a_call_returns_its_result(fake: FakeMcpServer) -> None:
     async with over_http(fake) as client:
         result = await client.tools.execute("add", {"a": 1, "b": 2})
         assert (result.structured, result.text, result.attempts) == ({"sum": 3}, '{"sum": 3}', 1)
+
+
+@pytest.mark.parametrize("listed", [{}, {"outputSchema": {"type": "object"}}], ids=["no schema", "a schema"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+async def test_a_result_with_a_number_that_json_does_not_have_is_refused(
+    listed: dict[str, Any], value: float
+) -> None:
+    """A runtime that passes it on to its model's API would fail there."""
+    tool = {"name": "measure", "inputSchema": {"type": "object"}, **listed}
+    async with over_http(FakeMcpServer(tools=[tool], results={"measure": {"value": value}})) as client:
+        error = await client.fails(ToolProviderFailure, "measure")
+    assert (error.reason, error.may_have_run) == (Reason.RESULT, True)
 
 
 @pytest.mark.holds("SPEC-0004/5/offline-conformance")

@@ -65,6 +65,11 @@ def test_references_that_multiply_are_refused() -> None:
         compiled({"$ref": "#/$defs/a0", "$defs": {**doubled, "a40": {}}})
 
 
+def test_a_schema_with_a_number_that_json_does_not_have_is_refused() -> None:
+    with pytest.raises(UnusableSchemaError, match="not JSON"):
+        compiled({"default": math.nan})
+
+
 @pytest.mark.holds("SPEC-0004/3.1/schemas")
 def test_the_limits_themselves_are_accepted() -> None:
     rest = len('{"description":""}')
