@@ -46,7 +46,12 @@ def proxy_of(url: str) -> str | None:
     proxy = proxies.get(target.scheme) or proxies.get("all")
     if proxy is None:
         return None
-    if urlsplit(proxy).scheme not in {"http", "https"}:
+    try:
+        # By both: one accepts half an address in brackets, the other a port that is no number.
+        is_usable = httpx2.URL(proxy).scheme in {"http", "https"} and bool(urlsplit(proxy).hostname)
+    except (httpx2.InvalidURL, ValueError):
+        is_usable = False
+    if not is_usable:
         raise ProxyError(f"{target.scheme}_proxy or all_proxy does not name an HTTP proxy: http://HOST:PORT")
     return proxy
 

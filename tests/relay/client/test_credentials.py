@@ -129,8 +129,11 @@ def test_a_host_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proxy_of("https://other.example/mcp") == PROXY
 
 
-def test_what_is_no_http_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", "socks5://user:secret@proxy.example")
+@pytest.mark.parametrize("named", ["socks5://{}proxy", "http://{}proxy:port", "http://{}[::1", "http://{}"])
+def test_what_is_no_http_proxy_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setenv("https_proxy", named.format("user:secret@"))
     with pytest.raises(ProxyError) as caught:
         proxy_of("https://relay.example/mcp")
     assert "https_proxy" in str(caught.value)
