@@ -12,6 +12,7 @@ from attrs import define
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, PARSE_ERROR, CallToolResult, TextContent
 
+from relay.client.http import ProxyError
 from relay.client.remote_tools.connection import NotConnectedError
 from relay.client.remote_tools.errors import (
     ERROR_TYPES,
@@ -51,6 +52,7 @@ _CLOSED = ("Connection closed", "SSE stream")
 _CHECK_EFFECT = "Check the effect of the call before calling again, unless the tool is idempotent."
 _CHECK_SERVER = "Check that the server is running and that its URL is right, then call again."
 _CHECK_FILE = "Name a file or program that exists and that this user may read or run."
+_CHECK_PROXY = "Correct that variable, or name the server in no_proxy."
 _LIST_AGAIN = "List the tools again and use a name from that list."
 _READ_SCHEMA = "Read the input schema of the tool and send arguments that fit it."
 _REPORT = "Report the correlation_id to the operator of the server."
@@ -176,6 +178,8 @@ class FailureTable:
         wire, cause = error.wire, error.cause
         if isinstance(cause, TlsFilesError):
             return ToolProviderFailure(str(cause), reason=Reason.UNREACHABLE, suggested_fix=_CHECK_FILE)
+        if isinstance(cause, ProxyError):
+            return ToolProviderFailure(str(cause), reason=Reason.UNREACHABLE, suggested_fix=_CHECK_PROXY)
         if isinstance(cause, OperatorError):
             return ToolUnauthorized(str(cause), reason=Reason.CREDENTIAL, suggested_fix=_CREDENTIAL)
         if isinstance(cause, MCPError) and wire.fault in {None, Reason.CREDENTIAL}:

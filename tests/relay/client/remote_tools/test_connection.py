@@ -91,6 +91,16 @@ async def test_a_server_that_cannot_be_connected_to_is_an_error_with_the_cause(
     assert (caught.value.reason, caught.value.may_have_run) == (Reason.UNREACHABLE, False)
 
 
+async def test_a_proxy_that_cannot_be_used_is_no_matter_of_the_credential(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("https_proxy", "socks5://proxy.example")
+    async with guarded(HttpServer("https://mcp.example/mcp", BearerToken("secret"))) as client:
+        with pytest.raises(ToolProviderFailure, match="https_proxy") as caught:
+            await client.tools.list_tools()
+    assert (caught.value.reason, "no_proxy" in caught.value.suggested_fix) == (Reason.UNREACHABLE, True)
+
+
 async def test_a_token_that_cannot_be_read_is_an_error_with_its_file() -> None:
     server = HttpServer("https://127.0.0.1:9/mcp", BearerToken(Path("/nonexistent/token")))
     async with guarded(server) as client:
