@@ -89,6 +89,16 @@ def test_each_command_pays_for_its_answer_and_for_no_ping(admitted: FrameMeter) 
     assert 0 < wait_s < math.inf
 
 
+def test_a_node_that_is_called_again_and_again_may_answer_with_the_largest_frame(
+    admitted: FrameMeter, seconds: Seconds
+) -> None:
+    largest = FrameHead(is_control=False, is_text=True, payload_bytes=MAX_FRAME_BYTES, head_bytes=14)
+    for _ in range(600):
+        seconds.now += 1
+        admitted.expect_answer()
+        assert admitted.take(largest) == 0
+
+
 def test_commands_without_end_do_not_pay_for_answers_without_end(admitted: FrameMeter) -> None:
     for _ in range(10_000):
         admitted.expect_answer()
