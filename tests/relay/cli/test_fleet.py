@@ -308,7 +308,7 @@ async def test_a_list_without_end_is_an_error(
     cursors: int,
     most: int,
 ) -> None:
-    monkeypatch.setattr("relay.cli.fleet.MAX_PAGES", most, raising=False)
+    monkeypatch.setattr("relay.cli.fleet.MAX_PAGES", most)
     asked = 0
 
     async def respond(_asked: Asked, writer: asyncio.StreamWriter) -> None:

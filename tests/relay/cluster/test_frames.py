@@ -260,7 +260,7 @@ async def test_a_new_session_of_a_node_has_no_callers_until_they_are_opened_agai
 async def test_a_node_that_was_away_for_longer_than_it_keeps_sessions_has_no_callers(
     asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.cluster.frames.SESSIONS_LAST_S", 0, raising=False)
+    monkeypatch.setattr("relay.cluster.frames.SESSIONS_LAST_S", 0)
     here, there = await connected(asker, owner)
     node = owner.nodes.sessions[NODE_ID]
     asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
