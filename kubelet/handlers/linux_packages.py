@@ -167,8 +167,14 @@ def reboot_reasons(machine: LinuxMachine, kernel: str) -> list[str] | None:
     modules = [each.name for each in machine.matching("/lib/modules", "*")]
     if modules and kernel not in modules:
         # An update has replaced the modules of the kernel that runs.
-        reasons.append(f"kernel-{modules[-1]}")
+        reasons.append(f"kernel-{max(modules, key=_by_numbers)}")
     return list(dict.fromkeys(reasons))[:_MOST_REASONS] or None
+
+
+def _by_numbers(release: str) -> list[str | int]:
+    """Return what sorts 6.1.0-28 behind 6.1.0-9."""
+    parts = re.split("([0-9]+)", release)
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
 def _updates(manager: _Manager, printed: str) -> Iterator[Update]:

@@ -19,6 +19,7 @@ from psutil import CONN_LISTEN
 
 from kubelet.ceiling import LISTS, Ceiling, OutsideCeilingError, table_of
 from kubelet.handlers.base import NO_FILES, BuiltInHandler, FindingSource, OwnFiles, ToolFault
+from kubelet.handlers.linux_packages import reboot_reasons
 from kubelet.handlers.machine import LONGEST_OUTPUT, BlockingCalls, LinuxMachine, Printed, printed_by
 from kubelet.handlers.redaction import redacted
 from kubelet.handlers.verbs import verbs_of
@@ -392,6 +393,12 @@ async def test_a_certificate_that_was_not_renewed_in_time(
     health.own = OwnFiles(state)
     found = [(each["code"], each["severity"]) for each in (await asked(health, "snapshot"))["findings"]]
     assert found == ([] if severity is None else [("certificate_ends", severity)])
+
+
+def test_of_several_kernels_a_reboot_is_for_the_newest_by_its_numbers(tmp_path: Path) -> None:
+    for release in ("6.1.0-9-arm64", "6.1.0-28-arm64", "6.1.0-28-arm64-rt"):
+        (tmp_path / "lib/modules" / release).mkdir(parents=True)
+    assert reboot_reasons(LinuxMachine(tmp_path), "6.1.0-8-arm64") == ["kernel-6.1.0-28-arm64-rt"]
 
 
 async def test_updates_that_wait_for_long_are_found_by_what_linux_packages_keeps(
