@@ -46,30 +46,36 @@ def text_frame_head(payload_bytes: int) -> bytes:
 
 
 class FrameBudget:
-    """A rate of frames, and a credit for those that the other end sends because of one of this end.
+    """A rate of frames, and credits for those that the other end sends because of one of this end.
 
     For messages, fragments, pings and pongs alike; ``bytes_like_a_frame`` of a payload cost as much as one.
+    A credit of size pays for payloads alone: what lets a large answer through lets no flood of small ones.
     """
 
-    __slots__ = ("_bucket", "_bytes_like_a_frame", "_credit", "_most_credit")
+    __slots__ = ("_bucket", "_bytes_like_a_frame", "_credit", "_credit_of_size", "_most_credit")
 
     def __init__(self, bucket: TokenBucket, *, bytes_like_a_frame: int, most_credit: float) -> None:
         self._bucket = bucket
         self._bytes_like_a_frame = bytes_like_a_frame
         self._most_credit = most_credit
-        self._credit = 0.0
+        self._credit = self._credit_of_size = 0.0
 
-    def expect(self, credit: float) -> None:
+    def expect(self, credit: float, of_size: float = 0.0) -> None:
         self._credit = min(self._most_credit, self._credit + credit)
+        self._credit_of_size = min(self._most_credit, self._credit_of_size + of_size)
 
     def take(self, head: FrameHead, now: float) -> float:
         """Count a frame and return 0, or count nothing and return the seconds until it is within the rate."""
         cost = cost_of(head, self._bytes_like_a_frame)
-        # A control frame is no answer.
-        credit = 0.0 if head.is_control else min(cost, self._credit)
-        if cost > credit and (wait_s := self._bucket.take(now, cost - credit)) > 0:
+        size = credit = 0.0
+        if not head.is_control:  # which is no answer
+            size = min(cost - 1.0, self._credit_of_size)
+            credit = min(cost - size, self._credit)
+        left = cost - size - credit
+        if left > 0 and (wait_s := self._bucket.take(now, left)) > 0:
             return wait_s
         self._credit -= credit
+        self._credit_of_size -= size
         return 0.0
 
 

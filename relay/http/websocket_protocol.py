@@ -36,8 +36,9 @@ FRAMES_BEFORE_ADMISSION = 8.0
 FRAMES_PER_S = 20.0
 FRAMES_AT_ONCE = 120.0
 _BYTES_LIKE_A_FRAME = 4096
-CREDIT_OF_A_COMMAND = 1.0 + MAX_FRAME_BYTES / _BYTES_LIKE_A_FRAME
-"""An answer of the largest size: what is called once a second must not fall behind."""
+CREDIT_OF_A_COMMAND = 16.0
+_LARGEST_ANSWER = MAX_FRAME_BYTES / _BYTES_LIKE_A_FRAME
+"""Paid for by each command: what is called again and again, and answers so, must not fall behind."""
 _MOST_CREDIT = 1024.0
 
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
@@ -113,8 +114,13 @@ class FrameMeter:
         bucket = TokenBucket(FRAMES_PER_S, FRAMES_AT_ONCE, self._monotonic())
         self._budget = FrameBudget(bucket, bytes_like_a_frame=_BYTES_LIKE_A_FRAME, most_credit=_MOST_CREDIT)
 
-    def expect_answer(self, credit: float = CREDIT_OF_A_COMMAND) -> None:
-        """Add credit for what the node sends because of a frame of the relay; by default, for one command."""
+    def expect_answer(self) -> None:
+        """Add credit for what the node sends because of a command."""
+        if self._budget is not None:
+            self._budget.expect(CREDIT_OF_A_COMMAND, _LARGEST_ANSWER)
+
+    def expect(self, credit: float) -> None:
+        """Add credit for what the node sends because of another frame of the relay."""
         if self._budget is not None:
             self._budget.expect(credit)
 

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
-from relay.http.websocket_protocol import SocketClosedError
+from relay.http.websocket_protocol import CREDIT_OF_A_COMMAND, SocketClosedError
 from relay.observability.metrics import Metrics
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeRef
 from relay.sessions.session import NodeConnection, NodeSession
@@ -28,8 +28,8 @@ _UNREAD_RETRY_MS = 1000
 _CREDITS = MappingProxyType(
     {
         OneWayType.SESSION_OPEN: 256.0,
-        OneWayType.SESSION_MESSAGE: 16.0,
-        OneWayType.CALLER_TOOL_RESULT: 16.0,
+        OneWayType.SESSION_MESSAGE: CREDIT_OF_A_COMMAND,
+        OneWayType.CALLER_TOOL_RESULT: CREDIT_OF_A_COMMAND,
     }
 )
 """What a node may send besides its rate because of a frame: its local agent's requests and replies."""
@@ -60,7 +60,7 @@ class OneWayFrames:
             self._metrics.one_way_frames.labels(frame_type, "refused").inc()
             raise
         if (credit := _CREDITS.get(frame_type)) is not None:
-            connection.meter.expect_answer(credit)
+            connection.meter.expect(credit)
         queue.put(text, len(text))
         self._metrics.one_way_frames.labels(frame_type, "sent").inc()
 

@@ -260,7 +260,7 @@ async def test_nothing_is_sent_faster_than_the_relay_reads_it(
     calls.reachable()
     meter.admit()
     calls.expect_requests()
-    meter.expect_answer(256)  # what the session adds
+    meter.expect(256)  # what the session adds
     session.timeout_s = 600
     tasks = [await started(calls, session, {"text": "x" * 190_000}) for _ in range(12)]
     small = [await started(calls, session) for _ in range(MAX_PENDING)]

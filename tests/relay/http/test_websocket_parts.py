@@ -6,6 +6,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from relay.http.websocket_protocol import (
+    CREDIT_OF_A_COMMAND,
     FRAMES_AT_ONCE,
     FRAMES_BEFORE_ADMISSION,
     FRAMES_PER_S,
@@ -97,6 +98,13 @@ def test_a_node_that_is_called_again_and_again_may_answer_with_the_largest_frame
         seconds.now += 1
         admitted.expect_answer()
         assert admitted.take(largest) == 0
+
+
+def test_the_size_of_answers_pays_for_no_small_frames(admitted: FrameMeter) -> None:
+    for _ in range(COMMANDS):
+        admitted.expect_answer()
+    empty = FrameHead(is_control=False, is_text=True, payload_bytes=0, head_bytes=6)
+    assert taken(admitted, empty)[0] == FRAMES_AT_ONCE + COMMANDS * CREDIT_OF_A_COMMAND
 
 
 def test_commands_without_end_do_not_pay_for_answers_without_end(admitted: FrameMeter) -> None:
