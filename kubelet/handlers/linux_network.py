@@ -110,7 +110,7 @@ class NetworkHandler(LinuxHandler):
     async def snapshot(self, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - takes none
         """Return all of it. Whose ports they are is read from every process, so on a thread.
 
-        Of its own: one that hangs in the kernel may hold what reads its name.
+        The thread is of its own: a process that hangs in the kernel may hold what reads its name.
 
         Raises:
             ToolFault: ``no_answer``.

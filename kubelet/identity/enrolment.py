@@ -115,10 +115,10 @@ class Enroller:
         return await self.requested()
 
     async def requested(self) -> Enrolled:
-        """Do the same, also where the identity that lies there was enrolled before.
+        """Do as ``run``, also where the identity that lies there is enrolled: the answer is the same again.
 
         Raises:
-            Exception: as ``run``.
+            EnrolmentError, ClockError, AddressError, IdentityFilesError, NoAnswerError: as there.
         """
         check_one_fleet((self.relay_url, *self.other_relays))
         for url in (self.relay_url, *self.other_relays):

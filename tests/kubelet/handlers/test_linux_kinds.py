@@ -1441,7 +1441,7 @@ async def test_a_journal_on_a_disk_that_hangs_is_waited_for_on_no_event_loop(
 async def test_a_process_that_hangs_in_the_kernel_holds_no_thread_that_others_need(
     pi: Board, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Whoever reads its arguments, or by these its name, waits with it."""
+    """A read of its arguments, or by these of its name, waits with it."""
     answers, held_by = threading.Event(), set[str]()
 
     def hung(*_: object) -> Any:
