@@ -1,6 +1,7 @@
 """Samples what processes use, as Linux shows it, and their tasks, as their status does. Must not judge."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,8 +29,14 @@ def sampled(watched: Mapping[str, Watched], at_s: float) -> Iterator[Sample]:
             tasks = read_status(one.state)["tasks"]
         except (NotRunningError, StalledError):
             continue  # it answers the next time, or there are too few samples
-        memory = process.memory_full_info().uss
-        yield Sample(at_s, name, memory, process.num_fds(), process.num_threads(), tasks)
+        yield Sample(at_s, name, _anonymous_bytes(one.pid), process.num_fds(), process.num_threads(), tasks)
+
+
+def _anonymous_bytes(pid: int) -> int:
+    """Return what ``pid`` has allocated; private pages hold libraries that it alone maps."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    sizes = re.findall(r"^(?:Anonymous|Swap):\s+(\d+) kB$", rollup, re.MULTILINE)
+    return sum(map(int, sizes)) * 1024
 
 
 async def keep_sampling(watched: Mapping[str, Watched], period_s: float, samples: list[Sample]) -> None:

@@ -31,7 +31,7 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a process used ``at_s`` seconds after the beginning; ``memory`` is its private one, in bytes."""
+    """What a process used ``at_s`` seconds after the beginning; ``memory`` is its anonymous one, in bytes."""
 
     at_s: float
     process: str
