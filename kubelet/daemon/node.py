@@ -24,7 +24,7 @@ from kubelet.ceiling import Ceiling, KindCeiling
 from kubelet.config import DaemonPlan, NodeConfig, relay_kinds_file
 from kubelet.daemon.findings_report import FindingsReport
 from kubelet.dispatch import Dispatcher
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, work_in_background
 from kubelet.process import ticks_ms
 from kubelet.session.link import RelayLink
 from kubelet.session.relay_addresses import RelayAddresses
@@ -155,7 +155,7 @@ class Node:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for handler in self._handlers:
-                    tasks.create_task(handler.run())
+                    tasks.create_task(work_in_background(handler, self._environment.log))
                 announcing = tasks.create_task(endless("manifest", self.announcer.run()))
                 await self.link.run()
                 # It ends only when the node was revoked. No relay accepts what it would announce: the daemon

@@ -4,8 +4,9 @@ Must not know how a command arrived: arguments have been validated before a hand
 returns is validated by the relay.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.ceiling import Ceiling
+from schemas.pacing import Backoff
 from schemas.payloads import OpenFinding
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 300.0
+"""Between two attempts at work in the background that fails."""
 
 
 class ToolFault(Exception):  # noqa: N818 - it is what the row of a kind calls a fault
@@ -50,6 +55,22 @@ class Handler(ABC):
 
     async def run(self) -> None:  # noqa: B027 - most handlers have nothing to do between calls
         """Work in the background for as long as the daemon runs."""
+
+
+async def work_in_background(
+    handler: Handler,
+    log: FilteringBoundLogger,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Run ``handler`` between its calls. Where it fails, it begins again after a wait, which grows."""
+    backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
+    while True:
+        try:
+            return await handler.run()
+        except Exception:  # of a package, of a driver: it must not end the daemon
+            cap_id, wait_s = handler.capability["cap_id"], backoff.next_s()
+            log.exception("background work failed", cap_id=cap_id, again_in_s=wait_s)
+        await sleep(wait_s)
 
 
 class FindingSource:

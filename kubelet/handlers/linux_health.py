@@ -133,10 +133,10 @@ class HealthHandler(LinuxHandler, FindingSource):
         answers = await asyncio.gather(*sources.values(), return_exceptions=True)
         for what, answer in zip(sources, answers, strict=True):
             self._tell(what, answer)
-            if isinstance(answer, OSError):
-                unavailable.append(Unavailable(what, "no_answer"))
-            elif isinstance(answer, ToolFault):
+            if isinstance(answer, ToolFault):
                 unavailable.append(Unavailable(what, _why(what, answer)))
+            elif isinstance(answer, Exception):
+                unavailable.append(Unavailable(what, "no_answer"))
             elif isinstance(answer, BaseException):
                 raise answer
             else:
@@ -146,12 +146,15 @@ class HealthHandler(LinuxHandler, FindingSource):
         return HealthFound(shown, len(found) - len(shown), unavailable)
 
     def _tell(self, what: str, answer: object) -> None:
-        """Log, once until it can be read again, that a disk or a driver has failed."""
-        if not isinstance(answer, OSError):
+        """Log, once until it can be read again, that a disk or a driver has failed, or what reads it."""
+        if not isinstance(answer, Exception) or isinstance(answer, ToolFault):
             self._failed.discard(what)
         elif what not in self._failed:
             self._failed.add(what)
-            self.log.warning("what is wrong is not known", what=what, reason=printable(str(answer)))
+            if isinstance(answer, OSError):
+                self.log.warning("what is wrong is not known", what=what, reason=printable(str(answer)))
+            else:
+                self.log.error("what is wrong is not known", what=what, exc_info=answer)
 
     def _shows(self, finding: HealthFinding) -> bool:
         what = _LISTS.get(finding.code)

@@ -7,7 +7,7 @@ announce a capability that a relay with the same packages would refuse.
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from schemas.error_roots import ConfigError
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES
 from schemas.kinds import Kind
-from schemas.pacing import Backoff
 from schemas.registry import Contract, Validator
 from schemas.threads import NoThreadError, started
 from schemas.violations import ViolationError
@@ -56,7 +55,7 @@ def named_handlers(
         if problem := _problem(capability, each.kind, admitted, taken):
             raise ConfigError([f"kinds: {each.kind.name}: the capability of its handler: {problem}"])
         taken.add(capability["cap_id"])
-        handlers.append(HandlerInThread(handler, capability, log))
+        handlers.append(HandlerInThread(handler, capability))
     if (announced := commands_per_s([*others, *handlers])) > MOST_COMMANDS_PER_S:
         named = (handler.capability for handler in handlers)
         rates = ", ".join(f"{each['kind']} {each['constraints']['rate_limit_rps']:g}" for each in named)
@@ -106,8 +105,6 @@ T = TypeVar("T")
 MAX_BEHIND = 64
 """How many commands may wait for a thread that is blocked: those whose deadline has passed wait too."""
 _RETRY_MS = 1_000
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 300.0
-"""Between two attempts at work in the background that fails."""
 
 
 class HandlerInThread(Handler):
@@ -121,13 +118,9 @@ class HandlerInThread(Handler):
         self,
         handler: Handler,
         capability: Mapping[str, Any],
-        log: FilteringBoundLogger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._handler = handler
         self._capability = capability
-        self._log = log
-        self._sleep = sleep
         self._submitted = self._reached = 0
         self._loop = asyncio.new_event_loop()
         # A daemon: code that never returns must not keep the process from ending.
@@ -154,15 +147,7 @@ class HandlerInThread(Handler):
         return await self._in_thread(partial(self._invoke, verb, arguments))
 
     async def run(self) -> None:
-        """Work in the background; work that fails begins again after a wait, which grows."""
-        backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
-        while True:
-            try:
-                return await self._in_thread(self._handler.run)
-            except Exception:  # noqa: BLE001 - it is not ours, and must not end the daemon
-                cap_id, wait_s = self._capability["cap_id"], backoff.next_s()
-                self._log.exception("background work failed", cap_id=cap_id, again_in_s=wait_s)
-            await self._sleep(wait_s)
+        await self._in_thread(self._handler.run)
 
     async def _in_thread(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         abandoned = threading.Event()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.dispatch import Dispatcher
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, work_in_background
 from kubelet.local_agent.daemon_client import ResponseError
 from kubelet.local_agent.toolbox import LentSchema, Toolbox
 from schemas.errors import Failure, ToolError
@@ -109,6 +109,7 @@ class OwnTools:
         self._handlers = handlers
         self._ulids = ulids
         self._now_ms = now_ms
+        self._log = log
         self._dispatcher = Dispatcher(node_id, handlers, kinds, registry, log)
         self._tasks: list[asyncio.Task[None]] = []
         # What follows the first sample of a stream is sent by a relay.
@@ -131,7 +132,7 @@ class OwnTools:
             }
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(handler.run()) for handler in self._handlers]
+        self._tasks = [asyncio.create_task(work_in_background(each, self._log)) for each in self._handlers]
 
     async def close(self) -> None:
         for task in self._tasks:

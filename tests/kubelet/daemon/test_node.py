@@ -266,6 +266,25 @@ async def test_a_node_without_a_broker_serves_its_relay_whatever_its_clock(
         assert (await end.command()).payload["ok"] is True
 
 
+class Failing(EchoHandler):
+    """Answers, but cannot work between calls."""
+
+    async def run(self) -> None:
+        raise RuntimeError("a driver that this board has in another version")
+
+
+async def test_a_handler_that_fails_between_calls_ends_nothing_else(
+    world: World, reader: FrameReader, log: LogLines
+) -> None:
+    handler = echo_handler(NODE_ID, now_ms, Failing)
+    async with PlayedRelay(reader).running() as relay, world.running(relay_url=relay.url, handler=handler):
+        await log.until("background work failed")
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        assert (await end.command()).payload["ok"] is True
+
+
 async def test_a_node_remembers_its_newest_manifest(
     world: World, broker: BrokerAddress, reader: FrameReader, tmp_path: Path
 ) -> None:

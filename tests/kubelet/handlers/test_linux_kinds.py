@@ -465,6 +465,19 @@ async def test_a_mount_that_hangs_costs_the_answer_nothing_but_itself(pi: Board)
     assert {"what": "storage", "why": "no_answer"} in (await pi.ask("linux.health"))["unavailable"]
 
 
+async def test_what_cannot_be_understood_costs_the_answer_nothing_but_itself(pi: Board) -> None:
+    async def torn(command: Sequence[str], _limit: int, _within_s: float) -> Printed:
+        if command[0] == "stat":
+            raise ValueError("not a size")
+        return {"systemctl": show(), "timedatectl": Printed("no\n", 0)}[command[0]]
+
+    pi.write({"/proc/self/mountinfo": "30 1 179:2 / / rw - ext4 /dev/mmcblk0p2 rw\n"})
+    pi.hung = torn
+    answer = await pi.ask("linux.health")
+    assert {"what": "storage", "why": "no_answer"} in answer["unavailable"]
+    assert codes(answer) == [("clock_not_synchronised", "warning", None)]
+
+
 async def test_a_link_that_comes_and_goes_within_an_hour(pi: Board) -> None:
     health = pi.handler("linux.health")
     pi.write({"/sys/class/net/wlan0/carrier_changes": "100"})

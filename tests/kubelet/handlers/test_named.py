@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.handlers.base import Handler
+from kubelet.handlers.base import Handler, work_in_background
 from kubelet.handlers.factory import make_handlers
 from kubelet.handlers.named import MAX_BEHIND, HandlerInThread
 from schemas.error_roots import ConfigError
@@ -111,7 +111,6 @@ def test_kinds_that_announce_more_than_the_node_can_remember_are_refused_with_th
 
 BOUND_S = 10
 CAPABILITY = {"cap_id": "played"}
-LOG = make_logger("kubelet", io.StringIO())
 
 
 class PlayedHandler(Handler):
@@ -146,7 +145,7 @@ def played() -> PlayedHandler:
 
 @pytest.fixture
 def handler(played: PlayedHandler) -> HandlerInThread:
-    return HandlerInThread(played, CAPABILITY, LOG)
+    return HandlerInThread(played, CAPABILITY)
 
 
 async def test_it_runs_in_a_thread_of_its_own(played: PlayedHandler, handler: HandlerInThread) -> None:
@@ -172,8 +171,8 @@ async def test_its_work_in_the_background_begins_again_where_it_fails(played: Pl
         waits.append(wait_s)
 
     played.failures = [OSError("no such bus")] * 3
-    handler = HandlerInThread(played, CAPABILITY, make_logger("kubelet", lines), sleep)
-    running = asyncio.create_task(handler.run())
+    handler = HandlerInThread(played, CAPABILITY)
+    running = asyncio.create_task(work_in_background(handler, make_logger("kubelet", lines), sleep))
     assert await asyncio.to_thread(played.ran.wait, BOUND_S)
     running.cancel()
     assert waits == [1, 2, 4]
@@ -300,4 +299,4 @@ def test_a_system_without_a_thread_left_is_an_error(
 
     monkeypatch.setattr(threading.Thread, "start", no_thread_left)
     with pytest.raises(NoThreadError):
-        HandlerInThread(played, CAPABILITY, LOG)
+        HandlerInThread(played, CAPABILITY)
