@@ -104,22 +104,26 @@ class Dispatcher:
     def inflight(self) -> int:
         return len(self._running)
 
-    async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
-        """Run the command in ``frame``, or answer again if it was seen before.
+    def begin(self, frame: Frame, budget_ms: int, reply: Reply) -> CommandStatus:
+        """Run the command in ``frame`` if it is new, and return which it is.
 
         ``budget_ms`` is what is left for the answer. The handler has it too, but no more than it announced.
         """
-        msg_id = frame.msg_id
-        now = self._ticks_ms()
+        msg_id, now = frame.msg_id, self._ticks_ms()
         # Without what the way has taken: the relay's own deadline can only be earlier.
-        match self._memory.admit(msg_id, now + frame.payload["deadline_ms"], now):
-            case CommandStatus.NEW:
-                task = asyncio.create_task(self._run(frame, budget_ms, reply))
-                self._running[msg_id] = task
-                task.add_done_callback(partial(self._ended, frame))
+        status = self._memory.admit(msg_id, now + frame.payload["deadline_ms"], now)
+        if status is CommandStatus.NEW:
+            task = asyncio.create_task(self._run(frame, budget_ms, reply))
+            self._running[msg_id] = task
+            task.add_done_callback(partial(self._ended, frame))
+        return status
+
+    async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
+        """Run the command in ``frame`` as ``begin`` does, or answer again if it was seen before."""
+        match self.begin(frame, budget_ms, reply):
             case CommandStatus.SEEN:
-                if (answer := self._memory.recall(msg_id)) is not None:
-                    await reply(msg_id, answer)
+                if (answer := self._memory.recall(frame.msg_id)) is not None:
+                    await reply(frame.msg_id, answer)
             case CommandStatus.FORGOTTEN:
                 gone = ToolError(Failure.DEADLINE_EXCEEDED, "It ran before; its answer is not kept any more.")
                 await self._refuse(frame, gone, reply)

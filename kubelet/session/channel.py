@@ -8,7 +8,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -56,6 +56,8 @@ SILENCE_S = 30.0
 """How long a relay may send nothing, two of its pings, and how long it may not read what waits for it."""
 _MOST_UNREAD_BYTES = 16 * 1024 * 1024
 
+_COMMAND = b'{"type":"cmd",'
+"""As a relay of ours begins one; what is spelled otherwise is received."""
 _END_OF_HEAD = b"\r\n\r\n"
 NOT_REACHED = (OSError, WebSocketException)
 """What ``open_channel`` raises when there is no connection, or it does not hold."""
@@ -74,6 +76,7 @@ class MeteredConnection(ClientConnection):
     Attributes:
         is_flooded: whether it was closed because it exceeded the rate.
         heard_at: when the relay last sent anything, by the event loop's clock.
+        take_now: handles a text as it comes and returns True, or returns False, and it waits to be received.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class MeteredConnection(ClientConnection):
         self._silence_check: asyncio.TimerHandle | None = None
         self._unread_check: asyncio.TimerHandle | None = None
         self.is_flooded = False
+        self.take_now: Callable[[bytes], bool] = lambda _: False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -140,7 +144,7 @@ class MeteredConnection(ClientConnection):
             if not (piece := self._slicer.take()):
                 return
             if head is not None and self._is_whole_text(piece, head):
-                self.recv_messages.put(WebSocketFrame(Opcode.TEXT, piece[head.head_bytes :]))
+                self._take_text(piece[head.head_bytes :])
             else:
                 super().data_received(piece)
 
@@ -155,6 +159,13 @@ class MeteredConnection(ClientConnection):
             super().data_received(rest)  # the body of a refusal
             return b""
         return rest
+
+    def _take_text(self, text: bytes) -> None:
+        """Have ``take_now`` handle ``text`` if it is waited for, or let it wait to be received."""
+        messages = self.recv_messages
+        is_awaited = messages.get_in_progress and not messages.frames
+        if not (is_awaited and self.take_now(text)):
+            messages.put(WebSocketFrame(Opcode.TEXT, text))
 
     def process_event(self, event: Event) -> None:
         """Take what the library has parsed."""
@@ -353,6 +364,25 @@ class Channel:
         except OSError:
             return False
         return True
+
+    def take_commands(self, begin: Callable[[Frame], bool]) -> None:
+        """Offer each command to ``begin`` while ``receive`` waits, which returns what that does not begin.
+
+        To wake what receives takes longer than to parse a command.
+        """
+        session = self._session  # not the channel: the socket would be in a cycle, and wait for a collection
+
+        def take_now(text: bytes) -> bool:
+            if not text.startswith(_COMMAND):
+                return False
+            try:
+                frame = session.receive(text)
+            except PeerProtocolError:
+                return False  # ``receive`` raises it
+            return frame is not None and begin(frame)
+
+        if isinstance(self._socket, MeteredConnection):
+            self._socket.take_now = take_now
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None for one that was dropped.

@@ -30,7 +30,7 @@ from kubelet.session.channel import (
 from kubelet.session.relay_addresses import LONGEST_REQUESTED_S, RelayAddress, RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal
-from schemas.delivery import TransitGauge
+from schemas.delivery import CommandStatus, TransitGauge
 from schemas.error_roots import PeerError
 from schemas.errors import Failure
 from schemas.faults import connection_reason
@@ -337,6 +337,7 @@ class RelayLink:
         try:
             if not self._is_outdated:
                 await self.announcer.send_current(self.send_manifest)
+            channel.take_commands(self._begin)
             while True:
                 self.loop.waits()
                 frame = await channel.receive()
@@ -375,9 +376,7 @@ class RelayLink:
         payload = frame.payload
         match frame.type:
             case "cmd":
-                command: Cmd = payload
-                delay = self._gauge.delay_ms(command["sent_at_ms"], self.ticks_ms())
-                await self.dispatcher.submit(frame, command["deadline_ms"] - delay, self._answer)
+                await self.dispatcher.submit(frame, self._budget_ms(payload), self._answer)
             case "cmd_cancel":
                 self.dispatcher.cancel(frame.in_reply_to or "")
             case "heartbeat_ack":
@@ -397,6 +396,15 @@ class RelayLink:
                 await self._until_closed(channel, frame)
             case _:
                 self.frames.received(frame)
+
+    def _begin(self, frame: Frame) -> bool:
+        """Begin the command in ``frame``; return False if it was seen before, or cannot be begun."""
+        status = self.dispatcher.begin(frame, self._budget_ms(frame.payload), self._answer)
+        return status is CommandStatus.NEW
+
+    def _budget_ms(self, command: Cmd) -> int:
+        """Return what is left of the time of ``command``."""
+        return command["deadline_ms"] - self._gauge.delay_ms(command["sent_at_ms"], self.ticks_ms())
 
     def _announced(self, frame: Frame) -> None:
         payload: AnnounceAck = frame.payload

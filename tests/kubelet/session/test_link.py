@@ -14,7 +14,7 @@ from schemas.canonical import jcs
 from schemas.frames import MAX_FRAME_BYTES, OneWayType
 from schemas.session import CloseCode, DropReason
 from tests.fakes.clock import FakeClock
-from tests.fakes.frames import PAYLOADS, frame_text
+from tests.fakes.frames import PAYLOADS, frame_text, message_id
 from tests.fakes.node import announce_again
 from tests.fakes.node_link import BOUND_S, HOUR_MS, REJECTION, Rig
 from tests.fakes.polling import until
@@ -299,6 +299,17 @@ async def test_a_node_ends_though_its_relay_does_not_read(rig: Rig, monkeypatch:
         await until(lambda: rig.link.dispatcher.inflight > 0)
         link.cancel()
         await asyncio.wait_for(asyncio.wait([link]), 30)
+
+
+async def test_a_command_right_behind_a_goodbye_is_not_begun(rig: Rig) -> None:
+    async with rig.running():
+        end = await rig.opened()
+        command, bye = (end.session.send(type_, message_id(90), PAYLOADS[type_]) for type_ in ("cmd", "bye"))
+        # One after the other without a turn of the event loop: they arrive together.
+        await end.socket.send(bye)
+        await end.socket.send(command)
+        assert await end.until_closed() == CloseCode.PROTOCOL_VIOLATION
+        assert rig.worker.begun.empty()
 
 
 async def test_a_node_that_shuts_down_says_goodbye(rig: Rig) -> None:

@@ -1,10 +1,12 @@
 """How a node comes back: its session resumed, and the waits in between."""
 
 import asyncio
+import gc
 
 import pytest
 
 import kubelet.session.link
+from kubelet.session.channel import MeteredConnection
 from kubelet.session.link import LinkState
 from schemas.session import CloseCode
 from tests.fakes.node_link import BOUND_S, FIRST_WAIT_S, SUPERSEDED_WAIT_S, Rig, World
@@ -27,6 +29,23 @@ async def test_after_a_lost_connection_the_same_process_asks_for_its_session(rig
     assert "resume" not in first.payload
     assert second.payload["resume"] == SESSION_ID
     assert second.payload["boot_id"] == first.payload["boot_id"]
+
+
+async def test_a_lost_connection_does_not_wait_for_a_garbage_collection(rig: Rig) -> None:
+    """A collection of old objects comes seldom on a board, and each connection has buffers of TLS."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with rig.running():
+            for _ in range(3):
+                end = await rig.opened()
+                await end.command()
+                end.drop()
+                (await rig.waits.next()).end()
+            await rig.relay.next()
+            assert sum(type(each) is MeteredConnection for each in gc.get_objects()) <= 1
+    finally:
+        gc.enable()
 
 
 async def test_another_process_is_told_apart_by_its_boot_id(world: World, relay: PlayedRelay) -> None:
