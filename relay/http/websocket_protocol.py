@@ -290,7 +290,9 @@ class BoundedWebSocket(asyncio.Protocol):
                 timer.cancel()
         self._deferral.remove(self)
         self._keepalive.forget(self)
-        self._handler, self._may_wait = _as_it_is, None  # the session, which refers to this connection
+        # What refers to this connection, or to itself, would wait for a garbage collection.
+        self._handler, self._may_wait = _as_it_is, None
+        self._protocol.parser.close()
         self._connection.end()
         self._end(GONE)
         self._state.connections.discard(self)

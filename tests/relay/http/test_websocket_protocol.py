@@ -1,12 +1,14 @@
 """What a WebSocket may make the relay do and hold: over real sockets, with the product's own server."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
+from websockets.server import ServerProtocol
 
 from relay.http.websocket_protocol import (
     FLOODED,
@@ -329,3 +331,29 @@ async def test_a_text_is_sent_at_once_until_the_connection_is_closed(server: Ser
         assert await until_cut(reader, writer) == 1000
         sent.append(texts.send_now("too late"))
     assert sent == [True, False]
+
+
+async def test_a_lost_connection_does_not_wait_for_a_garbage_collection(server: Server) -> None:
+    """One of old objects may be hours away, and thousands of nodes reconnect at once."""
+
+    async def serve(socket: BoundedWebSocket) -> None:
+        socket.accept("")
+        with suppress(SocketClosedError):
+            await socket.receive()
+
+    def count() -> int:
+        return sum(type(each) is ServerProtocol for each in gc.get_objects())
+
+    server.app, server.serve_socket = answer, serve
+    gc.collect()
+    gc.disable()
+    before = count()
+    try:
+        for _ in range(3):
+            reader, writer = await connected(server)
+            writer.write(UPGRADE)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), BOUND_S)
+            writer.close()
+        await until(lambda: count() <= before)
+    finally:
+        gc.enable()
