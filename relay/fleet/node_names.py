@@ -17,6 +17,7 @@ from typing import Protocol
 
 from attrs import define, field
 
+from relay.auth.permissions import TAG
 from schemas.error_roots import PeerError
 from schemas.labels import MIN_PREFIX, NodeName, folded, id_prefix_of, legible, node_id_of, typed_form
 from schemas.text import printable
@@ -47,7 +48,6 @@ def closest(
 
 _MAX_SHOWN = 48
 ALL = "*"
-_TAG_SELECTOR = "tag:"
 _UNNAMED = NodeName("")
 Admits = Callable[[str], bool]
 """Returns whether a node of the tenant, by its id, exists for who asks."""
@@ -59,7 +59,7 @@ def _every(_node_id: str) -> bool:
 
 def is_tag_selector(selector: str) -> bool:
     """Return whether ``selector`` means the nodes of a tag: `site=north`, or `tag:gateway`."""
-    return selector.startswith(_TAG_SELECTOR) or "=" in selector
+    return selector.startswith(TAG) or "=" in selector
 
 
 class KnownNodes(Protocol):
@@ -224,7 +224,7 @@ class NodeNames:
         if selector == ALL:
             found: Collection[str] = self._nodes.ids_of(tenant)
         elif is_tag_selector(selector):
-            found = self._tagged(tenant, selector.removeprefix(_TAG_SELECTOR))
+            found = self._tagged(tenant, selector.removeprefix(TAG))
         else:
             return [self.resolve(tenant, selector, admits)]
         if not (members := sorted(filter(admits, found))):
@@ -275,11 +275,7 @@ class NodeNames:
         prefix = id_prefix_of(reference)
         if prefix is None:
             raise UnknownNodeError(reference, partial(self._close_labels, tenant, reference, admits))
-        ids = self._nodes.ids_of(tenant)
-        start = bisect_left(ids, prefix)
-        # "~" is behind every character of an id.
-        end = bisect_left(ids, prefix + "~", start)
-        fitting = list(filter(admits, ids[start:end]))
+        fitting = list(filter(admits, _beginning(self._nodes.ids_of(tenant), prefix)))
         if len(fitting) != 1:
             close = partial(self._close_labels, tenant, reference, admits)
             raise UnknownNodeError(reference, close, candidates=len(fitting))
@@ -295,9 +291,9 @@ class NodeNames:
         return [label for label, node_id in shown if self._is_of(node_id, tenant) and admits(node_id)]
 
     def _close_tags(self, tenant: str, selector: str, admits: Admits) -> list[str]:
-        tags = closest(selector.removeprefix(_TAG_SELECTOR), self._names_in(tenant).tags)
+        tags = closest(selector.removeprefix(TAG), self._names_in(tenant).tags)
         return [
-            tag if "=" in tag else f"{_TAG_SELECTOR}{tag}"
+            tag if "=" in tag else f"{TAG}{tag}"
             for tag in tags
             if any(map(admits, self._tagged(tenant, tag)))
         ]
@@ -342,6 +338,7 @@ class NodeNames:
 
 _TENANTS_KEPT = 32
 _BEHIND_IDS = "~"
+"""Behind every character of an id."""
 
 _Named = tuple[str, str]
 """A node, and the text that is searched."""
@@ -388,7 +385,8 @@ class NameSearch:
             starting = [named for named in starting if start in named[1]]
         best = [node_id for node_id, text in starting if text.startswith(exact)]
         groups = (best, [node_id for node_id, _ in starting], [node_id for node_id, _ in found])
-        with_id = _beginning(node_ids, words[0]) if len(words) == 1 else ()
+        # Shorter, it would not tell nodes apart.
+        with_id = _beginning(node_ids, words[0]) if len(words) == 1 and len(words[0]) >= MIN_PREFIX else ()
         return list(dict.fromkeys([node_id for group in (*groups, with_id) for node_id in group]))
 
     def _texts(self, tenant: str) -> _Texts:
@@ -410,11 +408,9 @@ def _with_word(named: Sequence[_Named], word: str) -> list[_Named]:
     return [each for each in named if word in each[1] or each[0].startswith(word)]
 
 
-def _beginning(node_ids: Sequence[str], word: str) -> Sequence[str]:
-    """Return those of ``node_ids`` that begin with ``word``, if it is long enough to tell nodes apart."""
-    if len(word) < MIN_PREFIX:
-        return []
-    return node_ids[bisect_left(node_ids, word) : bisect_left(node_ids, word + _BEHIND_IDS)]
+def _beginning(node_ids: Sequence[str], prefix: str) -> Sequence[str]:
+    """Return those of the sorted ``node_ids`` that begin with ``prefix``."""
+    return node_ids[bisect_left(node_ids, prefix) : bisect_left(node_ids, prefix + _BEHIND_IDS)]
 
 
 def _text(label: str, tags: Sequence[str]) -> str:

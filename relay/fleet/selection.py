@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from attrs import Factory, define, field
 
-from relay.auth.permissions import Rights
+from relay.auth.permissions import TAG, Rights
 from relay.fleet.facts import HEALTH, SEVERITIES, severity_rank, shows
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NameSearch, UnknownNodeError
@@ -23,8 +23,6 @@ from schemas.errors import Failure, ToolError
 from schemas.labels import tag_key
 from schemas.projection import ToolName
 from schemas.times import ValidityClock
-
-TAG_SELECTOR = "tag:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Selection:
         if not self.has_nodes:
             return reach.ids(rights)
         sets = [
-            {node_id for tag in tags for node_id in reach.members(rights, f"{TAG_SELECTOR}{tag}")}
+            {node_id for tag in tags for node_id in reach.members(rights, f"{TAG}{tag}")}
             for tags in by_key(self.tags)
         ]
         if self.nodes:

@@ -22,7 +22,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
-from relay.fleet.selection import TAG_SELECTOR, Selection
+from relay.auth.permissions import TAG
+from relay.fleet.selection import Selection
 from schemas.addresses import KINDS_PATH, MCP_PATH, TOOLS_PATH, View
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry
@@ -117,7 +118,7 @@ def _values(given: Sequence[tuple[str, str]], name: str, allowed: str) -> list[s
 
 
 def _tag(value: str) -> str:
-    tag = value.removeprefix(TAG_SELECTOR)
+    tag = value.removeprefix(TAG)
     try:
         check_tags([tag])
     except NameRuleError:

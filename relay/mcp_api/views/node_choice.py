@@ -13,8 +13,8 @@ from attrs import define
 from relay.auth.agent_tokens import Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
 from relay.fleet.fleet import Fleet
-from relay.fleet.node_names import ALL, UnknownNodeError
-from relay.fleet.selection import TAG_SELECTOR, Selection
+from relay.fleet.node_names import ALL, UnknownNodeError, is_tag_selector
+from relay.fleet.selection import Selection
 from relay.fleet.tools import KindVerb, Tool
 from relay.mcp_api.views.many_nodes import AnswerQuery, Member, Members
 from schemas.errors import Failure, ToolError
@@ -168,7 +168,7 @@ class NodeChoice:
 
 
 def _is_broad(selector: str) -> bool:
-    return selector == ALL or "=" in selector or selector.startswith(TAG_SELECTOR)
+    return selector == ALL or is_tag_selector(selector)
 
 
 def _unknown(member: str, error: UnknownNodeError) -> ToolError:
