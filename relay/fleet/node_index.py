@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from attrs import define, field
 
-from relay.auth.permissions import Rights
 from relay.fleet.node_record import NO_TOOLS, ManifestStatus, NodeRecord, NodeState
-from relay.fleet.tool_index import ToolIndex, Version
-from relay.fleet.tools import BEFORE_ALL, Position, Tool
+from relay.fleet.tool_index import ToolIndex
+from relay.fleet.tools import Tool
 from relay.fleet.usability import Decision
 from schemas.tally import Tally
 
@@ -249,17 +248,6 @@ class NodeIndex:
     def is_expected(self, node: NodeRecord) -> bool:
         """Return whether the broker has an announce of ``node``: it has announced itself before."""
         return node.mark is not None and node.node_id not in self.decided[Decision.RETIRED]
-
-    def listed(
-        self, rights: Rights, now_ms: int, after: Position = BEFORE_ALL, limit: int | None = None
-    ) -> list[Tool]:
-        """Return the tools that ``rights`` reach now, by place: of those behind ``after``, ``limit``."""
-        self.settle(now_ms)
-        return self.tools.listed(rights, after, limit)
-
-    def version(self, rights: Rights, now_ms: int) -> Version:
-        self.settle(now_ms)
-        return self.tools.version(rights)
 
     def settle(self, now_ms: int) -> None:
         """Delist what has ended by ``now_ms``, and count it no longer."""

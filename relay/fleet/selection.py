@@ -16,7 +16,7 @@ from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NameSearch, UnknownNodeError
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.reach import Reach
-from relay.fleet.tool_index import SEVERITY, Only, Version
+from relay.fleet.tool_index import SEVERITY, Only, ToolIndex, Version
 from relay.fleet.tools import BEFORE_ALL, KindVerb, Position, Tool
 from schemas.addresses import View
 from schemas.errors import Failure, ToolError
@@ -141,15 +141,14 @@ class SelectedTools:
         Raises:
             UnknownNodeError: the selection names a node or a tag that there is not.
         """
-        now_ms = self._now_ms()
+        tools = self._settled()
         if not selection.is_narrowed and rights.nodes is None:
-            return self._nodes.listed(rights, now_ms, after, limit)
+            return tools.listed(rights, after, limit)
         node_ids = selection.node_ids(self._reach, rights)
         if node_ids is not None and len(node_ids) <= FEW_NODES:
             behind = [tool for tool in self._of_nodes(rights, selection, node_ids) if tool.place > after]
             return sorted(behind, key=lambda tool: tool.place)[:limit]
-        self._nodes.settle(now_ms)
-        return self._nodes.tools.narrowed(rights, Only(selection.kinds, node_ids), after, limit)
+        return tools.narrowed(rights, Only(selection.kinds, node_ids), after, limit)
 
     def offered(self, rights: Rights, selection: Selection = WHOLE_FLEET) -> Mapping[KindVerb, str]:
         """Return the kinds and verbs of the selected tools that ``rights`` reach, with the severest class.
@@ -157,10 +156,9 @@ class SelectedTools:
         Raises:
             UnknownNodeError: as ``listed``.
         """
-        self._nodes.settle(self._now_ms())
         every = {
             kind_verb: safety_class
-            for kind_verb, safety_class in self._nodes.tools.offered(rights).items()
+            for kind_verb, safety_class in self._settled().offered(rights).items()
             if selection.admits_kind(kind_verb[0])
         }
         node_ids = selection.node_ids(self._reach, rights)
@@ -180,20 +178,23 @@ class SelectedTools:
 
         It may differ more often where nodes are selected: then it is that of all nodes and of their names.
         """
-        now_ms = self._now_ms()
         if selection.view is View.KINDS:
             try:
                 offered = self.offered(rights, selection)
             except UnknownNodeError:
                 offered = {}
             return frozenset((f"{kind}.{verb}", SEVERITY[worst]) for (kind, verb), worst in offered.items())
-        version = self._nodes.version(rights, now_ms)
+        version = self._settled().version(rights)
         if not selection.has_nodes and rights.nodes is None:
             return version
         return version | {("names", self._reach.names.revision(rights.tenant))}
 
-    def _of_nodes(self, rights: Rights, selection: Selection, node_ids: Iterable[str]) -> Iterable[Tool]:
+    def _settled(self) -> ToolIndex:
+        """Return the tools that are listed now."""
         self._nodes.settle(self._now_ms())
+        return self._nodes.tools
+
+    def _of_nodes(self, rights: Rights, selection: Selection, node_ids: Iterable[str]) -> Iterable[Tool]:
         nodes = self._nodes.of_tenant(rights.tenant)
         return (
             tool

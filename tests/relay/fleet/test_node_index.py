@@ -157,8 +157,12 @@ class Stage:
         node.tenant = tenant
         self.index.update(node, self.now_ms)
 
+    def tools(self) -> ToolIndex:
+        self.index.settle(self.now_ms)
+        return self.index.tools
+
     def listed(self, rights: Rights) -> list[Tool]:
-        return self.index.listed(rights, self.now_ms)
+        return self.tools().listed(rights)
 
     def expected(self, rights: Rights) -> list[Tool]:
         """Return what a look at every node finds."""
@@ -173,7 +177,7 @@ class Stage:
         return sorted(tools, key=lambda tool: tool.place)
 
     def versions(self) -> dict[Rights, object]:
-        return {rights: self.index.version(rights, self.now_ms) for rights in AUDIENCES}
+        return {rights: self.tools().version(rights) for rights in AUDIENCES}
 
 
 STEPS: list[Callable[[Stage, NodeRecord, int], None]] = [
