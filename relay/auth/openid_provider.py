@@ -127,7 +127,6 @@ class OpenidProvider:
     _monotonic: Callable[[], float]
     _resolve: _Resolve = _addresses
     _is_allowed: Callable[[str], bool] = is_public
-    _timeout_s: float = TIMEOUT_S
     _tls: ssl.SSLContext = field(init=False, factory=client_context)
     _lock: asyncio.Lock = field(init=False, factory=asyncio.Lock)
     _metadata: ProviderMetadata | None = field(init=False, default=None)
@@ -302,7 +301,7 @@ class OpenidProvider:
         """
         place = printable(url, _MAX_SHOWN)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(TIMEOUT_S):
                 body = await self._answer(url, headers or {}, form)
         except TimeoutError:
             raise OpenidError(f"{place} does not answer in time") from None

@@ -55,8 +55,7 @@ def make_sign_in(  # noqa: PLR0913 - what comes in from outside
     tenants: Callable[[], Iterable[str]],
     tags: Tags,
     more: Sequence[Route],
-    fleet: FleetOf | None = None,
-    fetcher: Fetcher | None = None,
+    fleet: FleetOf | None,
 ) -> tuple[Starlette, frozenset[str]]:
     """Return what serves sign-in, with the routes ``more``, and the paths that it serves.
 
@@ -68,7 +67,7 @@ def make_sign_in(  # noqa: PLR0913 - what comes in from outside
     config, now_ms, random_bytes = environment.config, environment.now_ms, environment.random_bytes
     url, state = config.public_url, config.state
     longest_ms = LONGEST_MS if config.oidc is None else config.oidc.max_lifetime_ms
-    fetcher = (fetcher or Fetcher()) if config.fetch_client_documents else None
+    fetcher = Fetcher() if config.fetch_client_documents else None
     clients = Clients(people.registration_key(), fetcher, environment.monotonic)
 
     shared = fleet and SharedRedemptions(

@@ -77,7 +77,6 @@ class Fetcher:
     _resolve: ResolveHost = resolved
     _is_allowed: Callable[[str], bool] = is_public
     _port: int = _PORT
-    _timeout_s: float = TIMEOUT_S
     _tls: ssl.SSLContext = field(factory=client_context)
 
     async def fetch(self, url: str) -> Fetched:
@@ -89,7 +88,7 @@ class Fetcher:
         if (parts := parts_of(url)) is None:
             raise FetchError("not an https URL with a host name and a path")
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(TIMEOUT_S):
                 return await self._fetched(*parts)
         except TimeoutError:
             raise FetchError("no answer in time") from None

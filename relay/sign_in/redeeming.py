@@ -39,7 +39,6 @@ class SharedRedemptions:
     _sharing: Sharing
     _is_joined: Callable[[], bool]
     _new_id: Callable[[], str]
-    _timeout_s: float = TIMEOUT_S
     _waiting: int = field(init=False, default=0)
 
     async def redeem(self, what: str, expires_at_ms: int) -> bool:
@@ -52,7 +51,7 @@ class SharedRedemptions:
         if self._is_joined() and self._waiting < MAX_WAITING:
             self._waiting += 1
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(TIMEOUT_S):
                     return await self._counted(what, expires_at_ms)
             except TimeoutError:
                 pass
