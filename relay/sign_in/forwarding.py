@@ -77,7 +77,7 @@ class ForwardedSignIn:
     _holder: str = field(init=False, default="")
     _waiting: int = field(init=False, default=0)
 
-    def application(self, more: Sequence[Route] = ()) -> tuple[Starlette, frozenset[str]]:
+    def application(self, more: Sequence[Route]) -> tuple[Starlette, frozenset[str]]:
         """Return what serves, and the paths that it serves: with ``more``, which are of others."""
         routes = [
             *(Route(path, self._forward, methods=methods) for path, methods in FORWARDED.items()),
@@ -103,9 +103,7 @@ class ForwardedSignIn:
             SignInRefusedError: none has. A request that may have been read is not repeated.
         """
         if self._waiting >= MAX_AT_ONCE:
-            raise SignInRefusedError(
-                503, "Too many sign in at once: try again in a moment.", "too_many", 1_000
-            )
+            raise SignInRefusedError.too_many()
         self._waiting += 1
         try:
             for relay in sorted(self._peers.running(), key=lambda each: each != self._holder):

@@ -8,6 +8,7 @@ what is in a request.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Self
 
 from attrs import define, field
 from starlette.requests import ClientDisconnect, Request
@@ -31,6 +32,11 @@ class SignInRefusedError(PeerError):
     def __init__(self, status: int, text: str, reason: str, retry_after_ms: int | None = None) -> None:
         super().__init__(text)
         self.status, self.text, self.reason, self.retry_after_ms = status, text, reason, retry_after_ms
+
+    @classmethod
+    def too_many(cls) -> Self:
+        """Return the refusal where as many wait as may."""
+        return cls(503, "Too many sign in at once: try again in a moment.", "too_many", 1_000)
 
 
 @define(eq=False, repr=False)

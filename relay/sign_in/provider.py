@@ -99,9 +99,7 @@ class ProviderSignIn:
             LedgerError, OSError: the list of people cannot be used.
         """
         if self._answering >= MAX_AT_ONCE:
-            raise SignInRefusedError(
-                503, "Too many sign in at once: try again in a moment.", "too_many", 1_000
-            )
+            raise SignInRefusedError.too_many()
         cookie = cookie or ""
         until, back = self._attempts.pop(_digest(cookie), (0, ""))
         state = query.one("state").encode("utf-8", "surrogatepass")

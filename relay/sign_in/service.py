@@ -31,6 +31,7 @@ from relay.sign_in.consent import (
     WORDS,
     ChoiceError,
     FormValues,
+    Offer,
     Tags,
     chosen,
     may_still_give,
@@ -96,7 +97,7 @@ class SignIn:
     def __attrs_post_init__(self) -> None:
         self._pages = SignInPages(self._public_url)
 
-    def application(self, more: Sequence[Route] = ()) -> tuple[Starlette, frozenset[str]]:
+    def application(self, more: Sequence[Route]) -> tuple[Starlette, frozenset[str]]:
         """Return what serves, and the paths that it serves: with ``more``, which are of others."""
         pages: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
             ("GET", AUTHORIZE, self._show_authorization),
@@ -234,8 +235,8 @@ class SignIn:
     def _session(self, request: Request) -> tuple[BrowserSession, Person] | None:
         return self._passkeys.session_of(_cookie(request))
 
-    async def _form_of_session(self, request: Request) -> tuple[FormValues, Person]:
-        """Return a form, and the person to whom it was shown.
+    async def _form_of_session(self, request: Request) -> tuple[FormValues, tuple[BrowserSession, Person]]:
+        """Return a form, and the session in which it was shown, and whose that is.
 
         Raises:
             SignInRefusedError: it was shown to another, or never shown.
@@ -243,7 +244,7 @@ class SignIn:
         form, found = await self._form(request), self._session(request)
         if found is None or form.one("form") != found[0].form:
             raise SignInRefusedError(403, "You are not signed in any more.", "session")
-        return form, found[1]
+        return form, found
 
     async def _on_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Return what ``work`` returns, which waits for files.
@@ -252,9 +253,7 @@ class SignIn:
             SignInRefusedError: as many others wait as may.
         """
         if self._waiting >= _MAX_WAITING:
-            raise SignInRefusedError(
-                503, "Too many sign in at once: try again in a moment.", "too_many", 1_000
-            )
+            raise SignInRefusedError.too_many()
         self._waiting += 1
         try:
             return await asyncio.to_thread(work, *arguments)
@@ -342,7 +341,7 @@ class SignIn:
         return self._pages.page("account", person=person, grants=grants, form=session.form)
 
     async def _end_grant(self, request: Request) -> Response:
-        form, person = await self._form_of_session(request)
+        form, (_, person) = await self._form_of_session(request)
         wanted = form.one("grant")
 
         def is_wanted(grant: Grant) -> bool:
@@ -419,7 +418,7 @@ class SignIn:
         preset: str = LOOK_WITHOUT_LOGS,
     ) -> Response:
         session, person = signed_in
-        offer = offer_to(person, self._kinds, self._tenants(), self._tags, self._longest_ms)
+        offer = self._offer(person)
         target = target_of(asked.redirect_uri)
         if target is None:
             raise SignInRefusedError(
@@ -448,7 +447,7 @@ class SignIn:
         )
 
     async def _take_authorization(self, request: Request) -> Response:
-        form, person = await self._form_of_session(request)
+        form, session = await self._form_of_session(request)
         query, client, uri = await self._client(request)
         asked = self._asked(query, client, uri)
         if isinstance(asked, Response):
@@ -456,15 +455,14 @@ class SignIn:
         if form.one("decision") != "allow":
             refused = {"error": "access_denied", "error_description": "The person has refused."}
             return _redirected(uri, self._server.answer(asked.state, refused))
-        offer = offer_to(person, self._kinds, self._tenants(), self._tags, self._longest_ms)
         try:
-            choice = chosen(offer, form, self._now_ms())
+            choice = chosen(self._offer(session[1]), form, self._now_ms())
         except ChoiceError as error:
-            found = self._session(request)
-            if found is None:
-                raise SignInRefusedError(403, "You are not signed in any more.", "session") from None
-            return self._consent(request, asked, found, str(error), form.one("choice"))
-        return await self._given(asked, person, choice, remember=form.one("remember") == "yes")
+            return self._consent(request, asked, session, str(error), form.one("choice"))
+        return await self._given(asked, session[1], choice, remember=form.one("remember") == "yes")
+
+    def _offer(self, person: Person) -> Offer:
+        return offer_to(person, self._kinds, self._tenants(), self._tags, self._longest_ms)
 
     async def _given(
         self, asked: AuthorizationRequest, person: Person, choice: Choice, *, remember: bool
