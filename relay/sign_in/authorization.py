@@ -23,7 +23,7 @@ from relay.sign_in.incoming import SignInRefusedError
 from relay.sign_in.redeeming import Redeem
 from relay.sign_in.redirects import place_of
 from relay.state.grants import Choice, Grant, Grants, NewTokens, RefreshError, grant_of
-from relay.state.people import PeopleLedger, Person
+from relay.state.people import PeopleLedger, Person, digest_of
 from relay.state.tokens import IssuedToken, IssuedTokens
 from schemas.addresses import mcp_url, mcp_urls
 from schemas.error_roots import PeerError, StateError
@@ -135,8 +135,8 @@ class AuthorizationServer:
     _new_id: Callable[[], str]
     _now_ms: Callable[[], int]
     _random_bytes: Callable[[int], bytes]
-    _codes: OrderedDict[bytes, _Code] = field(init=False, factory=OrderedDict)
-    _redeemed: OrderedDict[bytes, _Redeemed] = field(init=False, factory=OrderedDict)
+    _codes: OrderedDict[str, _Code] = field(init=False, factory=OrderedDict)
+    _redeemed: OrderedDict[str, _Redeemed] = field(init=False, factory=OrderedDict)
     _resources: frozenset[str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -219,7 +219,7 @@ class AuthorizationServer:
             del self._codes[old]
         if len(self._codes) >= _MAX_CODES:
             self._codes.popitem(last=False)
-        self._codes[_digest(code)] = _Code(asked, person.id, choice, remember, now + CODE_MS)
+        self._codes[digest_of(code)] = _Code(asked, person.id, choice, remember, now + CODE_MS)
         return code
 
     # --- token -------------------------------------------------------------------------------------------
@@ -252,14 +252,14 @@ class AuthorizationServer:
     async def _redeemed_code(
         self, form: FormValues, client_id: str, on_thread: ToThread, *, asserted: bool
     ) -> Answer:
-        digest = _digest(form.one("code"))
+        digest = digest_of(form.one("code"))
         if (replayed := self._redeemed.get(digest)) is not None:
             replayed.again = True  # it may not have become a grant yet
             raise await on_thread(self._end_replayed, replayed.grant_id, "code")
         code = self._redeem(digest, form, client_id, asserted=asserted)
         redeemed = self._redeemed[digest] = _Redeemed(self._now_ms(), self._new_id())
         try:
-            if not await self._redeem_once(digest.hex(), self._now_ms() + _REPLAY_MS):
+            if not await self._redeem_once(digest, self._now_ms() + _REPLAY_MS):
                 raise OAuthError("invalid_grant", "The code was used before.")
             begun: Answer = await on_thread(partial(self._begin, code, redeemed, asserted=asserted))
         except (SignInRefusedError, StateError, OSError):
@@ -323,7 +323,7 @@ class AuthorizationServer:
         ended = self._grants.end(lambda grant: grant.id == grant_id)
         return OAuthError("invalid_grant", f"The {what} was used before.", ended=ended)
 
-    def _redeem(self, digest: bytes, form: FormValues, client_id: str, *, asserted: bool) -> _Code:
+    def _redeem(self, digest: str, form: FormValues, client_id: str, *, asserted: bool) -> _Code:
         now = self._now_ms()
         while self._redeemed and next(iter(self._redeemed.values())).at_ms <= now - _REPLAY_MS:
             self._redeemed.popitem(last=False)
@@ -463,7 +463,3 @@ def challenge_of(verifier: str) -> str:
     'E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM'
     """
     return base64url(sha256(verifier.encode("ascii")).digest())
-
-
-def _digest(code: str) -> bytes:
-    return sha256(code.encode("utf-8", "surrogatepass")).digest()

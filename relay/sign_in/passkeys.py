@@ -29,7 +29,7 @@ from fido2.webauthn import (
     UserVerificationRequirement,
 )
 
-from relay.state.people import PeopleLedger, Person, by_credential
+from relay.state.people import PeopleLedger, Person, by_credential, digest_of
 from schemas.error_roots import PeerError
 from schemas.keys import base64url
 
@@ -69,7 +69,7 @@ class Passkeys:
     _decoy: AttestedCredentialData = field(init=False)
     _used: dict[bytes, int] = field(init=False, factory=dict)
     _lock: Lock = field(init=False, factory=Lock)
-    _sessions: OrderedDict[bytes, BrowserSession] = field(init=False, factory=OrderedDict)
+    _sessions: OrderedDict[str, BrowserSession] = field(init=False, factory=OrderedDict)
 
     def __attrs_post_init__(self) -> None:
         self._key = self._random_bytes(32)
@@ -200,14 +200,14 @@ class Passkeys:
         """Return the value of the cookie of a new session."""
         value = base64url(self._random_bytes(32))
         until, form = self._now_ms() + SESSION_MS, base64url(self._random_bytes(16))
-        self._sessions[_digest(value)] = BrowserSession(person.id, proof, until, form)
+        self._sessions[digest_of(value)] = BrowserSession(person.id, proof, until, form)
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return value
 
     def session_of(self, value: str | None) -> tuple[BrowserSession, Person] | None:
         """Return the session of a cookie, and whose it is; None if it has ended, by whatever."""
-        session = self._sessions.get(_digest(value)) if value else None
+        session = self._sessions.get(digest_of(value)) if value else None
         if session is None:
             return None
         person = self._people.read().active(session.person)
@@ -219,8 +219,4 @@ class Passkeys:
 
     def end_session(self, value: str | None) -> None:
         if value:
-            self._sessions.pop(_digest(value), None)
-
-
-def _digest(value: str) -> bytes:
-    return sha256(value.encode("utf-8", "surrogatepass")).digest()
+            self._sessions.pop(digest_of(value), None)

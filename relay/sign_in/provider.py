@@ -24,7 +24,7 @@ from relay.sign_in.consent import FormValues, may_still_give
 from relay.sign_in.incoming import SignInRefusedError
 from relay.sign_in.pages import ATTEMPT_MS
 from relay.state.grants import Grant, Grants
-from relay.state.people import PeopleError, PeopleLedger, Person
+from relay.state.people import PeopleError, PeopleLedger, Person, digest_of
 from schemas.keys import base64url
 from schemas.kinds import Kind
 from schemas.text import printable
@@ -88,7 +88,7 @@ class ProviderSignIn:
             self._attempts.popitem(last=False)
         if len(self._attempts) >= _MAX_ATTEMPTS:
             self._attempts.popitem(last=False)
-        self._attempts[_digest(cookie)] = (now + ATTEMPT_MS, back)
+        self._attempts[digest_of(cookie)] = (now + ATTEMPT_MS, back)
         return url, cookie
 
     async def answered(self, query: FormValues, cookie: str | None) -> SignedIn:
@@ -101,7 +101,7 @@ class ProviderSignIn:
         if self._answering >= MAX_AT_ONCE:
             raise SignInRefusedError.too_many()
         cookie = cookie or ""
-        until, back = self._attempts.pop(_digest(cookie), (0, ""))
+        until, back = self._attempts.pop(digest_of(cookie), (0, ""))
         state = query.one("state").encode("utf-8", "surrogatepass")
         if until <= self._now_ms() or not hmac.compare_digest(state, self._made_of(cookie, "state").encode()):
             raise SignInRefusedError(403, _AGAIN, "another_browser")
@@ -178,7 +178,3 @@ class ProviderSignIn:
         return base64url(
             hmac.digest(self._key, f"{purpose}\0{cookie}".encode("utf-8", "surrogatepass"), sha256)
         )
-
-
-def _digest(cookie: str) -> str:
-    return sha256(cookie.encode("utf-8", "surrogatepass")).hexdigest()

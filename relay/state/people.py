@@ -167,7 +167,7 @@ class People(LedgerState):
         Raises:
             InvitationError: it admits no person.
         """
-        digest = sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = digest_of(secret)
         for person in self.by_id.values():
             for invitation, until in person.invitations:
                 if invitation == digest and now_ms < until and not person.revoked:
@@ -342,7 +342,7 @@ class PeopleLedger:
                     f"{person.name} has {MAX_PASSKEYS} passkeys: ask the operator for a reset"
                 )
             self.ledger.append(
-                self._entry("passkey", person, invitation=_digest(secret), credential=base64url(credential))
+                self._entry("passkey", person, invitation=digest_of(secret), credential=base64url(credential))
             )
             return person
 
@@ -361,7 +361,7 @@ class PeopleLedger:
     def _link(self, person: Person, entries: list[Entry]) -> str:
         secret = base64url(self._random_bytes(KEY_BYTES))
         until = self._now_ms() + INVITATION_MS
-        entries.append(self._entry("invite", person, invitation=_digest(secret), expires_at_ms=until))
+        entries.append(self._entry("invite", person, invitation=digest_of(secret), expires_at_ms=until))
         return secret
 
     def _entry(self, action: str, person: Person, **members: object) -> Entry:
@@ -384,7 +384,8 @@ def _known(people: People, name: str) -> Person:
     return person
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """Return what is kept of a secret."""
     return sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
