@@ -15,6 +15,7 @@ from relay.auth.issuer_keys import MAX_KEYS, IssuerKeys, JwksError, JwksReader, 
 from relay.pki.issuing import make_root
 from schemas.keys import base64url, private_key_to_pem
 from schemas.registry import SchemaRegistry
+from tests.fakes.background import in_background
 from tests.fakes.hub import counted
 from tests.fakes.issuer import (
     BOUND_S,
@@ -360,16 +361,13 @@ async def test_a_waiter_that_is_cancelled_does_not_cancel_the_shared_fetch(world
 async def test_keys_are_fetched_at_the_start_and_every_ten_minutes_without_being_asked_for(
     world: TwoIssuers,
 ) -> None:
-    running = asyncio.create_task(world.keys.run())
-    for count in (1, 2, 3):
-        pause = await world.pauses.next()
-        assert pause.seconds == 600
-        assert world.fetches == count
-        world.clock.advance(600_000)
-        pause.end()
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    async with in_background(world.keys.run()):
+        for count in (1, 2, 3):
+            pause = await world.pauses.next()
+            assert pause.seconds == 600
+            assert world.fetches == count
+            world.clock.advance(600_000)
+            pause.end()
 
 
 @pytest.mark.integration
@@ -378,16 +376,13 @@ async def test_a_key_that_is_withdrawn_is_gone_with_the_next_fetch_and_the_follo
 ) -> None:
     heard: list[bytes | None] = []
     world.keys.follow(lambda: heard.append(world.keys.get(KID)))
-    running = asyncio.create_task(world.keys.run())
-    for keys in ([jwk()], [jwk(OTHER_KEY, "next")]):
-        pause = await world.pauses.next()
-        world.server.publish(*keys)
-        world.clock.advance(600_000)
-        pause.end()
-    await world.pauses.next()
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    async with in_background(world.keys.run()):
+        for keys in ([jwk()], [jwk(OTHER_KEY, "next")]):
+            pause = await world.pauses.next()
+            world.server.publish(*keys)
+            world.clock.advance(600_000)
+            pause.end()
+        await world.pauses.next()
     # Heard when it came and when it went, and not when it stayed.
     assert heard == [PUBLIC, None]
 
@@ -395,17 +390,14 @@ async def test_a_key_that_is_withdrawn_is_gone_with_the_next_fetch_and_the_follo
 @pytest.mark.integration
 async def test_an_issuer_that_is_away_is_asked_again_sooner(world: TwoIssuers) -> None:
     world.server.say("503 Service Unavailable", b"")
-    running = asyncio.create_task(world.keys.run())
-    pause = await world.pauses.next()
-    assert pause.seconds == 30
-    world.server.publish(jwk())
-    world.clock.advance(30_000)
-    pause.end()
-    assert (await world.pauses.next()).seconds == 600
-    assert world.keys.get(KID) == PUBLIC
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    async with in_background(world.keys.run()):
+        pause = await world.pauses.next()
+        assert pause.seconds == 30
+        world.server.publish(jwk())
+        world.clock.advance(30_000)
+        pause.end()
+        assert (await world.pauses.next()).seconds == 600
+        assert world.keys.get(KID) == PUBLIC
 
 
 FAILURES = {

@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -8,9 +7,10 @@ from relay.auth.permissions import Rights
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.node_record import Where
-from relay.fleet.selection import Selection
+from relay.fleet.selection import WHOLE_FLEET, Selection
 from schemas.addresses import View
 from schemas.labels import NodeName
+from tests.fakes.background import in_background
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
 
@@ -35,28 +35,25 @@ class CountingListener:
         await asyncio.wait_for(self._events.get(), BOUND_S)
 
 
-@asynccontextmanager
-async def running(notifier: ChangeNotifier) -> AsyncIterator[None]:
-    task = asyncio.create_task(notifier.run())
-    yield
-    assert not task.done()
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+def listening(
+    notifier: ChangeNotifier, rights: Rights = READERS, selection: Selection = WHOLE_FLEET
+) -> CountingListener:
+    listener = CountingListener()
+    notifier.listen(rights, listener, selection)
+    return listener
 
 
 @pytest.fixture
 async def notifier(hub: Hub) -> AsyncIterator[ChangeNotifier]:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=1000)
-    async with running(notifier):
+    async with in_background(notifier.run()):
         yield notifier
 
 
 async def test_a_listener_hears_of_a_node_that_comes_and_goes(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    listener = CountingListener()
-    notifier.listen(READERS, listener)
+    listener = listening(notifier)
     hub.connect(node)
     await listener.next()
     hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
@@ -69,8 +66,7 @@ async def test_an_expiry_is_heard_though_nothing_happened(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
     hub.connect(node)
-    listener = CountingListener()
-    notifier.listen(READERS, listener)
+    listener = listening(notifier)
     hub.clock.advance(TTL_MS)
     await listener.next()
 
@@ -78,8 +74,7 @@ async def test_an_expiry_is_heard_though_nothing_happened(
 async def test_what_changes_between_two_looks_is_told_once(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    listener = CountingListener()
-    notifier.listen(READERS, listener)
+    listener = listening(notifier)
     hub.connect(node)
     hub.connect(hub.ca.issue(OTHER_NODE_ID))
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
@@ -93,15 +88,13 @@ async def test_a_renewal_that_no_list_shows_is_not_notified(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
     hub.connect(node)
-    listener = CountingListener()
-    notifier.listen(READERS, listener)
+    listener = listening(notifier)
     slower = {**ECHO, "constraints": {"rate_limit_rps": 1}}
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
     await listener.next()
     hub.announce(node, issued_at_ms=NOW_MS + 2, capabilities=[slower])
     hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
-    other = CountingListener()
-    notifier.listen(OTHERS, other)
+    other = listening(notifier, OTHERS)
     hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
     await other.next()
     assert listener.calls == 1
@@ -110,9 +103,7 @@ async def test_a_renewal_that_no_list_shows_is_not_notified(
 async def test_only_those_hear_who_can_see_the_change(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    readers, others, actors = CountingListener(), CountingListener(), CountingListener()
-    for audience, listener in ((READERS, readers), (OTHERS, others), (ACTORS, actors)):
-        notifier.listen(audience, listener)
+    readers, others, actors = (listening(notifier, rights) for rights in (READERS, OTHERS, ACTORS))
     hub.connect(node)
     await readers.next()
     hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
@@ -123,9 +114,9 @@ async def test_only_those_hear_who_can_see_the_change(
 async def test_who_has_stopped_listening_hears_nothing_and_the_others_go_on(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    leaver, stayer = CountingListener(), CountingListener()
+    leaver = CountingListener()
     stop = notifier.listen(READERS, leaver)
-    notifier.listen(READERS, stayer)
+    stayer = listening(notifier)
     stop()
     stop()
     hub.connect(node)
@@ -139,8 +130,7 @@ async def test_who_listens_again_hears_only_of_what_changes_from_then_on(
     early = CountingListener()
     notifier.listen(READERS, early)()
     hub.connect(node)
-    late = CountingListener()
-    notifier.listen(READERS, late)
+    late = listening(notifier)
     hub.connect(hub.ca.issue(OTHER_NODE_ID))
     await late.next()
     assert (early.calls, late.calls) == (0, 1)
@@ -156,9 +146,8 @@ async def test_a_listener_that_fails_costs_the_others_nothing(
     async def fails() -> None:
         raise ConnectionResetError
 
-    listener = CountingListener()
     notifier.listen(READERS, fails)
-    notifier.listen(READERS, listener)
+    listener = listening(notifier)
     hub.connect(node)
     await listener.next()
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
@@ -170,9 +159,8 @@ async def test_a_listener_that_fails_costs_the_others_nothing(
 async def test_a_listener_that_does_not_return_does_not_delay_the_others(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    listener = CountingListener()
     notifier.listen(READERS, never_returns)
-    notifier.listen(READERS, listener)
+    listener = listening(notifier)
     hub.connect(node)
     await listener.next()
 
@@ -181,10 +169,9 @@ async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_i
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=0.001)
-    listener = CountingListener()
     notifier.listen(READERS, never_returns)
-    notifier.listen(READERS, listener)
-    async with running(notifier):
+    listener = listening(notifier)
+    async with in_background(notifier.run()):
         hub.connect(node)
         await listener.next()
         hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
@@ -193,10 +180,9 @@ async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_i
 
 async def test_an_audience_that_does_not_read_keeps_no_other_waiting(hub: Hub, node: SimulatedNode) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=1000)
-    listener = CountingListener()
     notifier.listen(READERS, never_returns)
-    notifier.listen(OTHERS, listener)
-    async with running(notifier):
+    listener = listening(notifier, OTHERS)
+    async with in_background(notifier.run()):
         for issued_at_ms in (NOW_MS, NOW_MS + 1, NOW_MS + 2):
             capabilities = [ECHO] if issued_at_ms % 2 else [METRICS]
             hub.connect(node, issued_at_ms=issued_at_ms, capabilities=capabilities)
@@ -211,15 +197,14 @@ async def test_an_audience_is_not_told_twice_at_a_time_and_what_changed_meanwhil
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.001, timeout_s=1000)
     notified, read_on = asyncio.Queue[None](), asyncio.Event()
-    others = CountingListener()
 
     async def slow() -> None:
         notified.put_nowait(None)
         await read_on.wait()
 
     notifier.listen(READERS, slow)
-    notifier.listen(OTHERS, others)
-    async with running(notifier):
+    others = listening(notifier, OTHERS)
+    async with in_background(notifier.run()):
         hub.connect(node)
         await asyncio.wait_for(notified.get(), BOUND_S)
         hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
@@ -241,7 +226,7 @@ async def test_what_changed_while_an_audience_was_told_does_not_wait_for_the_nex
         await read_on.wait()
 
     notifier.listen(READERS, slow)
-    async with running(notifier):
+    async with in_background(notifier.run()):
         hub.connect(node)
         notifier.wake()
         await asyncio.wait_for(notified.get(), BOUND_S)
@@ -254,9 +239,8 @@ async def test_who_is_woken_within_the_quiet_while_tells_when_that_ends_and_not_
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000, quiet_s=0.05)
-    listener = CountingListener()
-    notifier.listen(READERS, listener)
-    async with running(notifier):
+    listener = listening(notifier)
+    async with in_background(notifier.run()):
         for issued_at_ms in range(NOW_MS, NOW_MS + 4):
             hub.connect(node, issued_at_ms=issued_at_ms, capabilities=[ECHO, METRICS][issued_at_ms % 2 :])
             notifier.wake()
@@ -268,9 +252,8 @@ async def test_who_is_woken_within_the_quiet_while_tells_when_that_ends_and_not_
 
 async def test_who_is_woken_looks_at_once(hub: Hub, node: SimulatedNode) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
-    listener = CountingListener()
-    notifier.listen(READERS, listener)
-    async with running(notifier):
+    listener = listening(notifier)
+    async with in_background(notifier.run()):
         hub.connect(node)
         notifier.wake()
         await listener.next()
@@ -278,10 +261,8 @@ async def test_who_is_woken_looks_at_once(hub: Hub, node: SimulatedNode) -> None
 
 async def test_a_wakeup_without_a_change_notifies_no_listener(hub: Hub, node: SimulatedNode) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
-    listeners = {READERS: CountingListener(), OTHERS: CountingListener()}
-    for audience, listener in listeners.items():
-        notifier.listen(audience, listener)
-    async with running(notifier):
+    listeners = {rights: listening(notifier, rights) for rights in (READERS, OTHERS)}
+    async with in_background(notifier.run()):
         notifier.wake()
         hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
         notifier.wake()
@@ -296,10 +277,8 @@ async def test_an_audience_hears_once_in_a_while_however_often_it_is_woken_and_o
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
-    ours, theirs = CountingListener(), CountingListener()
-    notifier.listen(READERS, ours)
-    notifier.listen(OTHERS, theirs)
-    async with running(notifier):
+    ours, theirs = listening(notifier), listening(notifier, OTHERS)
+    async with in_background(notifier.run()):
         hub.connect(node)
         notifier.wake()
         await ours.next()
@@ -315,9 +294,8 @@ async def test_what_could_not_be_told_at_once_is_told_when_the_while_is_over(
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.02)
-    listener = CountingListener()
-    notifier.listen(READERS, listener)
-    async with running(notifier):
+    listener = listening(notifier)
+    async with in_background(notifier.run()):
         hub.connect(node)
         notifier.wake()
         await listener.next()
@@ -331,9 +309,7 @@ async def test_a_client_of_the_kinds_view_hears_of_a_new_kind_and_not_of_a_new_n
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
     hub.connect(node, capabilities=[ECHO])
-    by_kind, by_tool = CountingListener(), CountingListener()
-    notifier.listen(READERS, by_kind, Selection(View.KINDS))
-    notifier.listen(READERS, by_tool)
+    by_kind, by_tool = listening(notifier, selection=Selection(View.KINDS)), listening(notifier)
     other = hub.ca.issue(OTHER_NODE_ID)
     hub.connect(other, capabilities=[ECHO])
     await by_tool.next()
@@ -347,9 +323,8 @@ async def test_a_client_that_selects_by_tags_hears_when_a_node_gets_the_tag(
 ) -> None:
     hub.connect(node, capabilities=[ECHO])
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn", ("site=south",))})
-    north, everything = CountingListener(), CountingListener()
-    notifier.listen(READERS, north, Selection(tags=("site=north",)))
-    notifier.listen(READERS, everything)
+    north = listening(notifier, selection=Selection(tags=("site=north",)))
+    everything = listening(notifier)
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn", ("site=north",))})
     await north.next()
     assert everything.calls == 0

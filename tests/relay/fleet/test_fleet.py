@@ -1,7 +1,6 @@
 """Manifests that a fleet accepts, and what it lists by them."""
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from schemas.errors import Failure
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.trust import HighWaterMark, ManifestReason, Outcome
+from tests.fakes.background import in_background
 from tests.fakes.fleet_tools import ECHO_NAME, METRICS_NAME, OTHER_TENANT, READ_ONLY, failure, listed
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (
@@ -88,11 +88,8 @@ async def test_after_a_restart_a_leaf_is_not_verified_again_and_may_be_revoked(
     node, revoked = before.ca.issue(), before.ca.issue(OTHER_NODE_ID)
     for each in (node, revoked):
         before.announce(each)
-    flushing = asyncio.create_task(before.marks.run())
-    await asyncio.sleep(0)
-    flushing.cancel()
-    with suppress(asyncio.CancelledError):
-        await flushing
+    async with in_background(before.marks.run()):
+        await asyncio.sleep(0)
     before.close()
 
     after = Hub(tmp_path, registry, ca=before.ca, revoked={revoked.kid})

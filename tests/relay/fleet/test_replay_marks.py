@@ -4,7 +4,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from schemas.files import UntrustedFileError, make_private_directory, write_atom
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
 from schemas.trust import HighWaterMark
+from tests.fakes.background import in_background
 from tests.fakes.disk import full_disk
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
@@ -41,11 +42,8 @@ LEAF = KeptLeaf("ab" * 32, NODE_ID, "acme", b"k" * 32, 1_000, 2_000, "ef" * 32)
 
 async def stopped(store: MarkStore) -> None:
     """Let the store run until it waits for the first time, and stop it."""
-    task = asyncio.create_task(store.run())
-    await asyncio.sleep(0)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    async with in_background(store.run()):
+        await asyncio.sleep(0)
 
 
 class WatchedStore(MarkStore):
@@ -72,12 +70,8 @@ class WatchedStore(MarkStore):
 @pytest.fixture
 async def store(path: Path) -> AsyncIterator[WatchedStore]:
     store = WatchedStore(path)
-    running = asyncio.create_task(store.run())
-    yield store
-    assert not running.done()
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    async with in_background(store.run()):
+        yield store
 
 
 @pytest.fixture
