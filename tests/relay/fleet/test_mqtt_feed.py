@@ -33,7 +33,7 @@ from tests.fakes.feed import WatchedFleet, subscribed
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
-from tests.fakes.played_broker import DISCONNECT, PINGREQ, SUBSCRIBE, PlayedBroker, publication
+from tests.fakes.played_broker import DISCONNECT, PINGREQ, SUBSCRIBE, BrokerEnd, PlayedBroker, publication
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 from tests.fakes.seconds import Seconds
@@ -68,6 +68,12 @@ class Stage:
 
     def subscribed(self, address: BrokerAddress, **parts: Any) -> AbstractAsyncContextManager[MqttFeed]:
         return subscribed(self.hub, address, **parts)
+
+    @asynccontextmanager
+    async def connected(self, address: BrokerAddress, **parts: Any) -> AsyncIterator[MqttFeed]:
+        async with self.subscribed(address, **parts) as feed:
+            await self.hub.lines.until("broker connected")
+            yield feed
 
 
 @pytest.fixture
@@ -132,8 +138,7 @@ async def test_after_a_restart_the_nodes_that_are_retained_are_listed_and_offlin
 async def test_a_node_that_comes_later_is_found_whichever_of_its_messages_is_first(
     stage: Stage, broker: BrokerAddress
 ) -> None:
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         identity, announce = introduction(stage.node)
         await send(broker, announce)
         await stage.until("parked")
@@ -144,8 +149,7 @@ async def test_a_node_that_comes_later_is_found_whichever_of_its_messages_is_fir
 
 
 async def test_a_tombstone_takes_a_node_away(stage: Stage, broker: BrokerAddress) -> None:
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         await send(broker, *introduction(stage.node))
         await stage.until("accepted")
         await send(broker, (topics.announce(NODE_ID), b""), (topics.identity(NODE_ID), b""))
@@ -156,8 +160,7 @@ async def test_a_tombstone_takes_a_node_away(stage: Stage, broker: BrokerAddress
 async def test_heartbeats_are_counted_by_whether_they_fit(stage: Stage, broker: BrokerAddress) -> None:
     topic = topics.heartbeat(NODE_ID)
     bad = [b"", b"{", b"null", beat(stage.node, node_id=OTHER_NODE_ID), beat(stage.node, more=1)]
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         await send(broker, *introduction(stage.node))
         await stage.until("accepted")
         messages = [(topic, payload) for payload in (*bad, beat(stage.node, manifest_etag="00" * 32))]
@@ -186,8 +189,7 @@ async def test_heartbeats_are_counted_by_whether_they_fit(stage: Stage, broker: 
 async def test_what_cannot_be_meant_for_the_relay_is_dropped_unread_and_the_rest_goes_on(
     stage: Stage, broker: BrokerAddress, topic: str, payload: bytes, reason: str
 ) -> None:
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         await send(broker, (topic, payload), *introduction(stage.node))
         await stage.until("accepted")
         # nats-server keeps the order within each subscription only.
@@ -199,8 +201,7 @@ async def test_what_cannot_be_meant_for_the_relay_is_dropped_unread_and_the_rest
 async def test_garbage_on_the_topics_of_one_node_costs_the_others_nothing(
     stage: Stage, broker: BrokerAddress, payload: bytes
 ) -> None:
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         garbage = [(topic(OTHER_NODE_ID), payload) for topic in (topics.identity, topics.announce)]
         await send(broker, *garbage, *introduction(stage.node))
         await stage.until("accepted")
@@ -218,8 +219,7 @@ async def test_a_message_that_brings_out_a_bug_does_not_end_the_relay(
         raise RuntimeError("\x1b[31m" + "c2VjcmV0" * 8)
 
     monkeypatch.setattr(stage.hub.fleet, "tombstone", broken)
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         await send(broker, (topics.announce(OTHER_NODE_ID), b""), *introduction(stage.node), retain=False)
         await stage.until("accepted")
         line = await stage.hub.lines.until("message not understood")
@@ -230,8 +230,7 @@ async def test_a_message_that_brings_out_a_bug_does_not_end_the_relay(
 
 
 async def test_a_manifest_on_another_nodes_topic_is_rejected(stage: Stage, broker: BrokerAddress) -> None:
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         await send(broker, (topics.announce(OTHER_NODE_ID), stage.node.manifest()))
         await stage.until("rejected", OTHER_NODE_ID)
         assert stage.hub.counted("manifests_total", reason="id_mismatch") == 1
@@ -254,8 +253,7 @@ async def test_nodes_that_are_not_known_have_one_common_pace_and_lose_nothing(
     strangers = [f"{number:026d}" for number in range(4)]
     pauses, seconds = Pauses(), Seconds()
     allowance = Allowance(rate=2, burst=2.5, concurrency=1)
-    async with stage.subscribed(broker, unknown_nodes=allowance, monotonic=seconds, sleep=pauses.sleep):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker, unknown_nodes=allowance, monotonic=seconds, sleep=pauses.sleep):
         await send(broker, *((topics.announce(node_id), b"{}") for node_id in strangers), retain=False)
         assert [await stage.next() for _ in range(2)] == [("rejected", each) for each in strangers[:2]]
         for node_id in strangers[2:]:
@@ -274,8 +272,7 @@ async def test_a_node_that_is_known_pays_nothing_into_the_strangers_pace(
     stage.hub.announce(stage.node)
     while not stage.fleet.handed.empty():
         await stage.next()
-    async with stage.subscribed(broker, unknown_nodes=allowance, monotonic=Seconds(), sleep=Pauses().sleep):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker, unknown_nodes=allowance, monotonic=Seconds(), sleep=Pauses().sleep):
         topic = topics.announce(NODE_ID)
         newer = [(topic, stage.node.manifest(issued_at_ms=NOW_MS + at)) for at in range(1, 10)]
         await send(broker, *newer, retain=False)
@@ -345,8 +342,8 @@ async def test_a_broker_that_was_never_reached_is_logged_once_for_each_reason(st
 
 
 async def test_a_clean_stop_is_no_loss_of_the_broker(stage: Stage, broker: BrokerAddress) -> None:
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
+        pass
     assert stage.hub.lines.entries("broker lost") == []
 
 
@@ -384,8 +381,7 @@ async def test_heartbeats_tell_of_nodes_whose_manifests_the_broker_holds_back(
     stage: Stage, broker: BrokerAddress
 ) -> None:
     topic = topics.heartbeat(NODE_ID)
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         await send(broker, (topic, beat(stage.node)), retain=False)
         await stage.until("heartbeat")
         stage.hub.clock.advance(WINDOW_MS)
@@ -398,8 +394,7 @@ async def test_a_broker_that_goes_away_is_noticed_and_found_again(
     stage: Stage, stoppable_broker: Broker
 ) -> None:
     address = stoppable_broker.address
-    async with stage.subscribed(address) as feed:
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(address) as feed:
         states = [feed.connected]
         await asyncio.to_thread(stoppable_broker.stop)
         await stage.hub.lines.until("broker lost")
@@ -443,8 +438,7 @@ async def test_nothing_is_left_behind(stage: Stage, broker: BrokerAddress) -> No
         return [each.fd for each in found if ("127.0.0.1", broker.port) == each.raddr]
 
     tasks = asyncio.all_tasks()
-    async with stage.subscribed(broker):
-        await stage.hub.lines.until("broker connected")
+    async with stage.connected(broker):
         assert connections()
     assert connections() == []
     assert asyncio.all_tasks() == tasks
@@ -529,6 +523,18 @@ async def connecting(address: BrokerAddress, **options: Any) -> AsyncIterator[Re
             await asyncio.wait_for(running, BOUND_S)
 
 
+@asynccontextmanager
+async def accepted(
+    server: ssl.SSLContext | None = None, **options: Any
+) -> AsyncIterator[tuple[Relay, BrokerEnd]]:
+    """Hold a connection that a broker has accepted, and the broker's end of it."""
+    async with PlayedBroker.running(server) as broker, connecting(broker.address, **options) as relay:
+        end = await broker.next()
+        await end.accept()
+        assert await relay.state() == (True, "subscribed")
+        yield relay, end
+
+
 def numbered(count: int, payload: bytes = b"") -> list[MqttMessage]:
     return [(f"a/{number}", payload) for number in range(count)]
 
@@ -544,9 +550,7 @@ async def test_it_subscribes_when_it_connects_and_again_when_asked() -> None:
 
 async def test_messages_that_arrive_together_are_taken_together_in_order_and_acknowledged() -> None:
     messages = numbered(50, b"x")
-    async with PlayedBroker.running() as broker, connecting(broker.address) as relay:
-        end = await broker.next()
-        await end.accept()
+    async with accepted() as (relay, end):
         end.writer.write(b"".join(publication(*message, id_ + 1) for id_, message in enumerate(messages)))
         assert await relay.messages(50) == messages
         assert len(relay.batches) < 10
@@ -554,9 +558,7 @@ async def test_messages_that_arrive_together_are_taken_together_in_order_and_ack
 
 
 async def test_a_message_in_pieces_is_whole() -> None:
-    async with PlayedBroker.running() as broker, connecting(broker.address) as relay:
-        end = await broker.next()
-        await end.accept()
+    async with accepted() as (relay, end):
         for byte in publication("a/1", b"in pieces"):
             end.writer.write(bytes([byte]))
             await end.writer.drain()
@@ -564,18 +566,14 @@ async def test_a_message_in_pieces_is_whole() -> None:
 
 
 async def test_of_a_payload_that_is_too_large_one_byte_more_is_kept() -> None:
-    async with PlayedBroker.running() as broker, connecting(broker.address) as relay:
-        end = await broker.next()
-        await end.accept()
+    async with accepted() as (relay, end):
         end.writer.write(publication("a/1", b"x" * 300_000) + publication("a/2", b"y" * LARGEST))
         assert await relay.messages(2) == [("a/1", b"x" * (LARGEST + 1)), ("a/2", b"y" * LARGEST)]
 
 
 async def test_nothing_is_read_while_a_batch_is_taken() -> None:
     large = publication("a/1", b"x" * 200_000)
-    async with PlayedBroker.running() as broker, connecting(broker.address) as relay:
-        end = await broker.next()
-        await end.accept()
+    async with accepted() as (relay, end):
         relay.go_on.clear()
         end.writer.write(large)
         await relay.messages(1)
@@ -591,9 +589,7 @@ async def test_nothing_is_read_while_a_batch_is_taken() -> None:
 
 async def test_after_a_few_messages_there_is_a_pause_and_after_many_none() -> None:
     pauses = Pauses()
-    async with PlayedBroker.running() as broker, connecting(broker.address, sleep=pauses.sleep) as relay:
-        end = await broker.next()
-        await end.accept()
+    async with accepted(sleep=pauses.sleep) as (relay, end):
         end.writer.write(publication("b/1", b""))
         pause = await pauses.next()
         assert pause.seconds == PAUSE_S
@@ -612,10 +608,7 @@ async def test_over_tls_what_is_decrypted_already_does_not_wait_for_more(tmp_pat
     context.load_cert_chain(shown.certificate, shown.key)
     messages = numbered(300, b"x" * 50)
     tls = authority.relay_context()
-    async with PlayedBroker.running(context) as broker, connecting(broker.address, tls=tls) as relay:
-        end = await broker.next()
-        await end.accept()
-        assert await relay.state() == (True, "subscribed")
+    async with accepted(server=context, tls=tls) as (relay, end):
         # One record of TLS holds them all, and an answer that is no message among them.
         half = [
             b"".join(publication(*message) for message in part) for part in (messages[:150], messages[150:])
@@ -677,9 +670,7 @@ async def test_a_broker_that_refuses_is_tried_again() -> None:
 
 async def test_a_topic_that_is_not_utf_8_is_taken_as_none() -> None:
     packet = publication("a/1", b"x").replace(b"a/1", b"a/\xff")
-    async with PlayedBroker.running() as broker, connecting(broker.address) as relay:
-        end = await broker.next()
-        await end.accept()
+    async with accepted() as (relay, end):
         end.writer.write(packet + publication("a/2", b"y"))
         assert await relay.messages(2) == [("", b"x"), ("a/2", b"y")]
 
@@ -701,10 +692,7 @@ async def test_a_fault_in_reading_is_logged_and_followed_by_another_connection()
 
 
 async def test_a_broker_that_falls_silent_is_pinged_and_left() -> None:
-    async with PlayedBroker.running() as broker, connecting(broker.address, keepalive_s=1) as relay:
-        end = await broker.next()
-        await end.accept()
-        assert await relay.state() == (True, "subscribed")
+    async with accepted(keepalive_s=1) as (relay, end):
         assert (await end.receive())[0] == PINGREQ
         end.pong()
         assert (await end.receive())[0] == PINGREQ
@@ -715,10 +703,7 @@ async def test_a_broker_that_falls_silent_is_pinged_and_left() -> None:
 
 async def test_acknowledgements_that_the_broker_does_not_read_are_sent_later() -> None:
     count = 30_000
-    async with PlayedBroker.running() as broker, connecting(broker.address) as relay:
-        end = await broker.next()
-        await end.accept()
-        await relay.state()
+    async with accepted() as (relay, end):
         ours = relay.connection._client.socket()  # noqa: SLF001 - else megabytes fit into its buffer
         assert isinstance(ours, socket.socket)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
