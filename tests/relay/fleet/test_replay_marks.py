@@ -131,33 +131,29 @@ async def test_leaves_that_a_full_disk_refused_are_written_when_there_is_room(st
     assert store.load_leaves(0) == [LEAF]
 
 
-async def test_a_newer_mark_replaces_an_older_one_on_the_disk(path: Path) -> None:
-    for tenant, mark in (("acme", OLD), ("globex", NEW)):
+@pytest.mark.parametrize(
+    ("before", "later", "kept"),
+    [
+        pytest.param(OLD, NEW, NEW, id="newer"),
+        pytest.param(NEW, OLD, NEW, id="older"),
+        pytest.param(NEW, HighWaterMark(NEW.issued_at_ms, "cc" * 32), NEW, id="as old"),
+        pytest.param(
+            HighWaterMark(NEW.issued_at_ms + MAX_FUTURE_MS + 1, "dd" * 32),
+            NEW,
+            NEW,
+            id="after a clock that was ahead",
+        ),
+    ],
+)
+async def test_the_newest_mark_is_kept_with_its_tenant_unless_it_is_of_a_clock_that_was_ahead(
+    path: Path, before: HighWaterMark, later: HighWaterMark, kept: HighWaterMark
+) -> None:
+    for tenant, mark in (("acme", before), ("globex", later)):
         store = MarkStore(path, LOG)
         store.put(NODE_ID, tenant, mark)
         await stopped(store)
-    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "globex", NEW)]
-
-
-@pytest.mark.parametrize(
-    "later",
-    [pytest.param(OLD, id="older"), pytest.param(HighWaterMark(NEW.issued_at_ms, "cc" * 32), id="as old")],
-)
-async def test_nothing_moves_a_mark_back(path: Path, later: HighWaterMark) -> None:
-    for mark in (NEW, later):
-        store = MarkStore(path, LOG)
-        store.put(NODE_ID, "acme", mark)
-        await stopped(store)
-    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", NEW)]
-
-
-async def test_what_replaced_a_mark_of_a_clock_that_was_ahead_is_kept(path: Path) -> None:
-    ahead = HighWaterMark(NEW.issued_at_ms + MAX_FUTURE_MS + 1, "dd" * 32)
-    for mark in (ahead, NEW):
-        store = MarkStore(path, LOG)
-        store.put(NODE_ID, "acme", mark)
-        await stopped(store)
-    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", NEW)]
+    tenant = "globex" if kept is later else "acme"
+    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, tenant, kept)]
 
 
 async def test_marks_reach_the_disk_while_the_relay_runs(store: WatchedStore) -> None:
