@@ -29,6 +29,7 @@ from tests.fakes.environment import PUBLIC_URL, FakeEnvironment, config, fake_en
 from tests.fakes.person import Browser, answered
 from tests.fakes.polling import until
 from tests.fakes.signer import NOW_MS, TENANT
+from tests.fakes.small_fleet import SmallFleet, small_fleet
 
 REDIRECT = "https://client.example/callback"
 LOOPBACK = "http://127.0.0.1:41234/callback"
@@ -147,8 +148,7 @@ class RelayOfAFleet(Stage):
         running = asyncio.create_task(relay.run())
         try:
             await until(lambda: running.done() or (relay.cluster is not None and relay.cluster.shares()))
-            transport = httpx2.ASGITransport(relay.application)
-            async with httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL) as http:
+            async with asking(relay) as http:
                 yield cls(relay, fake, http, state, running=running)
             assert not running.done(), running.exception()
         finally:
@@ -174,15 +174,33 @@ def another_relay(first: Path, directory: Path) -> Path:
     return directory
 
 
+def asking(relay: Relay, address: str = "127.0.0.1") -> httpx2.AsyncClient:
+    """Return what asks ``relay`` from ``address``."""
+    transport = httpx2.ASGITransport(relay.application, client=(address, 1))
+    return httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL)
+
+
+@asynccontextmanager
+async def staged(fake: FakeEnvironment, state: Path) -> AsyncIterator[Stage]:
+    """Hold a relay whose CA is in ``state``, made if it is not."""
+    if not (state / "ca").exists():
+        CertificateAuthority(state / "ca", fake.clock, os.urandom).create()
+    relay = Relay(fake.environment)
+    async with asking(relay) as http:
+        yield Stage(relay, fake, http, state)
+    await relay.end()
+
+
 @pytest_asyncio.fixture
 async def stage(tmp_path: Path, registry: SchemaRegistry) -> AsyncIterator[Stage]:
-    fake = fake_environment(replace(config(tmp_path), broker=None), registry)
-    CertificateAuthority(tmp_path / "ca", fake.clock, os.urandom).create()
-    relay = Relay(fake.environment)
-    transport = httpx2.ASGITransport(relay.application)
-    async with httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL) as http:
-        yield Stage(relay, fake, http, tmp_path)
-    await relay.end()
+    async with staged(fake_environment(replace(config(tmp_path), broker=None), registry), tmp_path) as stage:
+        yield stage
+
+
+@pytest_asyncio.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[SmallFleet]:
+    async with small_fleet(tmp_path, host="localhost") as fleet:
+        yield fleet
 
 
 @pytest_asyncio.fixture

@@ -4,8 +4,6 @@ What browsers let a page do is tried in a real one, at a port of the relay's own
 """
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from relay.sign_in.metadata import CLIENT_PATHS
 from schemas.addresses import MCP_PATHS
 from tests.fakes.chromium import CHROMIUM, chromium
 from tests.fakes.person import Browser
-from tests.fakes.small_fleet import SmallFleet, small_fleet
+from tests.fakes.small_fleet import SmallFleet
 from tests.relay.sign_in.conftest import Stage
 
 INSPECTOR = "http://localhost:6274"
@@ -154,12 +152,6 @@ ATTACK = """async ({url, grant}) => {
     await tried("/sign-in"), await tried("/mcp/kinds", {method: "POST"}), await tried("/authorize"),
     await tried("/.well-known/oauth-authorization-server")];
 }"""
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[SmallFleet]:
-    async with small_fleet(tmp_path, host="localhost") as fleet:
-        yield fleet
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from relay.pki.authority import CertificateAuthority
@@ -25,7 +24,7 @@ from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.person import Browser
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NOW_MS, TENANT
-from tests.relay.sign_in.conftest import RelayOfAFleet, another_relay
+from tests.relay.sign_in.conftest import RelayOfAFleet, another_relay, asking
 
 pytestmark = pytest.mark.integration
 
@@ -73,6 +72,13 @@ async def fleet(tmp_path: Path, nats: NatsServer, registry: SchemaRegistry) -> A
         await other.reaches(first)
         await first.reaches(other)
         yield Fleet(nats, registry, first, other, stack)
+
+
+async def until_refused(relay: RelayOfAFleet, token: str) -> None:
+    """Return once ``relay`` does not accept an access token any more."""
+    async with asyncio.timeout(BOUND_S):
+        while await relay.is_accepted(token):  # noqa: ASYNC110 - a request is all there is
+            await asyncio.sleep(0.01)
 
 
 async def test_each_step_of_sign_in_may_go_to_another_relay(fleet: Fleet) -> None:
@@ -134,10 +140,8 @@ async def test_clients_that_sign_in_at_all_relays_together_have_no_more_than_one
     )
     assert [answer.status_code for answer in answers] == [200, 200]
     assert len(fleet.first.relay.grants.read().by_id) == MAX_LIVE
-    async with asyncio.timeout(BOUND_S):
-        for each in both:
-            while await each.is_accepted(oldest["access_token"]):  # noqa: ASYNC110 - a request is all there is
-                await asyncio.sleep(0.01)
+    for each in both:
+        await until_refused(each, oldest["access_token"])
 
 
 async def test_a_refresh_token_of_what_has_ended_is_refused_for_good(fleet: Fleet) -> None:
@@ -217,10 +221,8 @@ async def test_a_person_who_is_revoked_on_any_machine_has_nothing_at_any_relay(f
     for each in both:
         assert await each.is_accepted(tokens["access_token"])
     machine.relay.people.revoke("ada")
-    async with asyncio.timeout(BOUND_S):
-        for each in both:
-            while await each.is_accepted(tokens["access_token"]):  # noqa: ASYNC110 - a request is all there is
-                await asyncio.sleep(0.01)
+    for each in both:
+        await until_refused(each, tokens["access_token"])
     assert fleet.first.relay.grants.read().by_id == {}
     for each in both:
         assert (await each.refresh(tokens["refresh_token"], client)).status_code == 400
@@ -300,17 +302,12 @@ async def test_strangers_do_not_shut_out_an_address_from_which_a_person_has_sign
     """By whatever way: here with a link, at a relay that only forwards it."""
     _, secret = fleet.first.relay.people.invite("ada", PersonRole.OPERATOR, TENANT)
     await until(lambda: fleet.first.relay.signs_in and fleet.other.relay.signs_in)
-
-    def at(address: str) -> httpx2.AsyncClient:
-        transport = httpx2.ASGITransport(fleet.other.relay.application, client=(address, 1))
-        return httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL)
-
-    async with at("203.0.113.7") as home:
+    async with asking(fleet.other.relay, "203.0.113.7") as home:
         ada = Browser(home, PUBLIC_URL)
         made = await ada.accept_invitation(f"{PUBLIC_URL}/invitation#{secret}")
         assert made.status_code == 200, made.text
         for number in range(250):
-            async with at(f"198.51.100.{number}") as stranger:
+            async with asking(fleet.other.relay, f"198.51.100.{number}") as stranger:
                 malformed = [(b"cookie", b"a=\xe9")]
                 said = [(await stranger.get("/sign-in", headers=malformed)).status_code for _ in range(30)]
                 if 429 in said:  # the limit of all together: each has sent less than its own

@@ -5,7 +5,6 @@ What is asked of each page stands in ``FAULTS``, which runs in it and returns wh
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from urllib.parse import urlencode
 
 import httpx2
@@ -13,7 +12,7 @@ import pytest
 
 from relay.sign_in.authorization import challenge_of
 from tests.fakes.chromium import CHROMIUM, Chromium, chromium
-from tests.fakes.small_fleet import SmallFleet, small_fleet
+from tests.fakes.small_fleet import SmallFleet
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")]
 
@@ -69,12 +68,6 @@ FOCUSED = """() => {
   return (focused.labels?.length ? focused.labels[0].firstChild.textContent.trim() ||
     focused.labels[0].textContent.trim() : focused.textContent.trim());
 }"""
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[SmallFleet]:
-    async with small_fleet(tmp_path, host="localhost") as fleet:
-        yield fleet
 
 
 @pytest.fixture(params=["light", "dark"])

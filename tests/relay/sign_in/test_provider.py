@@ -16,7 +16,6 @@ import pytest_asyncio
 
 from relay.auth.openid_provider import MIN_INTERVAL_S, OpenidError, OpenidProvider
 from relay.pki.authority import CertificateAuthority
-from relay.server.app import Relay
 from relay.settings.openid import OpenidConfig, openid_config
 from relay.sign_in.fetching import Fetcher
 from relay.sign_in.pages import ATTEMPT_MS
@@ -29,7 +28,7 @@ from tests.fakes.openid import CLIENT_ID, FakeProvider, SigningKey, fake_provide
 from tests.fakes.person import Browser
 from tests.fakes.shipped_kinds import SYSTEM_ECHO
 from tests.fakes.signer import NOW_MS
-from tests.relay.sign_in.conftest import REDIRECT, Stage
+from tests.relay.sign_in.conftest import REDIRECT, Stage, staged
 from tests.relay.sign_in.test_documents import Published
 
 pytestmark = pytest.mark.integration
@@ -56,25 +55,20 @@ def settings_of(provider: FakeProvider, directory: Path, **more: str) -> OpenidC
 
 
 @asynccontextmanager
-async def staged(
+async def with_provider(
     directory: Path, registry: SchemaRegistry, provider: FakeProvider, **more: str
 ) -> AsyncIterator[Stage]:
     """Hold the relay of ``directory``; ``more`` are further settings of the provider."""
     wanted = replace(config(directory), broker=None, oidc=settings_of(provider, directory, **more))
     fake = fake_environment(wanted, registry, KindRegistry([SYSTEM_ECHO, PRIVATE]))
     provider.now_ms = fake.clock
-    if not (directory / "ca").exists():
-        CertificateAuthority(directory / "ca", fake.clock, os.urandom).create()
-    relay = Relay(fake.environment)
-    transport = httpx2.ASGITransport(relay.application)
-    async with httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL) as http:
-        yield Stage(relay, fake, http, directory)
-    await relay.end()
+    async with staged(fake, directory) as stage:
+        yield stage
 
 
 @pytest_asyncio.fixture
 async def stage(tmp_path: Path, registry: SchemaRegistry, provider: FakeProvider) -> AsyncIterator[Stage]:
-    async with staged(tmp_path, registry, provider) as stage:
+    async with with_provider(tmp_path, registry, provider) as stage:
         yield stage
 
 
@@ -212,10 +206,10 @@ async def test_with_a_smaller_role_ends_what_it_could_not_give(
 async def test_what_is_given_lasts_no_longer_than_the_operator_lets_people_of_the_provider(
     tmp_path: Path, registry: SchemaRegistry, provider: FakeProvider
 ) -> None:
-    async with staged(tmp_path, registry, provider) as stage:
+    async with with_provider(tmp_path, registry, provider) as stage:
         client = await stage.registered()
         tokens = await stage.tokens(await signed_in(stage, provider), client, lifetime="quarter")
-    async with staged(tmp_path, registry, provider, max_lifetime="7d") as stage:
+    async with with_provider(tmp_path, registry, provider, max_lifetime="7d") as stage:
         ada, bob = await signed_in(stage, provider), await stage.person("bob")
         page = (await ada.get(stage.query(client))).text
         assert re.findall(r'<option value="(\w+)"( selected)?>', page) == [
@@ -240,11 +234,11 @@ async def test_what_need_not_be_asked_again_is_asked_again_once_it_has_ended(
     document = {"client_id": client, "client_name": "X", "redirect_uris": [REDIRECT]}
     published = Published({client: document})
     monkeypatch.setattr(Fetcher, "fetch", lambda _, url: published.fetch(url))
-    async with staged(tmp_path, registry, provider) as stage:
+    async with with_provider(tmp_path, registry, provider) as stage:
         ada = await signed_in(stage, provider)
         await stage.tokens(ada, client, lifetime="quarter", remember="yes")
         assert (await ada.get(stage.query(client))).status_code == 303
-    async with staged(tmp_path, registry, provider, max_lifetime="1d") as stage:
+    async with with_provider(tmp_path, registry, provider, max_lifetime="1d") as stage:
         assert (await (await signed_in(stage, provider)).get(stage.query(client))).status_code == 303
         stage.fake.clock.now_ms += 86_400_000
         assert (await (await signed_in(stage, provider)).get(stage.query(client))).status_code == 200
