@@ -50,7 +50,7 @@ from relay.state.ledger import Ledger, LedgerError
 from schemas.certificates import endorse, endorse_seal, endorse_servers, endorse_token_key, is_relay_name
 from schemas.error_roots import StateError
 from schemas.files import PRIVATE, make_private_directory, read_state, write_atomic
-from schemas.identity import CertificateFormatError, certificates_in, first_certificate_in, kid_of, to_pem
+from schemas.identity import CertificateFormatError, certificates_in, to_pem
 from schemas.identity_files import IdentityFiles
 from schemas.text import quoted
 from schemas.times import SystemClock
@@ -305,25 +305,24 @@ class CertificateAuthority:
 
     def server_roots(self) -> EndorsedRoots:
         """Return the roots of servers, endorsed by each trusted root of nodes; without the keys, as kept."""
-        pem, endorsements = "".join(self.servers.roots()), []
-        for root in self.roots():
-            with suppress(AuthorityStateError):
-                endorsements.append(endorse_servers(self._signer(root).key, pem))
-        return EndorsedRoots(pem, endorsements or self.servers.kept_endorsements())
+        pem = "".join(self.servers.roots())
+        made = self._endorsed(lambda key: endorse_servers(key, pem))
+        return EndorsedRoots(pem, [*made.values()] or self.servers.kept_endorsements())
 
     def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
         """Return the endorsement of ``statement`` by each trusted root whose key is here, by its kid."""
-        return self._endorsed(endorse_token_key, statement)
+        return self._endorsed(lambda key: endorse_token_key(key, statement))
 
     def endorse_seal(self, statement: bytes) -> Mapping[str, str]:
         """Return the same for the decision that relays seal what they say."""
-        return self._endorsed(endorse_seal, statement)
+        return self._endorsed(lambda key: endorse_seal(key, statement))
 
-    def _endorsed(self, sign: Callable[[SigningKey, bytes], str], statement: bytes) -> Mapping[str, str]:
+    def _endorsed(self, sign: Callable[[SigningKey], str]) -> Mapping[str, str]:
         made = {}
         for root in self.roots():
             with suppress(AuthorityStateError):
-                made[_kid(root)] = sign(self._signer(root).key, statement)
+                signer = self._signer(root)
+                made[signer.kid] = sign(signer.key)
         return made
 
     def can_issue(self) -> bool:
@@ -538,10 +537,6 @@ class CertificateAuthority:
 
     def _signer(self, root: str | None = None) -> Signer[SigningKey]:
         return Signer(root := root or self.root_pem(), self._roots.key_of(root))
-
-
-def _kid(root_pem: str) -> str:
-    return kid_of(first_certificate_in(root_pem))
 
 
 def _in_use(records: CaRecords, node_id: str, now_ms: int) -> IssuedLeaf:

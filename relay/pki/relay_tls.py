@@ -140,7 +140,7 @@ def served_certificate(  # noqa: PLR0913, PLR0917 - what comes in from outside
     random_bytes: Callable[[int], bytes],
 ) -> OwnCertificate:
     """Return what the server ``name`` serves with: for ``hosts`` and for this machine."""
-    names = tuple(dict.fromkeys((*hosts, *_LOCAL)))
+    names = _with_this_machine(*hosts)
 
     def key() -> EllipticCurvePublicKey:
         return load_or_create_server_key(files.key, random_bytes).public_key()
@@ -207,12 +207,9 @@ def issue_for_another_relay(
         CertificateRefusedError: the key cannot have that use.
         AuthorityStateError: the CA cannot issue it.
     """
-    try:
-        key = load_pem_public_key(public_key_pem.encode("utf-8"))
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
+    key = _sent_key(public_key_pem)
     if use == RelayUse.SERVE and isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
-        return ca.servers.issue(RELAY_NAME, relay_hosts(public_url), key, _DAYS, relay)
+        return ca.servers.issue(RELAY_NAME, _with_this_machine(host_of(public_url)), key, _DAYS, relay)
     if use == RelayUse.BROKER and isinstance(key, Ed25519PublicKey):
         return ca.issue_client(RELAY_NAME, RELAY_URI, key.public_bytes_raw(), _DAYS, relay)
     if use == RelayUse.CLUSTER and isinstance(key, Ed25519PublicKey):
@@ -223,11 +220,16 @@ def issue_for_another_relay(
 
 def named_by(public_key_pem: str) -> str:
     """Return the name of the relay with that key, in PEM; empty if it is no key of a relay."""
-    try:
-        key = load_pem_public_key(public_key_pem.encode("utf-8"))
-    except (ValueError, UnsupportedAlgorithm):
-        return ""
+    key = _sent_key(public_key_pem)
     return relay_name(key.public_bytes_raw()) if isinstance(key, Ed25519PublicKey) else ""
+
+
+def _sent_key(pem: str) -> object:
+    """Return the public key that ``pem`` is of; None if it is of none."""
+    try:
+        return load_pem_public_key(pem.encode("utf-8"))
+    except (ValueError, UnsupportedAlgorithm):
+        return None
 
 
 def public_key_pem(key: PublicKey) -> str:
@@ -235,9 +237,8 @@ def public_key_pem(key: PublicKey) -> str:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
 
 
-def relay_hosts(public_url: str) -> tuple[str, ...]:
-    """Return the hosts that a relay of ``public_url`` serves under."""
-    return tuple(dict.fromkeys((host_of(public_url), *_LOCAL)))
+def _with_this_machine(*hosts: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*hosts, *_LOCAL)))
 
 
 def _read_certificate(files: TlsFiles) -> str:
