@@ -41,6 +41,35 @@ from tests.fakes.real_ca import (
 from tests.fakes.server_ca import server_key_named
 from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
+
+class Rival:
+    """Does ``work`` in a thread of its own, which begins when random bytes are first drawn.
+
+    A serial number is drawn between looking into the ledger and writing to it.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._refused = False
+        self._thread = Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except AuthorityError:
+            self._refused = True
+
+    def random_bytes(self, count: int) -> bytes:
+        if not self._thread.ident:
+            self._thread.start()
+            self._thread.join(0.1)
+        return os.urandom(count)
+
+    def is_refused(self) -> bool:
+        self._thread.join()
+        return self._refused
+
+
 # --- the root -----------------------------------------------------------------------------------------
 
 
@@ -62,25 +91,9 @@ def test_the_key_of_the_root_is_for_its_owner_alone(ca: CertificateAuthority) ->
 
 
 def test_of_two_who_make_a_root_at_once_one_does(tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def create_too() -> None:
-        try:
-            authority(tmp_path / "ca").create()
-        except AuthorityError as error:
-            refused.append(str(error))
-
-    rival = Thread(target=create_too)
-
-    def random_bytes(count: int) -> bytes:
-        if not rival.ident:
-            rival.start()
-            rival.join(0.1)
-        return os.urandom(count)
-
-    CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), random_bytes).create()
-    rival.join()
-    assert len(refused) == 1
+    rival = Rival(lambda: authority(tmp_path / "ca").create())
+    CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), rival.random_bytes).create()
+    assert rival.is_refused()
     assert authority(tmp_path / "ca").can_issue()
 
 
@@ -138,25 +151,9 @@ def test_replace_revokes_the_leaf_in_force_and_issues_a_new_one(ca: CertificateA
 def test_who_asks_while_another_is_being_served_finds_the_id_taken(
     tmp_path: Path, ca: CertificateAuthority
 ) -> None:
-    refused: list[str] = []
-
-    def ask_too() -> None:
-        try:
-            authority(tmp_path / "ca").issue(make_csr(OTHER_KEY, NODE_ID), "globex")
-        except AuthorityError as error:
-            refused.append(str(error))
-
-    rival = Thread(target=ask_too)
-
-    def random_bytes(count: int) -> bytes:
-        # The serial number is drawn between looking into the ledger and writing to it.
-        rival.start()
-        rival.join(0.1)
-        return os.urandom(count)
-
-    CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), random_bytes).issue(CSR, "acme")
-    rival.join()
-    assert len(refused) == 1
+    rival = Rival(lambda: authority(tmp_path / "ca").issue(make_csr(OTHER_KEY, NODE_ID), "globex"))
+    CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), rival.random_bytes).issue(CSR, "acme")
+    assert rival.is_refused()
     assert [entry["tenant"] for entry in ledger(ca)] == ["acme"]
 
 

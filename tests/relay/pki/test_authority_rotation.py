@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 
 from relay.pki.authority import CertificateAuthority
-from relay.pki.errors import AuthorityError
+from relay.pki.errors import AuthorityError, AuthorityOptionError
 from schemas.certificates import is_endorsed, make_csr, verify_leaf
 from schemas.identity import certificates_in, first_certificate_in
 from tests.fakes.clock import FakeClock
@@ -116,8 +116,9 @@ def test_there_is_no_rotation_within_a_rotation(
 @pytest.mark.parametrize("days", [-1, 0, 3651])
 def test_an_overlap_out_of_bounds_changes_nothing(ca: CertificateAuthority, days: int) -> None:
     before = files(ca)
-    with pytest.raises(AuthorityError, match="1 to 3650 days"):
-        ca.rotate_root(days)
+    for rotate in (ca.rotate_root, ca.servers.rotate):
+        with pytest.raises(AuthorityOptionError, match="1 to 3650 days"):
+            rotate(days)
     assert files(ca) == before
 
 

@@ -422,12 +422,16 @@ def state(tmp_path: Path) -> StateFiles:
     return StateFiles(tmp_path / "state")
 
 
+def serving(state: StateFiles, broker: BrokerAddress = PLAIN_BROKER) -> RelayConfig:
+    """Return the configuration of a relay that serves with a certificate of its own CA."""
+    return RelayConfig(broker, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
+
+
 @pytest.mark.integration
 async def test_a_relay_with_a_certificate_of_its_own_is_believed_by_its_root(
     authority: PlayedAuthority, state: StateFiles
 ) -> None:
-    config = RelayConfig(PLAIN_BROKER, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
-    tls = made(config, authority, FakeClock(REAL_MS), LogLines())
+    tls = made(serving(state), authority, FakeClock(REAL_MS), LogLines())
     assert tls.served is not None
     async with Echo.running(tls.served) as echo:
         line = await echo.connect(authority.servers.root_pem)
@@ -441,9 +445,8 @@ async def test_a_relay_with_a_certificate_of_its_own_is_believed_by_its_root(
 async def test_its_certificate_is_renewed_in_time_and_when_its_root_is_gone(
     authority: PlayedAuthority, state: StateFiles
 ) -> None:
-    config = RelayConfig(PLAIN_BROKER, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
     clock, log = FakeClock(REAL_MS), LogLines()
-    tls = made(config, authority, clock, log)
+    tls = made(serving(state), authority, clock, log)
     assert tls.served is not None
     async with Echo.running(tls.served) as echo:
         first = await echo.connect(authority.servers.root_pem)
@@ -545,13 +548,9 @@ class Elsewhere:
 
 
 async def test_a_relay_without_the_ca_s_key_has_its_certificates_renewed_by_the_one_with_it(
-    tmp_path: Path, state: StateFiles
+    ca: CertificateAuthority, clock: FakeClock, state: StateFiles
 ) -> None:
-    clock, log = FakeClock(REAL_MS), LogLines()
-    ca = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
-    ca.create()
-    broker = BrokerAddress("localhost", 8883, tls=True)
-    config = RelayConfig(broker, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
+    log, config = LogLines(), serving(state, BrokerAddress("localhost", 8883, tls=True))
     made(config, ca, clock, log)  # as its first certificates come: with its state
     elsewhere = Elsewhere(ca)
     tls = made(config, ca, clock, log, certify=elsewhere.certify)
@@ -570,11 +569,10 @@ async def test_a_relay_without_the_ca_s_key_has_its_certificates_renewed_by_the_
     assert state.broker_client_tls.certificate.exists()
 
 
-async def test_a_certificate_that_was_not_asked_for_is_not_used(tmp_path: Path, state: StateFiles) -> None:
-    clock, log = FakeClock(REAL_MS), LogLines()
-    ca = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
-    ca.create()
-    config = RelayConfig(PLAIN_BROKER, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
+async def test_a_certificate_that_was_not_asked_for_is_not_used(
+    ca: CertificateAuthority, clock: FakeClock, state: StateFiles
+) -> None:
+    log, config = LogLines(), serving(state)
     made(config, ca, clock, log)
     before = state.own_tls.certificate.read_text()
 
@@ -588,13 +586,10 @@ async def test_a_certificate_that_was_not_asked_for_is_not_used(tmp_path: Path, 
 
 
 def test_without_a_first_certificate_the_error_says_where_it_comes_from(
-    tmp_path: Path, state: StateFiles
+    ca: CertificateAuthority, clock: FakeClock, state: StateFiles
 ) -> None:
-    ca = CertificateAuthority(tmp_path / "ca", FakeClock(REAL_MS), os.urandom)
-    ca.create()
-    config = RelayConfig(PLAIN_BROKER, LOCAL_URL, LOCAL, state, tls=state.own_tls, own_root=True)
     with pytest.raises(AuthorityStateError, match="--without-ca-key"):
-        made(config, ca, FakeClock(REAL_MS), LogLines(), certify=Elsewhere(ca).certify)
+        made(serving(state), ca, clock, LogLines(), certify=Elsewhere(ca).certify)
 
 
 def test_each_certificate_that_the_relay_shows_has_an_end(hub: Hub, tmp_path: Path) -> None:

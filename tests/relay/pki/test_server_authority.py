@@ -141,12 +141,6 @@ def test_the_cross_certificate_is_shown_with_the_root_that_it_certifies_and_no_o
     assert len(read(old.servers.issue("relay", HOSTS, KEY, 90))) == 1
 
 
-@pytest.mark.parametrize("days", [0, -1, 3651])
-def test_an_overlap_has_bounds(ca: CertificateAuthority, days: int) -> None:
-    with pytest.raises(AuthorityOptionError, match="1 to 3650 days"):
-        ca.servers.rotate(days)
-
-
 def test_each_root_of_nodes_that_is_trusted_endorses_all_roots_of_servers(
     ca: CertificateAuthority,
 ) -> None:
