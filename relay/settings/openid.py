@@ -99,15 +99,7 @@ def openid_config(text: str) -> OpenidConfig | None:
     if missing := [name for name in _NEEDED if name not in members]:
         raise OperatorError(f"has no {missing[0]}")
     read = {name: _MEMBERS[name](name, value) for name, value in members.items()}
-    return OpenidConfig(
-        read["issuer"],
-        read["client_id"],
-        read["secret_file"],
-        read["allow"],
-        read.get("name_claim", "preferred_username"),
-        tuple(dict.fromkeys((*_ALWAYS, *read.get("scopes", ())))),
-        read.get("max_lifetime", _duration("90d")),
-    )
+    return OpenidConfig(**{_FIELDS.get(name, name): value for name, value in read.items()})
 
 
 def _text(name: str, value: object) -> str:
@@ -139,7 +131,7 @@ def _scopes(name: str, value: object) -> tuple[str, ...]:
     for scope in scopes:
         if not _SCOPE.fullmatch(scope):
             raise OperatorError(f"{name} has {quoted(scope)}, which is no scope")
-    return tuple(scopes)
+    return tuple(dict.fromkeys((*_ALWAYS, *scopes)))
 
 
 def _lifetime(name: str, value: object) -> int:
@@ -173,6 +165,7 @@ def _rule(text: str) -> ClaimRule:
     return ClaimRule(claim, value, PersonRole(role), tenant)
 
 
+_FIELDS = {"allow": "rules", "max_lifetime": "max_lifetime_ms"}
 _NEEDED = ("issuer", "client_id", "secret_file", "allow")
 _MEMBERS: Mapping[str, Callable[[str, object], Any]] = {
     "issuer": _issuer,
