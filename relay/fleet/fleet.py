@@ -6,6 +6,7 @@ do I/O: marks go to a store that writes them later.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -179,7 +180,7 @@ class Fleet:
 
     def change_trust(self, roots: Sequence[str], revoked: frozenset[str]) -> None:
         """Trust by these roots and revocations from now on. ``drop_leaves`` drops what was trusted before."""
-        self.trust = self.trust.changed(roots, revoked)
+        self.trust = replace(self.trust, roots=roots, revoked=revoked)
         self._offered.clear()
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> None:

@@ -114,9 +114,6 @@ class FleetTrust:
     revoked: frozenset[str]
     kept: KeptLeaves = field(default_factory=KeptLeaves)
 
-    def changed(self, roots: Sequence[str], revoked: frozenset[str]) -> "FleetTrust":
-        return FleetTrust(self.rules, roots, revoked, self.kept)
-
     def root_kids(self) -> Sequence[str]:
         return [*root_validities(tuple(self.roots))]
 

@@ -90,12 +90,12 @@ def test_one_that_is_rejected_is_not_kept(keeping: FleetTrust) -> None:
 
 def test_one_that_was_revoked_since_is_rejected(keeping: FleetTrust) -> None:
     with pytest.raises(IdentityError, match="revoked"):
-        keeping.changed(ROOTS, frozenset({NODE.kid})).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
+        replace(keeping, revoked=frozenset({NODE.kid})).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
 
 
 def test_one_whose_root_is_not_trusted_any_more_is_rejected(keeping: FleetTrust) -> None:
     with pytest.raises(IdentityError, match="chain"):
-        keeping.changed([ELSEWHERE.root_pem], frozenset()).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
+        replace(keeping, roots=[ELSEWHERE.root_pem]).identify(NODE_ID, NODE.leaf_pem, None, NOW_MS)
 
 
 def test_one_of_another_node_is_rejected(keeping: FleetTrust) -> None:
