@@ -138,9 +138,6 @@ class Caller(NamedTuple):
     size: int = 0
     path: str = MCP_PATH
 
-    def with_size(self, size: int) -> "Caller":
-        return self._replace(size=size)
-
     @property
     def traceparent(self) -> str | None:
         """The request's trace (W3C Trace Context); not validated."""
@@ -252,9 +249,7 @@ class Authenticator:
 
     def revoke(self, jtis: frozenset[str]) -> None:
         """Reject the tokens ``jtis`` from now on, and no others."""
-        if jtis != self._revoked:
-            self._revoked = jtis
-            self._verified.clear()
+        self._revoked = jtis
 
     async def recognise(self, token: str) -> Principal:
         """Return the holder of ``token``; if its key is unknown, fetch the external issuer's keys first.
@@ -271,25 +266,23 @@ class Authenticator:
         return self.identify(token)
 
     def identify(self, token: str) -> Principal:
-        """Return the holder of ``token``. The signature is checked once, expiry and key at every call.
+        """Return the holder of ``token``. The signature is checked once, all else of ``check`` at every call.
 
         Raises:
             TokenError: the token is not accepted.
         """
-        now_s = self._now_ms() // 1000
         digest = _digest_of(token)
         principal = self._verified.get(digest)
         if principal is None:
-            principal = self._verify(token, now_s)
+            principal = self._verify(token)
             if len(self._verified) >= _CACHE_SIZE:
                 del self._verified[next(iter(self._verified))]
             self._verified[digest] = principal
-        if principal.expires_s <= now_s:
+        try:
+            self.check(principal)
+        except TokenError:
             del self._verified[digest]
-            raise TokenError(TokenReason.EXPIRED)
-        if self._key_of(principal.kid) != principal.key:
-            del self._verified[digest]
-            raise TokenError(TokenReason.UNKNOWN_KEY)
+            raise
         return principal
 
     def known(self, token: str) -> Principal | None:
@@ -337,10 +330,8 @@ class Authenticator:
         own = self._keys.get(kid)
         return own if own is not None or self._external is None else self._external.keys.get(kid)
 
-    def _verify(self, token: str, now_s: int) -> Principal:
-        claims, kid, key = self._claims(token, now_s)
-        if claims["jti"] in self._revoked:
-            raise TokenError(TokenReason.REVOKED)
+    def _verify(self, token: str) -> Principal:
+        claims, kid, key = self._claims(token)
         return Principal(
             tenant=claims["tenant"],
             sub=claims["sub"],
@@ -356,13 +347,13 @@ class Authenticator:
             token=token if self._keeps_tokens else "",
         )
 
-    def _claims(self, token: str, now_s: int) -> tuple[dict[str, Any], str, bytes]:
+    def _claims(self, token: str) -> tuple[dict[str, Any], str, bytes]:
         """Return the claims of ``token``, and the name of its key and the key, which is its issuer's."""
         issuer, verifier, external = self._issuer, self._verifier, self._external
         kid = (external.verifier if external else verifier).kid_of(token)
         if external is not None and kid not in self._keys:
             issuer, verifier = external.issuer, external.verifier
-        key = self._key_of(kid)
+        key, now_s = self._key_of(kid), self._now_ms() // 1000
         claims = verifier.verify(
             token, {kid: key}.get, audiences=self._audiences, now_s=now_s, early_s=_EARLY_S
         )

@@ -58,7 +58,7 @@ class BodyParser:
         if len(body) > MAX_BODY_BYTES:
             await _refusal(*_TOO_LARGE)(scope, receive, send)
             return
-        caller = scope[CALLER_IN_SCOPE] = scope[CALLER_IN_SCOPE].with_size(len(body))
+        caller = scope[CALLER_IN_SCOPE] = scope[CALLER_IN_SCOPE]._replace(size=len(body))
         try:
             self._charge(caller)
             message = scope[MESSAGE_IN_SCOPE] = _message_of(body)
