@@ -24,20 +24,13 @@ from schemas.addresses import (
 
 def test_all_state_lies_below_one_directory() -> None:
     root = Path("/var/lib/edge-relay")
-    files = StateFiles(root)
-    paths = [
-        files.ca,
-        files.token_key,
-        files.token_keys,
-        files.join_tokens,
-        files.marks,
-        files.audit,
-        files.revoked_tokens,
-        files.broker,
-    ]
+    files = vars(StateFiles(root))
+    paths = [path for path in files.values() if isinstance(path, Path) and path != root]
     assert {path.parent for path in paths} == {root}
-    assert {files.own_tls.certificate.parent, files.own_tls.key.parent} == {root / "tls"}
-    assert len(set(paths)) == 8
+    pairs = {name: pair for name, pair in files.items() if isinstance(pair, TlsFiles)}
+    of_pairs = [path for pair in pairs.values() for path in (pair.certificate, pair.key)]
+    assert {path.parent for path in of_pairs} == {root / "tls", root / "broker"}
+    assert len({*paths, *of_pairs}) == len(files) - 1 + len(pairs)
 
 
 def test_a_users_own_state_lies_in_the_home() -> None:

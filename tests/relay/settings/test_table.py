@@ -1,3 +1,5 @@
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from relay.settings.table import (
 )
 from schemas.addresses import AddressError, BrokerAddress, HostPort
 from schemas.error_roots import ConfigError, OperatorError
-from schemas.settings import Given, Settings, Sources, read_sources
+from schemas.settings import Form, Given, Settings, Sources, read_sources
 
 
 def load(
@@ -45,48 +47,62 @@ def test_the_broker_is_all_that_a_relay_has_to_be_told(tmp_path: Path) -> None:
     assert config.state.root == tmp_path
 
 
+TOLD = {
+    "broker": "mqtts://mqtt.example",
+    "node_broker": "mqtts://nodes.example",
+    "public_url": "https://relay.example",
+    "listen": "0.0.0.0:8443",
+    "tls_certificate": "/tls/relay.pem",
+    "tls_key": "/tls/relay.key",
+    "broker_root": "/tls/root.pem",
+    "broker_directory": "/broker",
+    "broker_pid_file": "/run/nats.pid",
+    "cluster": "nats://a.example,tls://127.0.0.1:4333",
+    "cluster_credentials": "/cluster/relay.pem",
+    "cluster_root": "/cluster/root.pem",
+    "cluster_fleet": "north",
+    "cluster_account": "north_relays",
+    "jwks": "https://issuer.example/keys",
+    "issuer": "https://issuer.example",
+    "agent_rps": "10",
+    "agent_concurrency": "2",
+    "caller_timeout": "1m30s",
+    "audit_keep": "90d,10GiB",
+    "audit_sync": "always",
+    "envelope": "shadow",
+    "default_view": "kinds",
+    "kinds": "acme.relay_board",
+    "log_level": "error",
+    "otlp": "https://collector.example",
+    "metrics_listen": "/run/metrics.sock",
+    "trusted_proxies": "192.0.2.0/24,::1",
+    "sign_in": "false",
+    "fetch_client_documents": "false",
+    "insecure_plain_transports": "true",
+}
+
+
+def as_toml(texts: Mapping[str, str]) -> str:
+    """Return the lines of a file that says the same as these options."""
+    forms = {setting.name: setting.form for setting in RELAY.table}
+
+    def value(name: str, text: str) -> str:
+        if forms[name] in {Form.NUMBER, Form.FLAG}:
+            return text
+        return json.dumps(text.split(",") if forms[name] is Form.LIST else text)
+
+    return "".join(f"{name} = {value(name, text)}\n" for name, text in texts.items())
+
+
 def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> None:
-    config = load(
-        tmp_path,
-        """
-        state_dir = "/state"
-        broker = "mqtts://mqtt.example"
-        node_broker = "mqtts://nodes.example"
-        public_url = "https://relay.example"
-        listen = "0.0.0.0:8443"
-        tls_certificate = "/tls/relay.pem"
-        tls_key = "/tls/relay.key"
-        broker_root = "/tls/root.pem"
-        broker_directory = "/broker"
-        broker_pid_file = "/run/nats.pid"
-        cluster = ["nats://a.example", "tls://127.0.0.1:4333"]
-        cluster_credentials = "/cluster/relay.pem"
-        cluster_root = "/cluster/root.pem"
-        cluster_fleet = "north"
-        jwks = "https://issuer.example/keys"
-        issuer = "https://issuer.example"
-        agent_rps = 10
-        agent_concurrency = 2
-        caller_timeout = "1m30s"
-        audit_keep = "90d,10GiB"
-        audit_sync = "always"
-        envelope = "shadow"
-        default_view = "kinds"
-        kinds = ["acme.relay_board"]
-        log_level = "error"
-        otlp = "https://collector.example"
-        metrics_listen = "/run/metrics.sock"
-        trusted_proxies = ["192.0.2.0/24", "::1"]
-        sign_in = false
-        fetch_client_documents = false
-        insecure_plain_transports = true
+    oidc = """
         ["people.oidc"]
         issuer = "https://id.example"
         client_id = "edge-relay"
         secret_file = "/etc/oidc.secret"
         allow = ["groups=hub:operator:*"]
-        """,
-    ).config()
+        """
+    config = load(tmp_path, as_toml(TOLD | {"state_dir": "/state"}) + oidc).config()
     usual = load(tmp_path, 'broker = "127.0.0.1:1883"').config()
     same = {
         name for name in RelayConfig.__dataclass_fields__ if getattr(config, name) == getattr(usual, name)
@@ -150,43 +166,10 @@ def start(state: Path, toml: str = "", flags: dict[str, str] | None = None) -> L
 
 
 def test_every_option_that_a_start_was_told_holds_at_a_start_that_is_told_nothing(tmp_path: Path) -> None:
-    told = {
-        "broker": "mqtts://mqtt.example",
-        "node_broker": "mqtts://nodes.example",
-        "public_url": "https://relay.example",
-        "listen": "0.0.0.0:8443",
-        "tls_certificate": "/tls/relay.pem",
-        "tls_key": "/tls/relay.key",
-        "broker_root": "/tls/root.pem",
-        "broker_directory": "/broker",
-        "broker_pid_file": "/run/nats.pid",
-        "cluster": "nats://a.example,tls://127.0.0.1:4333",
-        "cluster_credentials": "/cluster/relay.pem",
-        "cluster_root": "/cluster/root.pem",
-        "cluster_fleet": "north",
-        "cluster_account": "north_relays",
-        "jwks": "https://issuer.example/keys",
-        "issuer": "https://issuer.example",
-        "agent_rps": "10",
-        "agent_concurrency": "2",
-        "caller_timeout": "1m30s",
-        "audit_keep": "30d",
-        "audit_sync": "always",
-        "envelope": "shadow",
-        "default_view": "kinds",
-        "kinds": "acme.relay_board",
-        "log_level": "error",
-        "otlp": "https://collector.example",
-        "metrics_listen": "127.0.0.1:8702",
-        "trusted_proxies": "192.0.2.0/24,::1",
-        "sign_in": "false",
-        "fetch_client_documents": "false",
-        "insecure_plain_transports": "true",
-    }
     alternatives = {"state_dir", "tls_own", "no_broker", "broker_listen"}
-    assert told.keys() | alternatives == {setting.name for setting in RELAY.options}
-    first = load(tmp_path, flags=told).config()
-    assert replace(start(tmp_path, flags=told).config(), state=first.state) == first
+    assert TOLD.keys() | alternatives == {setting.name for setting in RELAY.options}
+    first = load(tmp_path, flags=TOLD).config()
+    assert replace(start(tmp_path, flags=TOLD).config(), state=first.state) == first
 
 
 def test_what_a_later_start_is_told_replaces_what_was_told_and_its_alternatives(tmp_path: Path) -> None:
