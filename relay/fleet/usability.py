@@ -150,7 +150,6 @@ _ANY_TOOL = _TOOL + _ABSENT
 
 
 def _decided(decision: Decision, failure: Failure) -> UseReason:
-    """Return the row of a decision."""
     return UseReason(
         _TOOL + _SESSION,
         lambda state, use: use.node_id in state.decided[decision],

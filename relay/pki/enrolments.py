@@ -162,7 +162,6 @@ class CountedUses:
     _sharing: Sharing = field(init=False, factory=NotShared)
 
     def connect(self, sharing: Sharing) -> None:
-        """Have uses counted by ``sharing`` from now on."""
         self._sharing = sharing
 
     async def count(self, join_id: str, node_id: str) -> None:

@@ -133,20 +133,18 @@ class ClusterConfig:
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connection is encrypted."""
         return any(server.tls for server in self.servers)
 
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """How one relay connects, and is reached.
+    """How one relay connects, and is reached. What is not described here is as the setting of its name.
 
     Attributes:
         broker: as the relay reaches it; None: it works by the nodes' sessions alone.
         public_url: in its normal form; nodes sign for it, and agents' tokens are for its ``/mcp``.
         listen: the one address that everything is served on but the metrics.
         per_agent: what one agent may use with all its tokens together.
-        envelope_mode: what happens to a call that is not a valid envelope.
         external_issuer: who else issues agents' tokens, if anyone.
         tls: what is served with; None where a proxy terminates TLS, or there is none.
         own_root: whether ``tls`` is issued by the relay's own CA: then nodes trust its root alone.
@@ -157,19 +155,12 @@ class RelayConfig:
         node_broker: the broker as nodes reach it, which enrolment returns; None: as the relay reaches it.
         own_broker: where the ``broker`` listens that the relay runs itself, over TLS or on loopback; None:
             others run it, or there is none.
-        default_view: how the fleet is listed to clients whose URL chooses no view.
-        caller_timeout_s: how long a local agent's request waits for the caller whose tool it is.
-        log_level: the level from which on lines are logged; the lines of calls are not subject to it.
         kinds: the kinds of installed packages that nodes may have besides those that ship.
         otlp: the collector to which spans are sent; None: they are logged alone.
         cluster: the relays that share the fleet; None: this one has it alone.
         metrics_listen: where the metrics are served, on loopback or a Unix socket; None: see ``old_metrics``.
-        trusted_proxies: the networks of proxies whose word counts for whom they forward.
         sign_in: whether people may sign in, once one is invited, or ``oidc`` is set.
         oidc: the OpenID Connect provider at which people sign in; None: by passkeys alone.
-        fetch_client_documents: whether sign-in reads what clients publish of themselves.
-        audit_keep: which full files of the audit are kept.
-        audit_sync: when its lines are synced to the disk.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.

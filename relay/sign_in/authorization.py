@@ -212,7 +212,6 @@ class AuthorizationServer:
         return None
 
     def code_for(self, asked: AuthorizationRequest, person: Person, choice: Choice, *, remember: bool) -> str:
-        """Return a code for what ``person`` has chosen."""
         code = base64url(self._random_bytes(32))
         now = self._now_ms()
         for old in [key for key, each in self._codes.items() if each.until_ms <= now]:

@@ -70,7 +70,6 @@ class AddressMeter:
         return address
 
     def signed_in(self, address: str, person: str) -> None:
-        """Note that ``person`` has signed in from ``address``."""
         if (group := address_group(address)) is None:
             return
         self._known[group] = person
