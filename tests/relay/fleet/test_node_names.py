@@ -13,7 +13,7 @@ from relay.auth.permissions import Rights
 from relay.fleet.node_names import MAX_CLOSE, NameSearch, NodeNames, UnknownNodeError, closest
 from schemas.errors import Failure, ToolError
 from schemas.labels import NodeName
-from tests.fakes.fleet_tools import ECHO_NAME, OTHER_TENANT, READ_ONLY, failure
+from tests.fakes.fleet_tools import ECHO_NAME, OTHER_TENANT, READ_ONLY, NodesOfTenants, failure
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (
     DAY_MS,
@@ -30,26 +30,13 @@ from tests.fakes.signer import (
 FIRST, SECOND, THIRD, FOREIGN = (f"01hzx9k3m{mark}p7q8r9s0t1v2w3x" for mark in ("1a", "1b", "22", "1c"))
 
 
-class Nodes:
-    """The nodes of two tenants."""
-
-    def __init__(self) -> None:
-        self.tenants = {FIRST: "acme", SECOND: "acme", THIRD: "acme", FOREIGN: "globex"}
-
-    def ids_of(self, tenant: str) -> Sequence[str]:
-        return sorted(node_id for node_id, its in self.tenants.items() if its == tenant)
-
-    def tenant_of(self, node_id: str) -> str | None:
-        return self.tenants.get(node_id)
+@pytest.fixture
+def nodes() -> NodesOfTenants:
+    return NodesOfTenants({FIRST: "acme", SECOND: "acme", THIRD: "acme", FOREIGN: "globex"})
 
 
 @pytest.fixture
-def nodes() -> Nodes:
-    return Nodes()
-
-
-@pytest.fixture
-def names(nodes: Nodes) -> NodeNames:
+def names(nodes: NodesOfTenants) -> NodeNames:
     names = NodeNames(nodes)
     names.change(
         {
@@ -68,7 +55,7 @@ def test_an_id_a_label_or_a_unique_prefix_names_a_node(names: NodeNames, referen
     assert names.resolve("acme", reference) == FIRST
 
 
-def test_a_label_comes_before_a_prefix(nodes: Nodes) -> None:
+def test_a_label_comes_before_a_prefix(nodes: NodesOfTenants) -> None:
     # An id that is no ULID, since it begins with a letter: a label can be the beginning of such a one.
     nodes.tenants["garden" + "0" * 20] = "acme"
     names = NodeNames(nodes)
@@ -130,7 +117,7 @@ def test_a_selector_that_means_no_node_is_an_error_with_close_tags(names: NodeNa
 
 
 def test_names_of_a_node_that_is_in_another_tenant_now_are_not_shown_to_it(
-    names: NodeNames, nodes: Nodes
+    names: NodeNames, nodes: NodesOfTenants
 ) -> None:
     nodes.tenants[FIRST] = "globex"
     assert (names.label_of(FIRST), names.tags_of(FIRST)) == ("", ())
@@ -380,16 +367,8 @@ TAGS = ["pi", "site=north", "gateway"]
 WORDS = ["pi", "green", "house", "barn", "north", "site=north", "=north", "gate", IDS[0][:23], IDS[3], "zz"]
 
 
-class Known:
-    def ids_of(self, tenant: str) -> Sequence[str]:
-        return IDS if tenant == ACME else []
-
-    def tenant_of(self, node_id: str) -> str | None:  # noqa: ARG002 - all of one
-        return ACME
-
-
 def names_of(labels: Sequence[str], tags: Sequence[Sequence[str]]) -> NodeNames:
-    names = NodeNames(Known())
+    names = NodeNames(NodesOfTenants(dict.fromkeys(IDS, ACME)))
     new = [NodeName(ACME, label, tuple(of)) for label, of in zip(labels, tags, strict=False)]
     names.change({id_: name for id_, name in zip(IDS, new, strict=False) if name.label or name.tags})
     return names

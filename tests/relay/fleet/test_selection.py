@@ -1,6 +1,6 @@
 """What a URL selects of the fleet, and the pages and offers of a selection."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +22,7 @@ from schemas.errors import Failure, ToolError
 from schemas.labels import NodeName
 from schemas.projection import parse
 from schemas.registry import SchemaRegistry
+from tests.fakes.fleet_tools import NodesOfTenants
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage, unclamped_registry
@@ -30,22 +31,12 @@ ACME, GLOBEX = "acme", "globex"
 GREEN, BARN, BARE, FOREIGN = (f"01hzx9k3m4p7q8r9s0t1v2w3x{last}" for last in "abcd")
 
 
-class Known:
-    """Three nodes of one tenant, and one of another."""
-
-    def ids_of(self, tenant: str) -> Sequence[str]:
-        return [GREEN, BARN, BARE] if tenant == ACME else [FOREIGN]
-
-    def tenant_of(self, node_id: str) -> str | None:
-        return GLOBEX if node_id == FOREIGN else ACME
-
-
 RIGHTS = Rights.of(ACME, ())
 
 
 @pytest.fixture(scope="module")
 def reach() -> Reach:
-    names = NodeNames(Known())
+    names = NodeNames(NodesOfTenants({GREEN: ACME, BARN: ACME, BARE: ACME, FOREIGN: GLOBEX}))
     names.change(
         {
             GREEN: NodeName(ACME, "greenhouse", ("gateway", "site=north")),
