@@ -2,6 +2,7 @@ import asyncio
 import gzip
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest_asyncio
 
 from relay.auth.fetching import MAX_BYTES
 from relay.auth.issuer_keys import MAX_KEYS, IssuerKeys, JwksError, JwksReader, JwksSource
-from relay.pki.issuing import make_root
-from schemas.keys import base64url, private_key_to_pem
+from relay.pki.roots import server_key_to_pem
+from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.background import in_background
 from tests.fakes.hub import counted
@@ -27,8 +28,8 @@ from tests.fakes.issuer import (
     TwoIssuers,
     jwk,
 )
-from tests.fakes.server_ca import issue_old_server
-from tests.fakes.signer import ABSENT, LOW_ORDER_KEYS, NOW_MS, key_named
+from tests.fakes.server_ca import SimulatedServerCa, server_key_named
+from tests.fakes.signer import ABSENT, LOW_ORDER_KEYS, key_named
 
 OTHER_KEY = key_named("the outside issuer's next key")
 PUBLIC = bytes(KEY.verify_key)
@@ -250,26 +251,13 @@ async def test_a_proxy_of_the_environment_is_not_asked(
 async def test_over_tls_the_server_must_be_the_one_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root_key, server_key = key_named("an authority"), key_named("a web server")
-    root = make_root(root_key, "an authority", NOW_MS, 36_500, 1)
-    certificates = {
-        host: issue_old_server(
-            root,
-            root_key,
-            name="issuer",
-            hosts=[host],
-            public_key=bytes(server_key.verify_key),
-            now_ms=NOW_MS,
-            valid_days=36_000,
-            serial=2,
-        )
-        for host in ("127.0.0.1", "192.0.2.1")
-    }
-    (tmp_path / "root.pem").write_text(root)
-    (tmp_path / "server.key").write_text(private_key_to_pem(server_key))
+    ca = SimulatedServerCa("an authority", time.time_ns() // 1_000_000)
+    key = server_key_named("a web server")
+    (tmp_path / "root.pem").write_text(ca.root_pem)
+    (tmp_path / "server.key").write_text(server_key_to_pem(key))
 
     async def outcome(host: str) -> bytes | str:
-        (tmp_path / "server.pem").write_text(certificates[host])
+        (tmp_path / "server.pem").write_text(ca.issue("issuer", [host], key.public_key()))
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
         async with IssuerServer.running(tls) as server:

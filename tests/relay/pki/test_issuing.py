@@ -36,8 +36,8 @@ from schemas.files import PRIVATE, write_atomic
 from schemas.identity import san_uri
 from schemas.keys import private_key_to_pem
 from tests.fakes.clock import FakeClock
-from tests.fakes.server_ca import server_key_named
-from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
+from tests.fakes.server_ca import SimulatedServerCa, server_key_named
+from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa, key_named
 
 KEY = key_named("the node")
 PUBLIC_KEY = bytes(KEY.verify_key)
@@ -145,40 +145,16 @@ Key = SigningKey | EllipticCurvePrivateKey
 
 class Root:
     def __init__(self, name: str) -> None:
-        self.key = key_named(f"root {name}")
-        self.pem = make_root(self.key, f"root {name}", REAL_MS, 3650, next(SERIALS))
-        self.servers_key = server_key_named(f"servers {name}")
-        self.servers = make_server_root(self.servers_key, f"servers {name}", REAL_MS, 3650, next(SERIALS))
+        self._nodes = SimulatedCa(f"root {name}", REAL_MS)
+        self._servers = SimulatedServerCa(f"servers {name}", REAL_MS)
+        self.key, self.pem = self._nodes.key, self._nodes.root_pem
+        self.servers_key, self.servers = self._servers.key, self._servers.root_pem
 
     def leaf(self, node_id: str = NODE_ID) -> str:
-        return issue_leaf(
-            self.pem,
-            self.key,
-            node_id=node_id,
-            tenant="acme",
-            public_key=bytes(key_named(node_id).verify_key),
-            now_ms=REAL_MS,
-            valid_days=90,
-            serial=next(SERIALS),
-        )
+        return self._nodes.issue(node_id, "acme", key=key_named(node_id), now_ms=REAL_MS).leaf_pem
 
-    def server(
-        self,
-        *hosts: str,
-        name: str = "server",
-        now_ms: int = REAL_MS,
-        valid_days: int = 397,
-    ) -> str:
-        return issue_server(
-            self.servers,
-            self.servers_key,
-            name=name,
-            hosts=hosts,
-            public_key=SERVER_KEY.public_key(),
-            now_ms=now_ms,
-            valid_days=valid_days,
-            serial=next(SERIALS),
-        )
+    def server(self, *hosts: str, name: str = "server", now_ms: int = REAL_MS) -> str:
+        return self._servers.issue(name, hosts, SERVER_KEY.public_key(), 397, now_ms)
 
     def client(self, name: str = "edge-relay", public_key: bytes = bytes(CLIENT_KEY.verify_key)) -> str:
         return issue_client(

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from relay.cli.sign_in_doctor import CHECKS, SignInChecks
+from relay.pki.roots import server_key_to_pem
 from relay.sign_in.authorization import challenge_of
 from schemas.process.doctor import Finding, Severity, made
 from schemas.tls import client_context
@@ -69,8 +69,7 @@ def nginx(directory: Path, port: int, relay: int) -> tuple[list[str], Path]:
     servers = SimulatedServerCa("root of servers", time.time_ns() // 1_000_000)
     key = server_key_named("nginx")
     (directory / "cert.pem").write_text(servers.issue("nginx", ["localhost"], key.public_key()))
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (directory / "key.pem").write_bytes(private)
+    (directory / "key.pem").write_text(server_key_to_pem(key))
     (directory / "root.pem").write_text(servers.root_pem)
     text = as_documented(
         "nginx.conf",

@@ -3,22 +3,20 @@
 import asyncio
 import json
 import ssl
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import h11
 import pytest
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
+from relay.pki.roots import server_key_to_pem
 from relay.sign_in.assertions import Assertions
 from relay.sign_in.clients import NONE, ClientError, Clients
 from relay.sign_in.fetching import TIMEOUT_S, Fetched, Fetcher, FetchError, parts_of
@@ -28,6 +26,7 @@ from relay.sign_in.redirects import target_of
 from schemas.addresses import is_public
 from schemas.tls import client_context
 from tests.fakes.seconds import LoopSeconds
+from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 
 HOST = "client.example"
 URL = f"https://{HOST}/oauth/client.json"
@@ -95,23 +94,12 @@ async def test_a_name_of_which_one_address_is_private_is_not_connected_to() -> N
 
 def certificate(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return the TLS of a server called ``HOST``, and of a client that trusts it."""
-    key, name = (
-        ec.generate_private_key(ec.SECP256R1()),
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)]),
-    )
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, SHA256())
-    )
-    pem = made.public_bytes(Encoding.PEM)
+    ca, key = SimulatedServerCa("a root", time.time_ns() // 1_000_000), server_key_named(HOST)
     file = directory / "server.pem"
-    file.write_bytes(pem + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    file.write_text(ca.issue(HOST, [HOST], key.public_key()) + server_key_to_pem(key))
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(file)
-    return server, client_context(pem.decode("ascii"))
+    return server, client_context(ca.root_pem)
 
 
 @asynccontextmanager
