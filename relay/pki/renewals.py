@@ -15,9 +15,10 @@ from relay.audit.log import AuditUnavailableError
 from relay.audit.writer import AuditWriter
 from relay.pki.authority import EndorsedRoots
 from relay.pki.errors import AuthorityError, CertificateRefusedError, UnknownTargetError
+from relay.state.certificates import IssuedLeaf
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
-from schemas.identity import first_certificate_in, kid_of
+from schemas.identity import Identity, first_certificate_in, kid_of
 from schemas.payloads import Renewed
 from schemas.text import printable
 from schemas.times import SystemClock
@@ -26,19 +27,8 @@ _AT_ONCE = 4
 _AGAIN_AFTER_MS = 3_600_000
 
 
-class HeldLeaf(Protocol):
-    """The leaf that a node has shown. Times are milliseconds since the epoch."""
-
-    @property
-    def node_id(self) -> str: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def kid(self) -> str: ...
-    @property
-    def not_before_ms(self) -> int: ...
-    @property
-    def not_after_ms(self) -> int: ...
+HeldLeaf = Identity | IssuedLeaf
+"""The leaf that a node has shown, here or to another relay."""
 
 
 class LeafIssuer(Protocol):
