@@ -172,16 +172,6 @@ def test_tools_stay_listed_for_a_grace_after_the_connection_is_lost(hub: Hub, no
     assert listed(hub) == []
 
 
-def test_an_expired_manifest_is_not_listed_though_its_node_is_connected(
-    hub: Hub, node: SimulatedNode
-) -> None:
-    hub.connect(node)
-    hub.clock.advance(TTL_MS - 1)
-    assert listed(hub) != []
-    hub.clock.advance(1)
-    assert listed(hub) == []
-
-
 def test_the_list_is_sorted_and_holds_the_tenants_own_nodes_only(hub: Hub) -> None:
     hub.connect(hub.ca.issue(OTHER_NODE_ID))
     hub.connect(hub.ca.issue(NODE_ID))
@@ -205,9 +195,3 @@ def test_a_node_with_many_tools_is_listed_behind_the_first_of_every_other(hub: H
     assert first_turn == sorted(first_turn)
     for name in names:
         assert hub.fleet.resolve(name, Rights(TENANT, READ_ONLY)).canonical == name
-
-
-def test_nothing_is_listed_for_whom_no_safety_class_is_within_reach(hub: Hub, node: SimulatedNode) -> None:
-    hub.connect(node)
-    assert hub.fleet.selected.listed(Rights(TENANT, frozenset({"reversible", "physical_actuation"}))) == []
-    assert hub.fleet.selected.listed(Rights(TENANT, frozenset())) == []

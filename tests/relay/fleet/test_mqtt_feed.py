@@ -16,7 +16,6 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS
-from relay.fleet.inventory import WINDOW_MS
 from relay.fleet.mqtt_feed import PAUSE_S, MqttConnection, MqttFeed, MqttMessage
 from relay.fleet.node_record import Where
 from relay.limits.rate_limits import Allowance
@@ -45,7 +44,6 @@ pytestmark = pytest.mark.integration
 BOUND_S = 30
 READERS = Rights(TENANT, frozenset({"read_only"}))
 SHORT = "the broker has not sent all manifests that were known; see docs/brokers.md"
-MISSING = "manifests are missing: does the broker hold back retained messages? see docs/brokers.md"
 
 
 class Stage:
@@ -375,19 +373,6 @@ async def test_each_connection_subscribes_twice_to_what_is_retained(
         await asyncio.to_thread(stoppable_broker.start)
         await stage.until("unchanged")
         await stage.until("unchanged")
-
-
-async def test_heartbeats_tell_of_nodes_whose_manifests_the_broker_holds_back(
-    stage: Stage, broker: BrokerAddress
-) -> None:
-    topic = topics.heartbeat(NODE_ID)
-    async with stage.connected(broker):
-        await send(broker, (topic, beat(stage.node)), retain=False)
-        await stage.until("heartbeat")
-        stage.hub.clock.advance(WINDOW_MS)
-        await send(broker, (topic, beat(stage.node)), retain=False)
-        await stage.until("heartbeat")
-    assert [line["nodes"] for line in stage.hub.lines.entries(MISSING)] == [1]
 
 
 async def test_a_broker_that_goes_away_is_noticed_and_found_again(

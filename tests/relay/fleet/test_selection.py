@@ -295,9 +295,3 @@ def test_nodes_are_found_by_all_that_is_wanted(
 def test_a_selection_of_a_node_that_there_is_not_is_an_error(stage: ViewStage) -> None:
     with pytest.raises(UnknownNodeError):
         stage.hub.fleet.search.found(READERS, NodeCriteria(selection=Selection(nodes=("far barn",))))
-
-
-def test_a_retired_node_is_not_found(stage: ViewStage) -> None:
-    fleet = stage.hub.fleet
-    fleet.retire(frozenset({fleet.names.resolve(TENANT, "yard")}), ())
-    assert len(fleet.search.found(READERS, NodeCriteria())) == 2
