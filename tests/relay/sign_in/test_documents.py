@@ -4,7 +4,6 @@ import asyncio
 import json
 import ssl
 import time
-from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +11,6 @@ from typing import Any
 
 import h11
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA256
 
 from relay.pki.roots import server_key_to_pem
 from relay.sign_in.assertions import Assertions
@@ -25,6 +21,7 @@ from relay.sign_in.metadata import server_metadata
 from relay.sign_in.redirects import target_of
 from schemas.addresses import is_public
 from schemas.tls import client_context
+from tests.fakes.openid import SigningKey
 from tests.fakes.seconds import LoopSeconds
 from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 
@@ -335,22 +332,9 @@ def test_a_pattern_of_the_table_stands_for_one_part(client_id: str) -> None:
 # --- client assertions -------------------------------------------------------------------------------------
 
 
-def b64(data: bytes) -> str:
-    return urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
-
-
-def number(value: int) -> str:
-    return b64(value.to_bytes((value.bit_length() + 7) // 8, "big"))
-
-
-RSA_KEY = rsa.generate_private_key(65537, 2048)
-EC_KEY = ec.generate_private_key(ec.SECP256R1())
-ED_KEY = ed25519.Ed25519PrivateKey.generate()
-RSA_NUMBERS, EC_NUMBERS = RSA_KEY.public_key().public_numbers(), EC_KEY.public_key().public_numbers()
+SIGNERS = {algorithm: SigningKey(algorithm, algorithm) for algorithm in ("RS256", "ES256", "EdDSA")}
 KEYS: Sequence[Mapping[str, Any]] = (
-    {"kty": "RSA", "kid": "RS256", "n": number(RSA_NUMBERS.n), "e": number(RSA_NUMBERS.e)},
-    {"kty": "EC", "crv": "P-256", "kid": "ES256", "x": number(EC_NUMBERS.x), "y": number(EC_NUMBERS.y)},
-    {"kty": "OKP", "crv": "Ed25519", "kid": "EdDSA", "x": b64(ED_KEY.public_key().public_bytes_raw())},
+    *({name: each.jwk[name] for name in each.jwk.keys() - {"use", "alg"}} for each in SIGNERS.values()),
     {"kty": "oct", "kid": "HS256", "k": "AAAA"},
     {"kid": "broken", "kty": "RSA", "n": 1},
 )
@@ -364,18 +348,8 @@ CLAIMS = {
 }
 
 
-def signed(claims: Mapping[str, Any], algorithm: str = "ES256", **header: Any) -> str:
-    head = {"alg": algorithm, "kid": algorithm, **header}
-    text = ".".join(b64(json.dumps(part).encode()) for part in (head, claims))
-    data = text.encode()
-    if algorithm == "RS256":
-        signature = RSA_KEY.sign(data, padding.PKCS1v15(), SHA256())
-    elif algorithm == "EdDSA":
-        signature = ED_KEY.sign(data)
-    else:
-        halves = decode_dss_signature(EC_KEY.sign(data, ec.ECDSA(SHA256())))
-        signature = b"".join(half.to_bytes(32, "big") for half in halves)
-    return f"{text}.{b64(signature)}"
+def signed(claims: dict[str, Any], algorithm: str = "ES256", **header: Any) -> str:
+    return SIGNERS[algorithm].jwt(claims, **header)
 
 
 def assertions() -> Assertions:
