@@ -22,6 +22,7 @@ from relay.sign_in.redirects import target_of
 from schemas.addresses import is_public
 from schemas.tls import client_context
 from tests.fakes.openid import SigningKey
+from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 from tests.fakes.seconds import LoopSeconds
 from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 
@@ -102,64 +103,49 @@ def certificate(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 @asynccontextmanager
 async def published(
     directory: Path, answer: bytes, more: "asyncio.Queue[bytes] | None" = None
-) -> AsyncIterator[tuple[Fetcher, list[bytes]]]:
+) -> AsyncIterator[tuple[Fetcher, list[Asked]]]:
     """Serve ``answer`` to each request; the fetcher's resolver answers another address each time.
 
     After it comes what a test puts into ``more``, until that is empty bytes.
     """
     server_tls, client_tls = certificate(directory)
-    requests: list[bytes] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            requests.append(await reader.readuntil(b"\r\n\r\n"))
-            writer.write(answer)
+    async def respond(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+        while more is not None and (piece := await more.get()):
+            writer.write(piece)
             await writer.drain()
-            while more is not None and (piece := await more.get()):
-                writer.write(piece)
-                await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_tls)
-    port = server.sockets[0].getsockname()[1]
     addresses = iter([["127.0.0.1"], ["127.0.0.2"], ["127.0.0.3"]])
 
     async def resolve(_host: str) -> Sequence[str]:
         return next(addresses)
 
-    async with server:
-        yield Fetcher(resolve, lambda address: address.startswith("127."), port, tls=client_tls), requests
-
-
-def reply(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
-    head = [f"HTTP/1.1 {status}", f"content-length: {len(body)}", "content-type: application/json", *headers]
-    return "\r\n".join([*head, "", ""]).encode() + body
+    async with RawServer.running(respond, server_tls) as server:
+        port = int(server.url.rpartition(":")[2])
+        yield Fetcher(resolve, lambda address: address.startswith("127."), port, tls=client_tls), server.asked
 
 
 @pytest.mark.integration
 async def test_a_document_is_fetched_from_the_address_that_was_checked(tmp_path: Path) -> None:
     """Rebinding: the name is resolved once, and what it resolves to later is not asked for."""
     body = json.dumps(DOCUMENT).encode()
-    async with published(tmp_path, reply(body, "200 OK", "cache-control: max-age=300")) as (
-        fetcher,
-        requests,
-    ):
+    answer = http_answer(200, body, **{"cache-control": "max-age=300"})
+    async with published(tmp_path, answer) as (fetcher, requests):
         assert await fetcher.fetch(URL) == Fetched(body, 300)
     (request,) = requests
-    assert request.startswith(b"GET /oauth/client.json HTTP/1.1\r\n")
-    assert b"cookie" not in request.lower()
+    assert request.head.startswith("GET /oauth/client.json HTTP/1.1\r\n")
+    assert "cookie" not in request.head.lower()
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (reply(b"", "302 Found", "location: https://169.254.169.254/"), "answered 302"),
-        (reply(b"{}", "404 Not Found"), "answered 404"),
-        (reply(b"x" * 10_000_000), "too large"),
+        (http_answer(302, b"", location="https://169.254.169.254/"), "answered 302"),
+        (http_answer(404, b"{}"), "answered 404"),
+        (http_answer(200, b"x" * 10_000_000), "too large"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000, "too large"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "the answer is not HTTP"),
         (b"SSH-2.0-x\r\n", "the answer is not HTTP"),
@@ -202,7 +188,7 @@ async def test_a_document_that_comes_slowly_is_waited_for_three_seconds_in_all(
 
 @pytest.mark.integration
 async def test_a_certificate_of_another_name_is_refused(tmp_path: Path) -> None:
-    async with published(tmp_path, reply(b"{}")) as (fetcher, requests):
+    async with published(tmp_path, http_answer(200, b"{}")) as (fetcher, requests):
         with pytest.raises(FetchError, match="not reached"):
             await fetcher.fetch("https://another.example/oauth/client.json")
     assert requests == []
