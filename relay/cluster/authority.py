@@ -37,7 +37,7 @@ TIMEOUT_S = 6.0
 
 @define(eq=False, repr=False, kw_only=True)
 class AuthorityAsker:
-    """A ``RemoteAuthority`` by ``link``, or by ``requests`` until the fleet ``is_sealed``.
+    """A ``RemoteAuthority`` by ``link``, or by ``requests`` until that is sealed.
 
     Of ``others``, one after the other is asked, until it is the one with the CA's key. ``relay`` names this
     process to them.
@@ -45,7 +45,6 @@ class AuthorityAsker:
 
     _requests: Requests
     _link: SealedLink
-    _is_sealed: Callable[[], bool]
     _others: Callable[[], Collection[str]]
     _messages: AuthorityMessages
     _fleet: str
@@ -77,7 +76,7 @@ class AuthorityAsker:
         try:
             async with asyncio.timeout(self._timeout_s), self._turns:
                 # What names a relay is renewed over a channel alone, which proves that name.
-                if self._is_sealed() or members.get("use") == NAMES_RELAY:
+                if self._link.is_sealed or members.get("use") == NAMES_RELAY:
                     data = await self._asked_sealed(payload)
                 else:
                     subject = authority_subject(self._fleet)
@@ -124,7 +123,6 @@ class AuthorityAnswerer:
 
     _authority: AnsweringAuthority
     _link: SealedLink
-    _is_sealed: Callable[[], bool]
     _messages: AuthorityMessages
     _fleet: str
     _monotonic: Callable[[], float]
@@ -139,7 +137,7 @@ class AuthorityAnswerer:
         self._link.answer(CA, self._asked_sealed)
 
     async def serve(self, client: Client) -> None:
-        if self._is_sealed():
+        if self._link.is_sealed:
             await asyncio.Event().wait()
         await client.subscribe(
             authority_subject(self._fleet), _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT
@@ -153,7 +151,7 @@ class AuthorityAnswerer:
         await self._replies.close()
 
     async def _asked(self, message: Msg) -> None:
-        if not self._is_sealed():  # of the connection that ends
+        if not self._link.is_sealed:  # of the connection that ends
             self._take(message.data, partial(self._replies.send, message), None)
 
     def _asked_sealed(self, ask: SealedAsk) -> None:

@@ -53,8 +53,7 @@ class Cluster:
     relay before it is run.
 
     Attributes:
-        link: the channels to the other relays.
-        is_sealed: whether this relay says nothing that is not sealed, and hears nothing else.
+        link: the channels to the other relays. What it says of being sealed holds for all of this.
         connection: the one to NATS; what else is to use it registers a work there.
         identity: what the others have said of themselves.
         presence: which relay each node is connected to; it is read from ``bucket``, and written to it.
@@ -86,7 +85,7 @@ class Cluster:
         record: RecordCommand,
     ) -> None:
         read_credentials(config)
-        self.is_sealed, self._seal_changed = False, asyncio.Event()
+        self._seal_changed = asyncio.Event()
         registry, ulids, log = environment.registry, environment.ulids, environment.log
         metrics, monotonic, ticks_ms = environment.metrics, environment.monotonic, environment.ticks_ms
         fleet, relay, url = config.fleet, ulids.new(), environment.config.public_url
@@ -117,7 +116,7 @@ class Cluster:
             log=log,
         )
         key = RelayKeyFile(environment.config.state.cluster_tls)
-        signed = SignedDocuments(key.read, trust.signer, trust.accepts, self._says_sealed)
+        signed = SignedDocuments(key.read, trust.signer, trust.accepts, lambda: self.link.is_sealed)
         self.name = key.name
         self.identity = FleetIdentity(
             lambda: RelayIdentity(relay, url, roots(), version("edge-kubelet"), key.name()),
@@ -155,7 +154,6 @@ class Cluster:
         self.owner = CommandOwner(
             router=local,
             link=link,
-            is_sealed=self._says_sealed,
             record=record,
             messages=self.messages,
             fleet=fleet,
@@ -168,7 +166,6 @@ class Cluster:
             holds=self.owner.holds,
             requests=connection,
             link=link,
-            is_sealed=self._says_sealed,
             holders=presence.holders,
             messages=self.messages,
             fleet=fleet,
@@ -181,7 +178,6 @@ class Cluster:
         self.peers = RelayPeers(
             requests=connection,
             link=link,
-            is_sealed=self._says_sealed,
             messages=peer_messages,
             fleet=fleet,
             relay=relay,
@@ -197,7 +193,6 @@ class Cluster:
             self.peers,
             peer_messages,
             link=link,
-            is_sealed=self._says_sealed,
             fleet=fleet,
             relay=relay,
             tenant_of=tenant_of,
@@ -215,7 +210,6 @@ class Cluster:
         self.authority = AuthorityAsker(
             requests=connection,
             link=link,
-            is_sealed=self._says_sealed,
             others=presence.others,
             messages=authority_messages,
             fleet=fleet,
@@ -228,7 +222,6 @@ class Cluster:
             self.answerer = AuthorityAnswerer(
                 authority=authority,
                 link=link,
-                is_sealed=self._says_sealed,
                 messages=authority_messages,
                 fleet=fleet,
                 monotonic=monotonic,
@@ -259,20 +252,17 @@ class Cluster:
 
     def seal(self) -> None:
         """Say nothing that is not sealed from now on, and hear nothing else: with a new connection."""
-        if not self.is_sealed:
-            self.is_sealed = True
+        if not self.link.is_sealed:
+            self.link.is_sealed = True
             self._seal_changed.set()
 
     def shares(self) -> bool:
         """Return whether what the relays have in common is up to date, and can be changed."""
         return self.connection.is_connected and self.ledgers.is_current
 
-    def _says_sealed(self) -> bool:
-        return self.is_sealed
-
     async def _until_sealed(self, _client: Client) -> None:
         """End the connection once this relay is sealed: its works begin anew with the next one."""
-        if self.is_sealed:
+        if self.link.is_sealed:
             self._seal_changed.clear()
         await self._seal_changed.wait()
         self._seal_changed.clear()
@@ -280,7 +270,7 @@ class Cluster:
 
     def _older_relay(self, since: str) -> str | None:
         """Return a relay that is older than ``since``, or may be: it was not heard yet."""
-        if not is_older(OLDEST, since) or (self.is_sealed and not is_older(SINCE_SEALED, since)):
+        if not is_older(OLDEST, since) or (self.link.is_sealed and not is_older(SINCE_SEALED, since)):
             return None
         if not self.presence.is_current:
             return "(not known yet)"
@@ -319,7 +309,7 @@ class Cluster:
             asdict(each) | {"version": heard.version_of(each.relay), "name": heard.name_of(each.relay)}
             for each in self.presence.other_relays()
         ]
-        return {"relay": self.relay, "name": self.name(), "sealed": self.is_sealed, "others": others}
+        return {"relay": self.relay, "name": self.name(), "sealed": self.link.is_sealed, "others": others}
 
     def _state(self) -> str:
         if not self.connection.is_connected:

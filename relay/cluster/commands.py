@@ -55,7 +55,7 @@ CountCommand = Callable[[str], None]
 class NatsRouter:
     """Routes to ``local`` the commands for nodes that this process ``holds``.
 
-    All others go to ``link`` once the fleet ``is_sealed``, and to ``requests`` until then. ``holders``
+    All others go to ``link`` once that is sealed, and to ``requests`` until then. ``holders``
     returns the relays that may hold a node, the likeliest first. ``relay`` names this process to the others.
     ``ticks_ms`` is a clock that cannot be set.
     """
@@ -64,7 +64,6 @@ class NatsRouter:
     _holds: Callable[[str], bool]
     _requests: Requests
     _link: SealedLink
-    _is_sealed: Callable[[], bool]
     _holders: Callable[[str], Iterable[str]]
     _messages: ClusterMessages
     _fleet: str
@@ -77,7 +76,7 @@ class NatsRouter:
         if self._holds(command.node_id):
             return await self._local.start(command)
         try:
-            answer = await (self._asked_sealed(command) if self._is_sealed() else self._asked(command))
+            answer = await (self._asked_sealed(command) if self._link.is_sealed else self._asked(command))
         except ToolError as error:
             self._count(error.failure.value.code)
             raise
@@ -158,7 +157,6 @@ class CommandOwner:
 
     _router: LocalRouter
     _link: SealedLink
-    _is_sealed: Callable[[], bool]
     _record: RecordCommand
     _messages: ClusterMessages
     _fleet: str
@@ -188,7 +186,7 @@ class CommandOwner:
         self._wake.set()
 
     async def serve(self, client: Client) -> None:
-        if self._is_sealed():
+        if self._link.is_sealed:
             await asyncio.Event().wait()
         subscribed: dict[str, Subscription] = {}
         self._changed = set(self._held)
@@ -212,7 +210,7 @@ class CommandOwner:
         await self._replies.close()
 
     def _asked(self, message: Msg) -> None:
-        if self._is_sealed():
+        if self._link.is_sealed:
             return  # of the connection that ends
         respond = partial(self._replies.send, message)
         try:
@@ -345,7 +343,7 @@ class CommandOwner:
         respond(self._messages.failure(error))
 
     def _cancelled(self, message: Msg) -> None:
-        if not self._is_sealed():
+        if not self._link.is_sealed:
             self._cancel(message.data)
 
     def _cancelled_sealed(self, ask: SealedAsk) -> None:

@@ -226,7 +226,6 @@ class SampleSubjects:
     """Sends samples to the relays that have leased them, and reads those of the nodes that are followed."""
 
     _link: SealedLink
-    _is_sealed: Callable[[], bool]
     _messages: PeerMessages
     _fleet: str
     _take: TakeFrame
@@ -285,7 +284,7 @@ class SampleSubjects:
             self._client = None
 
     async def _send(self, client: Client, subject: str, relays: Collection[str], message: bytes) -> None:
-        if not self._is_sealed():
+        if not self._link.is_sealed:
             await client.publish(subject, message)
             self._count(SAMPLE, "asked", "ok")
             return
@@ -294,7 +293,7 @@ class SampleSubjects:
             self._count(SAMPLE, "asked", "ok" if is_sent else "dropped")
 
     async def _subscribe(self, client: Client, node_id: str) -> None:
-        if self._is_sealed():
+        if self._link.is_sealed:
             return  # they come by the channels
         subscription = await client.subscribe(
             self._subject(node_id), cb=self._received, pending_msgs_limit=MAX_UNREAD
@@ -311,7 +310,7 @@ class SampleSubjects:
         return f"edge.{self._fleet}.telemetry.{node_id}"
 
     async def _received(self, message: Msg) -> None:
-        if self._is_sealed() or (asked := self._read(message.data)) is None:
+        if self._link.is_sealed or (asked := self._read(message.data)) is None:
             return
         if message.subject != self._subject(asked.body["node_id"]):
             self._count(SAMPLE, "answered", "invalid")
@@ -507,7 +506,6 @@ class FleetFrames:
         messages: PeerMessages,
         *,
         link: SealedLink,
-        is_sealed: Callable[[], bool],
         fleet: str,
         relay: str,
         tenant_of: Callable[[str], str | None],
@@ -528,7 +526,6 @@ class FleetFrames:
         )
         self._samples = SampleSubjects(
             link=link,
-            is_sealed=is_sealed,
             messages=messages,
             fleet=fleet,
             take=self._published,

@@ -39,7 +39,6 @@ class RelayPeers:
 
     _requests: Requests
     _link: SealedLink
-    _is_sealed: Callable[[], bool]
     _messages: PeerMessages
     _fleet: str
     relay: str
@@ -78,18 +77,18 @@ class RelayPeers:
             raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
 
     async def _asked(self, relay: str, kind: str, payload: bytes, timeout_s: float, token: str) -> bytes:
-        if self._is_sealed():
+        if self._link.is_sealed:
             return await self._link.request(relay, kind, payload, timeout_s, token)
         return await self._requests.request(self._subject(relay, kind), payload, timeout_s)
 
     async def _cancel(self, relay: str, payload: bytes) -> None:
-        if self._is_sealed():
+        if self._link.is_sealed:
             await self._link.send(relay, _CANCEL, payload)
         else:
             await self._requests.publish(self._subject(relay, _CANCEL), payload)
 
     async def serve(self, client: Client) -> None:
-        if self._is_sealed():
+        if self._link.is_sealed:
             await asyncio.Event().wait()
         subject = self._subject(self.relay, "*")
         await client.subscribe(subject, cb=self._received, pending_msgs_limit=MAX_IN_FLIGHT)
@@ -106,7 +105,7 @@ class RelayPeers:
         return f"edge.{self._fleet}.relay.{relay}.{kind}"
 
     async def _received(self, message: Msg) -> None:
-        if self._is_sealed():
+        if self._link.is_sealed:
             return  # of the connection that ends
         kind = message.subject.rpartition(".")[2]
         self._take(kind, message.data, partial(self._replies.send, message), None)

@@ -144,6 +144,9 @@ class SealedLink:
 
     ``key`` returns what it proves with which relay it is; None if it has no certificate. ``ticks_ms`` is a
     clock that cannot be set.
+
+    Attributes:
+        is_sealed: whether this relay says nothing that is not sealed, and hears nothing else.
     """
 
     _requests: Requests
@@ -165,6 +168,7 @@ class SealedLink:
     _replies: Replies = field(init=False, factory=Replies)
     _limiters: KeyedLimiters[str] = field(init=False)
     _reported: set[str] = field(init=False, factory=set)
+    is_sealed: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self._limiters = KeyedLimiters(self._monotonic, 1)

@@ -778,7 +778,7 @@ class Relay:
         if not (people.by_id or config.oidc) or not config.sign_in or self.signs_in:
             return
         cluster = self.cluster
-        if cluster is not None and not cluster.is_sealed:
+        if cluster is not None and not cluster.link.is_sealed:
             self.log.error("people cannot sign in until `relay cluster seal`: relays would say their secrets")
             return
         from relay.sign_in import composition  # noqa: PLC0415 - an option, with its libraries

@@ -218,7 +218,6 @@ async def test_an_answer_that_is_late_is_none_and_what_was_begun_ends(
         asker = AuthorityAsker(
             requests=member.part.connection,
             link=member.part.link,
-            is_sealed=lambda: False,
             others=lambda: (),
             messages=AuthorityMessages(registry),
             fleet=FLEET,

@@ -651,7 +651,6 @@ class Side:
     def __post_init__(self) -> None:
         self.subjects = SampleSubjects(
             link=link_of(self.relay),
-            is_sealed=lambda: False,
             messages=PeerMessages(self.registry, self.relay),
             fleet=FLEET,
             take=self._take,

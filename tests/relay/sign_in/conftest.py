@@ -162,7 +162,7 @@ class RelayOfAFleet(Stage):
         cluster = self.relay.cluster
         assert cluster is not None
         wanted = {each.relay.cluster.relay for each in others if each.relay.cluster is not None}
-        await until(lambda: cluster.is_sealed and wanted <= set(cluster.presence.others()))
+        await until(lambda: cluster.link.is_sealed and wanted <= set(cluster.presence.others()))
 
 
 def another_relay(first: Path, directory: Path) -> Path:
