@@ -9,7 +9,7 @@ Must not know what is kept.
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
@@ -53,39 +53,33 @@ _MAX_NAMES_BYTES = 1024 * 1024
 
 
 def ledger_stream(fleet: str) -> StreamConfig:
-    """Return the stream of shared ledgers: each subject keeps its last entry."""
-    return StreamConfig(
-        name=ledger_of(fleet),
-        subjects=[f"edge.{fleet}.ledger.>"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        max_msgs=-1,
-        max_age=0,
-        max_msgs_per_subject=1,
-        max_msg_size=MAX_ENTRY_BYTES + MAX_HEAD_BYTES,
-        max_bytes=MAX_LEDGER_BYTES,
-        # What is full refuses entries. It must not forget a revocation for them.
-        discard=DiscardPolicy.NEW,
-        allow_msg_ttl=True,
-    )
+    """Return the stream of shared ledgers."""
+    max_msg_size = MAX_ENTRY_BYTES + MAX_HEAD_BYTES
+    return _stream(ledger_of(fleet), f"edge.{fleet}.ledger.>", max_msg_size, MAX_LEDGER_BYTES)
 
 
 def presence_stream(fleet: str) -> StreamConfig:
     """Return the stream of the presence bucket, as the key-value store of JetStream has it."""
     bucket = bucket_of(fleet)
+    config = _stream(f"KV_{bucket}", f"$KV.{bucket}.>", MAX_ENTRY_BYTES, MAX_BUCKET_BYTES)
+    return replace(config, deny_delete=True)
+
+
+def _stream(name: str, subjects: str, max_msg_size: int, max_bytes: int) -> StreamConfig:
+    """Return a stream of which each subject keeps its last entry."""
     return StreamConfig(
-        name=f"KV_{bucket}",
-        subjects=[f"$KV.{bucket}.>"],
+        name=name,
+        subjects=[subjects],
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         max_msgs=-1,
         max_age=0,
         max_msgs_per_subject=1,
-        max_msg_size=MAX_ENTRY_BYTES,
-        max_bytes=MAX_BUCKET_BYTES,
+        # What is full refuses entries. It must not forget a revocation for them.
         discard=DiscardPolicy.NEW,
+        max_msg_size=max_msg_size,
+        max_bytes=max_bytes,
         allow_msg_ttl=True,
-        deny_delete=True,
     )
 
 
