@@ -84,7 +84,7 @@ class PresenceBucket:
         self._wanted = presence_stream(fleet)
         self.stream = str(self._wanted.name)
         self._relay = relay
-        self._lease_subject = f"$KV.{self._name}.{_RELAY}.{relay}"
+        self._lease_subject = self._subject(f"{_RELAY}.{relay}")
         self._lease = encoded({"url": url}).encode("ascii")
         self._documents = {kind: registry.load(ref) for kind, ref in _REFS.items()}
         self._count = count
@@ -288,28 +288,24 @@ class PresenceBucket:
         return f"$KV.{self._name}.{key}"
 
     async def _write(self, context: JetStreamContext) -> None:
-        due = self._presence.to_write
         while True:
-            while due:
-                node_id = due.pop()
-                try:
-                    await self._write_one(context, node_id)
-                except BaseException:
-                    due.add(node_id)
-                    raise
-            while self._findings_due:
-                node_id = self._findings_due.pop()
-                try:
-                    await self._write_findings(context, node_id)
-                except BaseException:
-                    self._findings_due.add(node_id)
-                    raise
+            for due, write in (
+                (self._presence.to_write, self._write_one),
+                (self._findings_due, self._write_findings),
+            ):
+                while due:
+                    node_id = due.pop()
+                    try:
+                        await write(context, node_id)
+                    except BaseException:
+                        due.add(node_id)
+                        raise
             self._wake.clear()
             await self._wake.wait()
 
     async def _write_findings(self, context: JetStreamContext, node_id: str) -> None:
         """Write what a node has reported last; the servers drop what says nothing."""
-        subject = f"$KV.{self._name}.{_FINDINGS}.{node_id}"
+        subject = self._subject(f"{_FINDINGS}.{node_id}")
         if (entry := self._findings.get(node_id)) is not None:
             await context.publish(subject, self._signed.written(subject, entry))
         elif (entry := self._nothing_open.get(node_id)) is not None:
