@@ -144,11 +144,10 @@ class ConnectedStream:
 
     @asynccontextmanager
     async def followed(self, arrive: Callable[[Arrived], None]) -> AsyncIterator[None]:
-        """Have ``arrive`` called with every entry, from the oldest, and with those that follow.
+        """Have ``arrive`` called, as ``EntryStream`` has it.
 
         Raises:
             UnfitStreamError: there is no such stream, or it is configured otherwise.
-            StreamError: the servers do not answer, or do not permit it.
         """
         stream = self._stream
 
@@ -192,24 +191,15 @@ class ConnectedStream:
         return StreamFacts(info.created, info.state.messages, info.state.bytes / MAX_LEDGER_BYTES)
 
     async def append(self, ledger: SharedLedger, key: str, entry: Entry, after: int) -> int | None:
-        """Append ``entry``; return its sequence number, or None if another relay has appended meanwhile.
-
-        ``after`` is the newest sequence number of its kind that this relay has read, if the kind is ordered,
-        or else that of what is replaced.
-
-        Raises:
-            UnfitEntryError: the others would not understand it.
-            StreamError: the servers do not take it.
-        """
         stream = self._stream
         if not stream.kinds[ledger.kind].holds(entry, key):
             raise UnfitEntryError(f"the {ledger.kind} {key} does not fit its document")
-        expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
+        expected = {
+            Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after),
+            Header.EXPECTED_STREAM.value: stream.name,
+        }
         if ledger.ordered:
-            expected = {
-                Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after),
-                _SEQUENCE_OF: f"{stream.prefix}{ledger.kind}.>",
-            }
+            expected[_SEQUENCE_OF] = f"{stream.prefix}{ledger.kind}.>"
         end_ms, kept_s = ledger.form.end_ms_of(entry), None
         if end_ms is not None:
             kept_s = min(max(1, (end_ms - stream.now_ms()) // 1000 + KEPT_AFTER_S), _LONGEST_KEPT_S)
@@ -219,13 +209,7 @@ class ConnectedStream:
         except NoCertificateError as error:
             raise StreamError(str(error)) from None
         with _stream_errors():
-            return await append(
-                self._context,
-                subject,
-                written,
-                expected=expected | {Header.EXPECTED_STREAM.value: stream.name},
-                kept_s=kept_s,
-            )
+            return await append(self._context, subject, written, expected=expected, kept_s=kept_s)
 
     async def _checked(self) -> StreamInfo:
         """Return what the servers say of the stream.
