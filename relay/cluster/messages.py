@@ -9,6 +9,7 @@ version.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -163,12 +164,7 @@ class ClusterMessages:
         if command.traceparent is not None:
             message["traceparent"] = command.traceparent
         if (idempotency := command.idempotency) is not None:
-            message["idempotency"] = {
-                "caller": idempotency.caller,
-                "key": idempotency.key,
-                "arguments": idempotency.arguments,
-                "repeatable": idempotency.repeatable,
-            }
+            message["idempotency"] = asdict(idempotency)
         return _written(message)
 
     def read_command(self, data: bytes, caller: str = "") -> AskedCommand:
@@ -212,9 +208,8 @@ class ClusterMessages:
 
     def failure(self, error: ToolError) -> bytes:
         """Return the message that a command has failed before the node has answered."""
-        if error.failure not in _TOLD:
-            return _failure(Failure.INTERNAL, None)
-        return _failure(error.failure, error.retry_after_ms)
+        told = error if error.failure in _TOLD else ToolError(Failure.INTERNAL)
+        return _failure(told.failure, told.retry_after_ms)
 
     def read_answer(self, data: bytes) -> CmdAck:
         """Return the node's answer to a command.
