@@ -351,11 +351,9 @@ class PeopleLedger:
         if (key := self.read().key) is not None:
             return key
         with self.ledger.locked() as people:
-            if people.key is None:
+            if (key := people.key) is None:
                 key = self._random_bytes(KEY_BYTES)
                 self.ledger.append({"action": "key", "ts_ms": self._now_ms(), "key": base64url(key)})
-            else:
-                key = people.key
         return key
 
     def _link(self, person: Person, entries: list[Entry]) -> str:
