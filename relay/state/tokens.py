@@ -147,10 +147,6 @@ class KeyEndorser(Protocol):
         """Return the endorsement of ``statement`` by each trusted root, by its kid; none without the keys."""
         ...
 
-    def can_issue(self) -> bool:
-        """Return whether the CA's key is here."""
-        ...
-
 
 class AcceptedKey(NamedTuple):
     """A key that verifies tokens: 32 bytes, and until when in ms; None while no other has followed it."""

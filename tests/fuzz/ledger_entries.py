@@ -45,9 +45,6 @@ class _Ca(SimulatedCa):
     def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
         return {kid_of(first_certificate_in(self.root_pem)): endorse_token_key(self.key, statement)}
 
-    def can_issue(self) -> bool:
-        return True
-
 
 _CA: Final = _Ca()
 _USES: Final = 2
