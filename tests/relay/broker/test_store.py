@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
@@ -20,6 +20,7 @@ from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.process.logs import make_logger
+from tests.fakes.background import in_background
 from tests.fakes.broker import BOUND_S, publish
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
@@ -66,13 +67,10 @@ class Stage:
             lambda: supervisor.own_port, key, self.filled.append, log, limits=SMALL, sleep=self.pause
         )
         await supervisor.start()
-        task = asyncio.create_task(store.run())
         try:
-            yield
+            async with in_background(store.run()):
+                yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
             await supervisor.close()
 
     async def until_limited(self) -> None:
@@ -203,9 +201,8 @@ async def test_limits_are_set_again_after_a_restart_and_what_does_not_answer_is_
         sleep=stage.pause,
     )
     stage.looks.clear()
-    task = asyncio.create_task(store.run())
-    await until(lambda: len(stage.looks) > 1)
-    task.cancel()
+    async with in_background(store.run()):
+        await until(lambda: len(stage.looks) > 1)
     server.close()
     (line,) = log.entries("the broker's store has no limits")
     assert line["reason"].startswith(reason)

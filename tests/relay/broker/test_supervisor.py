@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from relay.broker.nats_server import find_nats_server
 from relay.broker.supervisor import BrokerLines, BrokerStartError, BrokerSupervisor, end_leftover, record
 from schemas.addresses import BrokerAddress
 from schemas.process.logs import make_logger
+from tests.fakes.background import in_background
 from tests.fakes.broker import publish
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
@@ -65,13 +66,10 @@ class Stage:
 @asynccontextmanager
 async def running(supervisor: BrokerSupervisor) -> AsyncIterator[None]:
     await supervisor.start()
-    task = asyncio.create_task(supervisor.run())
     try:
-        yield
+        async with in_background(supervisor.run()):
+            yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
         await supervisor.close()
 
 

@@ -31,6 +31,7 @@ from schemas.payloads import TelemetryLease
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
+from tests.fakes.background import in_background
 from tests.fakes.cluster import HeldNodes, Member
 from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.fleet_frames import FrameReader
@@ -668,14 +669,8 @@ class Side:
     @asynccontextmanager
     async def connected(self, nats: NatsServer) -> AsyncIterator[Client]:
         """Serve by a connection of its own until the end of the block."""
-        async with nats.connected() as client:
-            serving = asyncio.create_task(self.subjects.serve(client))
-            try:
-                yield client
-            finally:
-                serving.cancel()
-                with suppress(asyncio.CancelledError):
-                    await serving
+        async with nats.connected() as client, in_background(self.subjects.serve(client)):
+            yield client
 
     async def until_read(self, other: "Side", node: NodeRef = NODE) -> None:
         """Return when ``other`` reads the samples of ``node``, which this relay publishes."""

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 
 import pytest
 
@@ -13,6 +12,8 @@ from relay.state.tokens import RevokedTokens, key_id
 from relay.state.watcher import SHARED
 from schemas.errors import Failure
 from schemas.tokens import TokenError
+from tests.fakes.background import in_background
+from tests.fakes.polling import until
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
 from tests.fakes.watched_relay import (
     BOUND_S,
@@ -271,9 +272,7 @@ async def test_a_session_that_waits_to_be_resumed_cannot_be(stage: Stage) -> Non
     async with stage.session(node) as end:
         calling = stage.call(node)
         await end.receive("cmd")
-    async with asyncio.timeout(BOUND_S):
-        while stage.hub.counted("nodes_connected"):  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0)
+    await until(lambda: not stage.hub.counted("nodes_connected"))
     stage.real.as_operator().revoke(NODE_ID)
     await stage.watch.poll()
     assert await code_of(calling) == "E_ATTESTATION_FAILED"
@@ -317,13 +316,10 @@ async def test_who_listens_is_told_at_once_and_does_not_wait_for_the_next_second
     node = stage.real.node()
     stage.hub.connect(node)
     stage.notifier.listen(READERS, listener)
-    task = asyncio.create_task(stage.notifier.run())  # looks every thousand seconds unless it is woken
-    stage.real.as_operator().revoke(NODE_ID)
-    await stage.watch.poll()
-    await asyncio.wait_for(heard.wait(), BOUND_S)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    async with in_background(stage.notifier.run()):  # looks every thousand seconds unless it is woken
+        stage.real.as_operator().revoke(NODE_ID)
+        await stage.watch.poll()
+        await asyncio.wait_for(heard.wait(), BOUND_S)
 
 
 async def test_what_needs_to_know_of_leaves_is_told_of_every_change_and_of_nothing_else(stage: Stage) -> None:

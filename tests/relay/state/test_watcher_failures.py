@@ -18,10 +18,12 @@ from schemas.files import write_atomic
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError
+from tests.fakes.background import in_background
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import NodeEnd
-from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
+from tests.fakes.polling import until
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedNode
 from tests.fakes.watched_relay import (
     BOUND_S,
     TOKEN_KEY,
@@ -36,6 +38,10 @@ from tests.fakes.watched_relay import (
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+
+async def until_shut_out(stage: Stage, node: SimulatedNode) -> None:
+    await until(lambda: failure(stage.hub, node) is Failure.ATTESTATION_FAILED)
 
 
 # --- what the watcher reads at its start, and that it goes on
@@ -102,17 +108,11 @@ async def test_it_looks_again_and_again_until_it_is_cancelled(
 ) -> None:
     watch = stage.watching(look_s=look_s, poll_s=poll_s)
     watch.begin()
-    task = asyncio.create_task(watch.run())
-    for node in (stage.real.node(), stage.real.node(OTHER_NODE_ID)):
-        stage.hub.announce(node)
-        stage.real.as_operator().revoke(node.node_id)
-        async with asyncio.timeout(BOUND_S):
-            while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0)
-    assert not task.done()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with in_background(watch.run()):
+        for node in (stage.real.node(), stage.real.node(OTHER_NODE_ID)):
+            stage.hub.announce(node)
+            stage.real.as_operator().revoke(node.node_id)
+            await until_shut_out(stage, node)
 
 
 async def test_nothing_is_polled_while_nothing_has_changed_and_then_what_has_alone(
@@ -133,8 +133,7 @@ async def test_nothing_is_polled_while_nothing_has_changed_and_then_what_has_alo
 
     monkeypatch.setattr(Watcher, "look", looked)
     monkeypatch.setattr(Watcher, "poll", polled)
-    task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(BOUND_S):
+    async with in_background(watch.run()), asyncio.timeout(BOUND_S):
         for _ in range(20):
             await looks.get()
         assert not polls
@@ -142,9 +141,6 @@ async def test_nothing_is_polled_while_nothing_has_changed_and_then_what_has_alo
         while not polls:
             await looks.get()
     assert polls[0] == [REVOKED_TOKENS.name]
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 # --- threads, the audit and parts that are slow do not delay a revocation
@@ -158,19 +154,16 @@ async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(
 ) -> None:
     watch = stage.watching(look_s=0.001)
     watch.begin()
-    task = asyncio.create_task(watch.run())
-    await asyncio.sleep(0)
     counted = Event()
 
     def read(name: str) -> None:
         if name == CERTIFICATES.name:
             counted.set()
 
-    monkeypatch.setattr(stage.hub.freshness, "read", read)
-    assert counted.wait(BOUND_S)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with in_background(watch.run()):
+        await asyncio.sleep(0)
+        monkeypatch.setattr(stage.hub.freshness, "read", read)
+        assert counted.wait(BOUND_S)
 
 
 async def test_a_part_that_does_not_follow_yet_holds_up_no_revocation(stage: Stage) -> None:
@@ -183,18 +176,12 @@ async def test_a_part_that_does_not_follow_yet_holds_up_no_revocation(stage: Sta
 
     watch = stage.watching(never_done, look_s=0)
     watch.begin()
-    following, task = asyncio.create_task(stage.follow_ups.run()), asyncio.create_task(watch.run())
-    await asyncio.wait_for(began.get(), BOUND_S)
-    node = stage.real.node()
-    stage.hub.announce(node)
-    stage.real.as_operator().revoke(NODE_ID)
-    async with asyncio.timeout(BOUND_S):
-        while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0)
-    for ended in (task, following):
-        ended.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await ended
+    async with in_background(stage.follow_ups.run()), in_background(watch.run()):
+        await asyncio.wait_for(began.get(), BOUND_S)
+        node = stage.real.node()
+        stage.hub.announce(node)
+        stage.real.as_operator().revoke(NODE_ID)
+        await until_shut_out(stage, node)
 
 
 async def test_the_event_loop_goes_on_while_the_ledgers_are_read(
@@ -213,9 +200,7 @@ async def test_the_event_loop_goes_on_while_the_ledgers_are_read(
 
     monkeypatch.setattr(stage.real.ca, "records", slow)
     looking = asyncio.create_task(stage.watch.poll())
-    async with asyncio.timeout(BOUND_S):  # a token does not wait for the leaves
-        while not stage.hub.lines.entries("token_revoked"):  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0)
+    await until(lambda: stage.hub.lines.entries("token_revoked"))  # it does not wait for the leaves
     assert not looking.done()
     assert failure(stage.hub, node) is None
     read_on.set()
