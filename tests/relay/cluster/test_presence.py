@@ -77,6 +77,11 @@ class Stage:
         """Return what is due to be written, if anything."""
         return self.presence.entry_to_write(NODE_ID) if NODE_ID in self.presence.to_write else None
 
+    def conflict(self, revision: int) -> None:
+        """Have what is due not written, since the entry of ``revision`` is not there."""
+        self.presence.to_write.clear()
+        self.presence.write_conflicted(NODE_ID, revision)
+
     def write(self, revision: int) -> None:
         """Write the entry that is due, as the bucket does."""
         self.presence.to_write.discard(NODE_ID)
@@ -119,8 +124,7 @@ def test_an_entry_that_was_written_unnoticed_of_a_session_that_has_ended_is_ende
 
 def test_a_session_that_another_relay_has_replaced_is_written_after_that_was_read(stage: Stage) -> None:
     stage.connect()
-    stage.presence.to_write.clear()
-    stage.presence.write_conflicted(NODE_ID, 0)
+    stage.conflict(0)
     assert stage.due() is None
     stage.see(7)
     assert stage.due() == (BEGUN, 7)
@@ -128,9 +132,8 @@ def test_a_session_that_another_relay_has_replaced_is_written_after_that_was_rea
 
 def test_what_was_read_before_the_failure_is_known_is_written_at_once(stage: Stage) -> None:
     stage.connect()
-    stage.presence.to_write.clear()
     stage.see(7)
-    stage.presence.write_conflicted(NODE_ID, 0)
+    stage.conflict(0)
     assert stage.due() == (BEGUN, 7)
 
 
@@ -138,12 +141,10 @@ def test_an_entry_that_the_servers_may_have_dropped_is_written_as_where_there_is
     stage.see(7, connected=False)
     stage.connect()
     assert stage.due() == (BEGUN, 7)
-    stage.presence.to_write.clear()
-    stage.presence.write_conflicted(NODE_ID, 7)
+    stage.conflict(7)
     assert stage.due() == (BEGUN, 0)
     # There is one, so another relay has written it: it is on its way.
-    stage.presence.to_write.clear()
-    stage.presence.write_conflicted(NODE_ID, 0)
+    stage.conflict(0)
     assert stage.due() is None
     stage.see(9)
     assert stage.due() == (BEGUN, 9)
@@ -152,9 +153,8 @@ def test_an_entry_that_the_servers_may_have_dropped_is_written_as_where_there_is
 def test_what_was_read_before_a_dropped_entry_was_missed_is_replaced(stage: Stage) -> None:
     stage.see(7, connected=False)
     stage.connect()
-    stage.presence.to_write.clear()
     stage.see(9)
-    stage.presence.write_conflicted(NODE_ID, 7)
+    stage.conflict(7)
     assert stage.due() == (BEGUN, 9)
 
 
@@ -225,8 +225,7 @@ def test_a_session_whose_entry_the_others_have_ended_and_the_servers_dropped_is_
 def test_a_session_that_was_replaced_and_has_ended_meanwhile_changes_nothing(stage: Stage) -> None:
     stage.connect()
     stage.lose()
-    stage.presence.to_write.clear()
-    stage.presence.write_conflicted(NODE_ID, 0)
+    stage.conflict(0)
     stage.see(7)
     assert stage.due() is None
     assert stage.presence.entry_to_write(NODE_ID) is None
@@ -234,8 +233,7 @@ def test_a_session_that_was_replaced_and_has_ended_meanwhile_changes_nothing(sta
 
 def test_an_entry_that_was_removed_is_replaced_too(stage: Stage) -> None:
     stage.connect()
-    stage.presence.to_write.clear()
-    stage.presence.write_conflicted(NODE_ID, 0)
+    stage.conflict(0)
     stage.presence.node_seen(NODE_ID, None, 7)
     assert stage.due() == (BEGUN, 7)
 
@@ -243,8 +241,7 @@ def test_an_entry_that_was_removed_is_replaced_too(stage: Stage) -> None:
 def test_who_had_the_node_before_is_not_sure_until_its_entry_is_written(stage: Stage) -> None:
     stage.connect()
     assert stage.history_unknown == {NODE_ID: True}
-    stage.presence.to_write.clear()
-    stage.presence.write_conflicted(NODE_ID, 0)
+    stage.conflict(0)
     stage.see(7)
     assert (stage.history_unknown, stage.moved) == ({NODE_ID: True}, [NODE_ID])
     stage.write(8)
@@ -262,7 +259,7 @@ def test_a_session_that_ends_replaces_its_own_entry_alone(stage: Stage) -> None:
     stage.write(7)
     stage.lose()
     assert stage.due() == (ENDED, 7)
-    stage.presence.write_conflicted(NODE_ID, 7)
+    stage.conflict(7)
     assert stage.presence.entry_to_write(NODE_ID) is None
 
 
