@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from relay.cluster.cluster import Cluster
+from relay.cluster.connection import ClusterConnection
+from relay.cluster.credentials import read_credentials
 from relay.cluster.messages import command_subject
 from relay.cluster.presence import Effects
 from relay.fleet.node_record import Where
@@ -37,6 +39,7 @@ from relay.state.tokens import RevokedTokens, TokenKeys
 from schemas.certificates import make_csr
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
+from schemas.health import Loop
 from schemas.identity import first_certificate_in, kid_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
@@ -48,7 +51,8 @@ from tests.fakes.hub import Hub, counted
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.relay_keys import RelayCa
-from tests.fakes.routers import ScriptedRouter
+from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NOW_MS, SimulatedCa, key_named
 
 TENANT = "acme"
@@ -214,9 +218,13 @@ class Member:
     async def hold(self, node_id: str, asker: "Member") -> None:
         """Let ``node_id`` connect here, and return when ``asker`` reaches this relay for it."""
         self.nodes.connect(node_id)
+        await asker.until_reached(node_id)
+
+    async def until_reached(self, node_id: str, *, reached: bool = True) -> None:
+        """Return when a relay answers this one for ``node_id``, or when none does any more."""
         async with asyncio.timeout(BOUND_S):
             # What is no command is answered too, and reaches no node.
-            while not await asker.reaches(node_id):  # noqa: ASYNC110 - NATS reports no change of interest
+            while await self.reaches(node_id) is not reached:  # noqa: ASYNC110 - NATS reports no change of interest
                 await asyncio.sleep(0.001)
 
     async def reaches(self, node_id: str) -> bool:
@@ -226,6 +234,18 @@ class Member:
         except NoResponderError:
             return False
         return True
+
+    @property
+    def held(self) -> HeldRouter:
+        """Its nodes, which wait until the test answers."""
+        assert isinstance(self.local, HeldRouter)
+        return self.local
+
+    async def echoes(self) -> Command:
+        """Answer the next command as a good node does, and return it."""
+        command, waiter = await self.held.next()
+        waiter.set_result(echoed(command))
+        return command
 
     def counted(self, side: str, outcome: str) -> float:
         """Return how many commands were counted so."""
@@ -250,6 +270,43 @@ def echo(node_id: str, deadline_ms: int = 5000, **members: Any) -> Command:
         "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XC",
     }
     return Command(**(good | members))  # type: ignore[arg-type]
+
+
+async def current(*members: Member) -> None:
+    """Return when each has read what the others share."""
+    await until(lambda: all(member.part.ledgers.is_current for member in members))
+
+
+class Trial:
+    """A connection on its own, whose waits take no time."""
+
+    def __init__(self, config: ClusterConfig, name: str = "a relay", probe_interval_s: float = 10) -> None:
+        self.lines = LogLines()
+        self.log = make_logger("relay", self.lines)
+        self.pauses = 0
+        self.connection = ClusterConnection(
+            config.servers,
+            lambda: read_credentials(config),
+            name=name,
+            inbox=f"edge.{FLEET}.inbox",
+            loop=Loop(Seconds()),
+            log=self.log,
+            sleep=self._pause,
+            probe_interval_s=probe_interval_s,
+        )
+
+    async def _pause(self, _seconds: float) -> None:
+        self.pauses += 1
+        await asyncio.sleep(0.01)
+
+    async def __aenter__(self) -> Self:
+        self._running = asyncio.create_task(self.connection.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
 
 
 # --- The parts of a relay around one fleet, joined to other relays in this process by a real nats-server.

@@ -1,12 +1,19 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import Member
+from tests.fakes.cluster import Machine, Member
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.routers import HeldRouter
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Machine:
+    """The relay with the CA's key, as far as its ledgers are shared."""
+    return Machine.made(tmp_path / "one", issues=True)
 
 
 @pytest_asyncio.fixture

@@ -27,11 +27,6 @@ SOON_S = 0.2
 """How long an enrolment waits that is to be refused: nothing else is done meanwhile."""
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Machine:
-    return Machine.made(tmp_path / "one", issues=True)
-
-
 def enrolments(hub: Hub, machine: Machine, member: Member, **options: Any) -> Enrolments:
     """Return what decides who is enrolled at ``machine``, which has joined its fleet as ``member``."""
     uses = CountedUses(machine.join_tokens, **options)

@@ -1,17 +1,14 @@
 """What relays of a sealed fleet store for each other: signed, and nothing else is taken."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.aio.client import Client
 
 from relay.cluster.signed_entries import NoCertificateError, NotSignedError, SignedDocuments
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import Machine, Member
+from tests.fakes.cluster import Machine, Member, current
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import until
 from tests.fakes.relay_keys import RelayCa, unsigned
@@ -84,28 +81,15 @@ def test_a_relay_without_a_certificate_writes_nothing_in_a_sealed_fleet() -> Non
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Machine:
-    return Machine.made(tmp_path / "one", issues=True)
-
-
-@pytest.fixture
 def other(tmp_path: Path, one: Machine) -> Machine:
     return Machine.like(one, tmp_path / "other")
 
 
-@asynccontextmanager
-async def stranger(nats: NatsServer) -> AsyncIterator[Client]:
-    """Hold a client with what one relay has at NATS, and no certificate of the fleet."""
+async def forge(nats: NatsServer, *said: tuple[str, bytes]) -> None:
+    """Write with what one relay has at NATS, and without a certificate of the fleet."""
     async with nats.connected() as client:
-        yield client
-
-
-async def current(*members: Member) -> None:
-    await until(lambda: all(member.part.ledgers.is_current for member in members))
-
-
-async def forge(client: Client, subject: str, data: bytes) -> None:
-    await client.jetstream().publish(subject, data)
+        for subject, data in said:
+            await client.jetstream().publish(subject, data)
 
 
 @pytest.mark.integration
@@ -116,15 +100,14 @@ async def test_a_revocation_that_no_relay_has_signed_is_not_taken_and_stops_noth
     joined = one.joined(nats.config, registry, CA, sealed=True)
     async with joined as first, other.joined(nats.config, registry, CA, sealed=True) as second:
         await current(first, second)
-        async with stranger(nats) as client:
-            await forge(
-                client,
-                f"edge.main.ledger.revocation.{kid}",
-                b'{"kid":"%b","revoked_ms":1}' % kid.encode("ascii"),
-            )
-            await forge(client, "edge.main.ledger.unheard_of.key", b"{}")
-            await until(lambda: first.counted_entries("not_signed", "revocation") == 1)
-            await until(lambda: second.counted_entries("not_signed", "unknown") == 1)
+        revocation = b'{"kid":"%b","revoked_ms":1}' % kid.encode("ascii")
+        await forge(
+            nats,
+            (f"edge.main.ledger.revocation.{kid}", revocation),
+            ("edge.main.ledger.unheard_of.key", b"{}"),
+        )
+        await until(lambda: first.counted_entries("not_signed", "revocation") == 1)
+        await until(lambda: second.counted_entries("not_signed", "unknown") == 1)
         # All that relays say is still understood, and reaches the others.
         one.tokens.revoke("a token", now_ms=1)
         first.part.ledgers.changed("token_revocation")
@@ -144,8 +127,7 @@ async def test_what_a_stranger_writes_over_a_revocation_is_replaced_by_it(
         one.revoke(NODE_ID, first)
         await until(lambda: first.counted_entries("appended", "revocation") == 1)
         await current(first)
-        async with stranger(nats) as client:
-            await forge(client, f"edge.main.ledger.revocation.{kid}", b"nothing")
+        await forge(nats, (f"edge.main.ledger.revocation.{kid}", b"nothing"))
         await until(lambda: first.counted_entries("appended", "revocation") == 2)
         async with other.joined(nats.config, registry, CA, sealed=True):
             await until(lambda: other.revoked == {kid})
@@ -175,9 +157,8 @@ async def test_the_decision_to_seal_reaches_the_others_and_only_a_root_makes_it(
     ):
         await current(first, second)
         assert not other.seal.seal(1)  # it has no key
-        async with stranger(nats) as client:
-            forged = b'{"sealed_ms":1,"root":"%b","signature":"%b"}' % (b"ab" * 32, b"A" * 86)
-            await forge(client, f"edge.main.ledger.seal.{'ab' * 32}", forged)
+        forged = b'{"sealed_ms":1,"root":"%b","signature":"%b"}' % (b"ab" * 32, b"A" * 86)
+        await forge(nats, (f"edge.main.ledger.seal.{'ab' * 32}", forged))
         await until(lambda: second.part.ledgers.is_current and other.refused == 1)
         assert not other.seal.is_sealed()
         assert one.seal.seal(1)
@@ -192,13 +173,14 @@ async def test_presence_that_no_relay_has_signed_is_none(
     nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
     forged_relay = "01HZX9K3M4P7Q8R9S0T1V2W3XE"
-    joined = Member.joined(nats.config, tmp_path / "relay", registry, ca=CA, sealed=True)
-    async with joined as member, stranger(nats) as client:
+    entry = b'{"relay":"%b","session_id":"%b","connected":true}' % (2 * (forged_relay.encode(),))
+    async with Member.joined(nats.config, tmp_path / "relay", registry, ca=CA, sealed=True) as member:
         await until(lambda: member.part.presence.is_current)
-        context = client.jetstream()
-        await context.publish(f"$KV.edge_main_presence.relay.{forged_relay}", b'{"url":"https://x.example"}')
-        entry = b'{"relay":"%b","session_id":"%b","connected":true}' % (2 * (forged_relay.encode(),))
-        await context.publish(f"$KV.edge_main_presence.node.{NODE_ID}", entry)
+        await forge(
+            nats,
+            (f"$KV.edge_main_presence.relay.{forged_relay}", b'{"url":"https://x.example"}'),
+            (f"$KV.edge_main_presence.node.{NODE_ID}", entry),
+        )
         await until(lambda: member.counted_entries("not_understood", "presence") == 2)
         assert not member.part.presence.others()
         assert member.part.presence.relay_of(NODE_ID) is None

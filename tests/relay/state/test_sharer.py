@@ -24,7 +24,7 @@ from relay.state.redemptions import Redemptions
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
-from tests.fakes.cluster import TENANT, Machine, Member, echo
+from tests.fakes.cluster import TENANT, Machine, Member, current, echo
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import counted
 from tests.fakes.polling import BOUND_S, until
@@ -60,10 +60,6 @@ async def operator_of(nats: NatsServer) -> AsyncIterator[JetStreamContext]:
     await client.connect(nats.url, nkeys_seed_str=SEED)
     yield client.jetstream()
     await client.close()
-
-
-async def current(*members: Member) -> None:
-    await until(lambda: all(member.part.ledgers.is_current for member in members))
 
 
 async def test_what_is_revoked_at_one_relay_is_revoked_at_all(
