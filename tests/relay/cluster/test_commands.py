@@ -31,19 +31,24 @@ pytestmark = pytest.mark.integration
 
 AGENT = "ab" * 32
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def held(member: Member) -> HeldRouter:
-    assert isinstance(member.local, HeldRouter)
-    return member.local
+COMMAND = {
+    "relay": "01HZX9K3M4P7Q8R9S0T1V2W3XD",
+    "node_id": NODE_ID,
+    "tool": f"sysecho.{NODE_ID}.echo.invoke",
+    "arguments": {"message": "ping"},
+    "deadline_ms": 400,
+    "sent_at_ms": 1,
+    "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XF",
+    "cost": 1,
+}
+"""As one relay asks another."""
 
 
 async def test_a_command_for_a_node_of_another_relay_is_answered_there(asker: Member, owner: Member) -> None:
     await owner.hold(NODE_ID, asker)
     asked = echo(NODE_ID, traceparent=TRACE, cost=0.5, caller=AGENT)
     answer = asyncio.create_task(asker.part.router.run(asked))
-    command, waiter = await held(owner).next()
-    waiter.set_result(echoed(command))
+    command = await owner.echoes()
     assert await answer == echoed(asked)
     # All of it has arrived; of the budget, what the way has taken is gone.
     assert command.traceparent == TRACE
@@ -71,8 +76,7 @@ async def test_a_header_that_names_no_agent_as_a_digest_names_none(
     asked = asker.part.messages.command(AskedCommand(echo(NODE_ID), "01HZX9K3M4P7Q8R9S0T1V2W3XD", 1))
     subject = command_subject(FLEET, NODE_ID)
     answer = asyncio.create_task(asker.part.connection.request(subject, asked, BOUND_S, headers))
-    command, waiter = await held(owner).next()
-    waiter.set_result(echoed(command))
+    command = await owner.echoes()
     assert asker.part.messages.read_answer(await answer) == echoed(command)
     assert command.caller is None
 
@@ -89,9 +93,7 @@ async def test_a_relay_that_reads_the_document_alone_answers_a_command_that_name
 
     async with nats.connected() as older:
         await older.subscribe(command_subject(FLEET, NODE_ID), cb=answer)
-        async with asyncio.timeout(BOUND_S):
-            while not await asker.reaches(NODE_ID):  # noqa: ASYNC110 - NATS reports no change of interest
-                await asyncio.sleep(0.001)
+        await asker.until_reached(NODE_ID)
         read.clear()
         assert await asker.part.router.run(echo(NODE_ID, caller=AGENT)) == echoed(echo(NODE_ID))
     registry.load("cluster.cmd@1.0.0").check(json.loads(read[0]))
@@ -102,7 +104,7 @@ async def test_an_answer_that_fits_a_nodes_frame_fits_also_where_ascii_is_three_
 ) -> None:
     await owner.hold(NODE_ID, asker)
     answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    _, waiter = await held(owner).next()
+    _, waiter = await owner.held.next()
     ack: CmdAck = {"ok": True, "result": {"text": "\u00fc" * ((MAX_FRAME_BYTES - 1024) // 2)}}
     waiter.set_result(ack)
     assert await answer == ack
@@ -113,7 +115,7 @@ async def test_an_answer_that_is_too_large_for_a_message_fails_at_once_and_is_se
 ) -> None:
     await owner.hold(NODE_ID, asker)
     answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    _, waiter = await held(owner).next()
+    _, waiter = await owner.held.next()
     # Escaped, this character takes six bytes.
     waiter.set_result({"ok": True, "result": {"text": "\x7f" * (MAX_FRAME_BYTES - 1024)}})
     with pytest.raises(ToolError) as refused:
@@ -133,9 +135,7 @@ async def test_a_node_of_this_relay_is_reached_without_the_others(asker: Member)
 async def test_a_node_that_was_lost_is_offline(asker: Member, owner: Member) -> None:
     await owner.hold(NODE_ID, asker)
     owner.nodes.lose(NODE_ID)
-    async with asyncio.timeout(BOUND_S):
-        while await asker.reaches(NODE_ID):  # noqa: ASYNC110 - NATS reports no change of interest
-            await asyncio.sleep(0.001)
+    await asker.until_reached(NODE_ID, reached=False)
     with pytest.raises(ToolError) as refused:
         await asker.part.router.run(echo(NODE_ID))
     assert refused.value.failure is Failure.NODE_OFFLINE
@@ -157,13 +157,10 @@ async def test_a_command_that_the_server_sends_before_it_reads_that_the_node_was
             answers = []
             for command in asked:
                 answers.append(asyncio.create_task(asker.part.router.run(command)))
-                arrived, waiter = await held(owner).next()
-                waiter.set_result(echoed(arrived))
+                await owner.echoes()
             gate.open()
             assert await asyncio.gather(*answers) == [echoed(command) for command in asked]
-            async with asyncio.timeout(BOUND_S):
-                while await asker.reaches(NODE_ID):  # noqa: ASYNC110 - NATS reports no change of interest
-                    await asyncio.sleep(0.001)
+            await asker.until_reached(NODE_ID, reached=False)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +179,7 @@ async def test_why_it_has_failed_there_is_told(
 ) -> None:
     await owner.hold(NODE_ID, asker)
     answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    _, waiter = await held(owner).next()
+    _, waiter = await owner.held.next()
     waiter.set_exception(failure)
     with pytest.raises(ToolError) as refused:
         await answer
@@ -202,7 +199,7 @@ async def test_what_the_boards_owner_denies_there_is_told_apart_from_what_a_toke
     marked: CmdRefused = {"ok": False, "error": error, "denied_by": "owner"}
     for said, told in ((marked, Failure.OUTSIDE_CEILING), (without, Failure.INTERNAL)):
         answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-        _, waiter = await held(owner).next()
+        _, waiter = await owner.held.next()
         waiter.set_result(said)
         ack = await answer
         assert not ack["ok"]
@@ -212,7 +209,7 @@ async def test_what_the_boards_owner_denies_there_is_told_apart_from_what_a_toke
 async def test_cancelling_cancels_the_command_there(asker: Member, owner: Member) -> None:
     await owner.hold(NODE_ID, asker)
     asking = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    _, waiter = await held(owner).next()
+    _, waiter = await owner.held.next()
     asking.cancel()
     await until(waiter.cancelled)
     await until(lambda: owner.counted("answered", "cancelled") == 1)
@@ -231,27 +228,17 @@ async def test_a_command_whose_budget_was_spent_on_the_way_is_not_run(asker: Mem
     subject = command_subject(FLEET, NODE_ID)
 
     async def ask(sent_at_ms: int, correlation_id: str) -> bytes:
-        message = {
-            "relay": "01HZX9K3M4P7Q8R9S0T1V2W3XD",
-            "node_id": NODE_ID,
-            "tool": f"sysecho.{NODE_ID}.echo.invoke",
-            "arguments": {},
-            "deadline_ms": 400,
-            "sent_at_ms": sent_at_ms,
-            "correlation_id": correlation_id,
-            "cost": 1,
-        }
+        message = COMMAND | {"sent_at_ms": sent_at_ms, "correlation_id": correlation_id}
         return await connection.request(subject, json.dumps(message).encode(), BOUND_S)
 
     first = asyncio.create_task(ask(5_000_000, "01HZX9K3M4P7Q8R9S0T1V2W3XE"))
-    _, waiter = await held(owner).next()
-    waiter.set_result(echoed(echo(NODE_ID)))
+    await owner.echoes()
     await first
     # Sent a second earlier by the same clock, and it arrives now.
     with pytest.raises(ToolError) as refused:
         messages.read_answer(await ask(4_999_000, "01HZX9K3M4P7Q8R9S0T1V2W3XF"))
     assert refused.value.failure is Failure.DEADLINE_EXCEEDED
-    assert held(owner).waiting.empty()
+    assert owner.held.waiting.empty()
 
 
 async def test_more_commands_than_run_at_once_are_refused(
@@ -260,7 +247,7 @@ async def test_more_commands_than_run_at_once_are_refused(
     await owner.hold(NODE_ID, asker)
     monkeypatch.setattr(command_owner, "MAX_IN_FLIGHT", 1)
     running = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    _, waiter = await held(owner).next()
+    _, waiter = await owner.held.next()
     with pytest.raises(ToolError) as refused:
         await asker.part.router.run(echo(NODE_ID, correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XE"))
     assert refused.value.failure is Failure.RATE_LIMITED
@@ -323,20 +310,10 @@ async def test_what_is_no_command_for_the_node_reaches_none(
 ) -> None:
     await owner.hold(NODE_ID, asker)
     before = len(owner.fake.lines.entries("command of another relay dropped"))
-    good = {
-        "relay": "01HZX9K3M4P7Q8R9S0T1V2W3XD",
-        "node_id": NODE_ID,
-        "tool": f"sysecho.{NODE_ID}.echo.invoke",
-        "arguments": {},
-        "deadline_ms": 400,
-        "sent_at_ms": 1,
-        "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XF",
-        "cost": 1,
-    }
-    data = json.dumps(good | changed).encode()
+    data = json.dumps(COMMAND | changed).encode()
     answer = await asker.part.connection.request(command_subject(FLEET, NODE_ID), data, BOUND_S)
     assert json.loads(answer) == {"failure": {"name": "INTERNAL"}}
-    assert held(owner).waiting.empty()
+    assert owner.held.waiting.empty()
     assert len(owner.fake.lines.entries("command of another relay dropped")) == before + 1
 
 

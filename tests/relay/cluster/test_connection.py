@@ -6,26 +6,20 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 import pytest
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import CredentialsError, new_nkey, read_credentials
 from relay.routing.port import NoResponderError
 from relay.settings.config import ClusterConfig, ClusterServer
 from schemas.files import PRIVATE, PUBLIC, write_atomic
-from schemas.health import Loop
-from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import Member, echo
+from tests.fakes.cluster import Member, Trial, echo
 from tests.fakes.cluster_server import NatsServer, TlsNatsServer
-from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import ScriptedRouter, echoed
-from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, SimulatedCa
 
 pytestmark = pytest.mark.integration
@@ -34,37 +28,6 @@ pytestmark = pytest.mark.integration
 def bytes_of(number: int) -> Callable[[int], bytes]:
     """Return what stands for randomness."""
     return lambda count: number.to_bytes(count, "big")
-
-
-class Trial:
-    """A connection on its own, whose waits take no time."""
-
-    def __init__(self, config: ClusterConfig, probe_interval_s: float = 10) -> None:
-        self.lines = LogLines()
-        self.pauses = 0
-        self.connection = ClusterConnection(
-            config.servers,
-            lambda: read_credentials(config),
-            name="a relay",
-            inbox="edge.main.inbox",
-            loop=Loop(Seconds()),
-            log=make_logger("relay", self.lines),
-            sleep=self._pause,
-            probe_interval_s=probe_interval_s,
-        )
-
-    async def _pause(self, _seconds: float) -> None:
-        self.pauses += 1
-        await asyncio.sleep(0.01)
-
-    async def __aenter__(self) -> Self:
-        self._running = asyncio.create_task(self.connection.run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._running.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._running
 
 
 async def test_a_lost_connection_is_made_again_and_the_works_begin_anew(
@@ -78,9 +41,7 @@ async def test_a_lost_connection_is_made_again_and_the_works_begin_anew(
             await asker.part.connection.request("edge.main.cmd.x", b"", BOUND_S)
         nats.start()
         await until(lambda: asker.part.connection.is_connected and owner.part.connection.is_connected)
-        async with asyncio.timeout(BOUND_S):
-            while not await asker.reaches(NODE_ID):  # noqa: ASYNC110 - NATS reports no change of interest
-                await asyncio.sleep(0.01)
+        await asker.until_reached(NODE_ID)
         assert await asker.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
 
 

@@ -3,13 +3,10 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 import pytest
 from nats.aio.client import Client
 
-from relay.cluster.connection import ClusterConnection
-from relay.cluster.credentials import read_credentials
 from relay.cluster.fleet_identity import (
     MAX_HEARD,
     REPEAT_S,
@@ -19,12 +16,9 @@ from relay.cluster.fleet_identity import (
     identity_subject,
 )
 from relay.routing.port import NoResponderError
-from schemas.health import Loop
-from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
-from tests.fakes.cluster import Member
+from tests.fakes.cluster import Member, Trial
 from tests.fakes.cluster_server import FLEET, NatsServer
-from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.relay_keys import unsigned
 from tests.fakes.seconds import Seconds
@@ -34,7 +28,7 @@ ROOT, NEXT_ROOT, OTHER_ROOT = "ab" * 32, "cd" * 32, "ef" * 32
 FIRST, SECOND, THIRD = (f"01HZX9K3M4P7Q8R9S0T1V2W3X{letter}" for letter in "ABC")
 
 
-class Joining:
+class Joining(Trial):
     """A relay as far as it says who it is; it tries again without a wait.
 
     ``unchecked``: its first connection is used without a check, as if others had connected at that moment.
@@ -43,9 +37,8 @@ class Joining:
     def __init__(
         self, nats: NatsServer, own: RelayIdentity, registry: SchemaRegistry, *, unchecked: bool = False
     ) -> None:
+        super().__init__(nats.config, own.relay)
         self._unchecked = unchecked
-        self.lines = LogLines()
-        log = make_logger("relay", self.lines)
         self.own = own
         self.identity = FleetIdentity(
             lambda: self.own,
@@ -53,20 +46,10 @@ class Joining:
             registry=registry,
             signed=unsigned(),
             monotonic=Seconds(),
-            log=log,
+            log=self.log,
             sleep=self._repeat,
         )
         self._said = asyncio.Event()
-        self.pauses = 0
-        self.connection = ClusterConnection(
-            nats.config.servers,
-            lambda: read_credentials(nats.config),
-            name=own.relay,
-            inbox=f"edge.{FLEET}.inbox",
-            loop=Loop(Seconds()),
-            log=log,
-            sleep=self._pause,
-        )
         self.connection.before(self._check)
         self.connection.during(self.identity.serve)
 
@@ -75,23 +58,10 @@ class Joining:
         if not unchecked:
             await self.identity.check(client)
 
-    async def _pause(self, _seconds: float) -> None:
-        self.pauses += 1
-        await asyncio.sleep(0.01)
-
     async def _repeat(self, seconds: float) -> None:
         self._said.set()
         if seconds == REPEAT_S:
             await asyncio.Event().wait()
-
-    async def __aenter__(self) -> Self:
-        self._running = asyncio.create_task(self.connection.run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._running.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._running
 
     async def joined(self) -> None:
         """Return once it answers those that connect."""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from schemas.errors import Failure
 from schemas.frames import OneWayType
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
+from tests.fakes.background import in_background
 from tests.fakes.caller_stage import CallerStage
 from tests.fakes.callers import call_of
 from tests.fakes.cluster import JoinedHub, Member
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import Hub
 from tests.fakes.polling import until
-from tests.fakes.routers import HeldRouter, ScriptedRouter
+from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import (
     ECHO,
     METRICS,
@@ -132,22 +133,19 @@ async def test_a_client_hears_of_a_node_of_another_relay_that_comes_changes_and_
     here, there = hubs
     here.clock.advance(GRACE_MS)
     notifier = ChangeNotifier(here.fleet, here.log, interval_s=0)
-    running = asyncio.create_task(notifier.run())
-    client = Client(here, notifier)
-    node = there.ca.issue()
-    here.announce(node, capabilities=[ECHO])
-    assert here.fleet.selected.listed(READERS) == []  # it is connected nowhere
-    stage = CallerStage(there, there.ulids.new(), node)
-    await client.until_listed({"echo"})
-    here.announce(node, capabilities=[ECHO, METRICS], issued_at_ms=here.clock() + 1)
-    await client.until_listed({"echo", str(METRICS["cap_id"])})
-    stage.lose()
-    await until(lambda: not here.part.presence.nodes_elsewhere())
-    here.clock.advance(GRACE_MS)
-    await client.until_listed(set())
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    async with in_background(notifier.run()):
+        client = Client(here, notifier)
+        node = there.ca.issue()
+        here.announce(node, capabilities=[ECHO])
+        assert here.fleet.selected.listed(READERS) == []  # it is connected nowhere
+        stage = CallerStage(there, there.ulids.new(), node)
+        await client.until_listed({"echo"})
+        here.announce(node, capabilities=[ECHO, METRICS], issued_at_ms=here.clock() + 1)
+        await client.until_listed({"echo", str(METRICS["cap_id"])})
+        stage.lose()
+        await until(lambda: not here.part.presence.nodes_elsewhere())
+        here.clock.advance(GRACE_MS)
+        await client.until_listed(set())
 
 
 async def test_what_this_relay_has_not_verified_is_not_listed_wherever_the_node_is_connected(
@@ -219,8 +217,7 @@ async def test_a_result_that_breaks_its_schema_is_refused_as_of_a_node_of_its_ow
     own, audited_of_own = await called(hub, ScriptedRouter(answer))
     await owner.hold(NODE_ID, asker)
     calling = asyncio.create_task(called(hub, Elsewhere(asker.part.router)))
-    assert isinstance(owner.local, HeldRouter)
-    command, waiter = await owner.local.next()
+    command, waiter = await owner.held.next()
     waiter.set_result(answer(command))
     other, audited = await calling
 

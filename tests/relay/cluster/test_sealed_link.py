@@ -14,12 +14,11 @@ from relay.audit.log import AuditUnavailableError
 from relay.cluster.channel import _FINISH
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.messages import AskedCommand, command_subject
-from relay.routing.port import Asker
+from relay.routing.port import Asker, Command
 from relay.settings.environment import ticks_ms
 from schemas.certificates import is_relay_name
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
-from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
@@ -63,14 +62,18 @@ async def third(
         yield member
 
 
-def held(member: Member) -> HeldRouter:
-    assert isinstance(member.local, HeldRouter)
-    return member.local
-
-
 async def know_each_other(*members: Member) -> None:
     for member in members:
         await until(lambda member=member: len(member.part.peers.running()) == len(members) - 1)  # type: ignore[misc]
+
+
+async def answered(asker: Member, owner: Member, asked: Command | None = None) -> Command:
+    """Have ``owner`` answer a command of ``asker``; return the command as it has arrived."""
+    asked = asked or echo(NODE_ID)
+    answer = asyncio.create_task(asker.part.router.run(asked))
+    command = await owner.echoes()
+    assert await answer == echoed(asked)
+    return command
 
 
 async def hold(owner: Member, asker: Member, node_id: str = NODE_ID) -> None:
@@ -85,16 +88,11 @@ async def test_a_command_is_answered_by_the_relay_that_presence_names_and_record
     await know_each_other(asker, owner, third)
     await hold(owner, asker)
     asked = echo(NODE_ID, caller=AGENT, cost=0.5)
-    answer = asyncio.create_task(asker.part.router.run(asked))
-    command, waiter = await held(owner).next()
-    waiter.set_result(echoed(command))
-    assert await answer == echoed(asked)
+    command = await answered(asker, owner, asked)
     assert (command.caller, command.cost) == (AGENT, 0.5)
     assert 0 < command.deadline_ms <= asked.deadline_ms
-    key = asker.part.link._key()  # noqa: SLF001 - what it has proven itself with
-    assert key is not None
     ((name, recorded),) = owner.recorded
-    assert (name, recorded.tool) == (RelayCa().relay(key.certificate).name, asked.tool)
+    assert (name, recorded.tool) == (asker.part.name(), asked.tool)
     assert not third.recorded
     assert (asker.counted("asked", "ok"), owner.counted("answered", "ok")) == (1, 1)
 
@@ -107,10 +105,7 @@ async def test_a_relay_that_does_not_hold_the_node_says_so_and_the_next_is_asked
     # It has moved, and nothing has told the asking relay yet.
     third.part.owner._held.clear()  # noqa: SLF001 - as between the loss of a session and its entry
     owner.part.owner._held.add(NODE_ID)  # noqa: SLF001 - as between a session and its entry
-    answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    command, waiter = await held(owner).next()
-    waiter.set_result(echoed(command))
-    assert await answer == echoed(echo(NODE_ID))
+    await answered(asker, owner)
     assert not third.recorded
 
 
@@ -154,21 +149,15 @@ async def test_a_first_command_that_the_servers_hold_back_beyond_its_deadline_is
     await asker.part.connection.publish(subject, payload)
     await until(lambda: owner.counted("answered", Failure.DEADLINE_EXCEEDED.value.code) == 1)
     assert not owner.recorded
-    assert held(owner).waiting.empty()
+    assert owner.held.waiting.empty()
 
 
 async def test_after_the_clock_of_a_relay_has_stood_still_one_command_is_refused_and_the_next_is_run(
     asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def answered() -> CmdAck:
-        answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-        command, waiter = await held(owner).next()
-        waiter.set_result(echoed(command))
-        return await answer
-
     await know_each_other(asker, owner)
     await hold(owner, asker)
-    assert await answered() == echoed(echo(NODE_ID))
+    await answered(asker, owner)
     for part in (owner.part.owner, owner.part.link):
         monkeypatch.setattr(part, "_ticks_ms", lambda: ticks_ms() + 60_000)
     owner.part.owner._gauges.clear()  # noqa: SLF001 - as after two of its windows
@@ -176,14 +165,14 @@ async def test_after_the_clock_of_a_relay_has_stood_still_one_command_is_refused
         await asker.part.router.run(echo(NODE_ID))
     assert refused.value.failure is Failure.NODE_OFFLINE
     assert len(owner.recorded) == 1
-    assert await answered() == echoed(echo(NODE_ID))
+    await answered(asker, owner)
 
 
 async def test_a_command_that_is_not_needed_is_cancelled_there(asker: Member, owner: Member) -> None:
     await know_each_other(asker, owner)
     await hold(owner, asker)
     answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    _, waiter = await held(owner).next()
+    _, waiter = await owner.held.next()
     answer.cancel()
     await until(waiter.cancelled)
 
@@ -249,10 +238,7 @@ async def test_what_is_said_between_two_relays_is_not_on_the_wire(
         await stranger.flush()
         await hold(owner, asker)
         secret = echo(NODE_ID, arguments={"message": "not for others"})
-        answer = asyncio.create_task(asker.part.router.run(secret))
-        command, waiter = await held(owner).next()
-        waiter.set_result(echoed(command))
-        await answer
+        await answered(asker, owner, secret)
         await stranger.flush()
     assert len(seen) >= 6  # a handshake, the command and its answer
     assert not [data for data in seen if b"not for others" in data or b"echo" in data]
@@ -263,13 +249,8 @@ async def test_a_relay_that_is_revoked_is_neither_heard_nor_asked(
 ) -> None:
     await know_each_other(asker, owner)
     await hold(owner, asker)
-    first = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
-    command, waiter = await held(owner).next()
-    waiter.set_result(echoed(command))
-    await first
-    key = asker.part.link._key()  # noqa: SLF001 - what it has proven itself with
-    assert key is not None
-    ca.revoked.add(ca.relay(key.certificate).name)
+    await answered(asker, owner)
+    ca.revoked.add(asker.part.name())
     with pytest.raises(ToolError) as refused:
         await asker.part.router.run(echo(NODE_ID, deadline_ms=500))
     assert refused.value.failure in {Failure.DEADLINE_EXCEEDED, Failure.NODE_OFFLINE}
@@ -309,10 +290,7 @@ async def test_a_relay_that_becomes_sealed_joins_anew_and_says_so(
         await until(lambda: len(later.fake.lines.entries("cluster connected")) == 2)
         await know_each_other(later, owner)
         await hold(owner, later)
-        answer = asyncio.create_task(later.part.router.run(echo(NODE_ID)))
-        command, waiter = await held(owner).next()
-        waiter.set_result(echoed(command))
-        assert await answer == echoed(echo(NODE_ID))
+        await answered(later, owner)
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["not sealed", "sealed"])
