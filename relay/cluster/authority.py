@@ -17,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.cluster.commands import CountCommand, Respond
 from relay.cluster.connection import Replies
 from relay.cluster.messages import AskedOfAuthority, AuthorityMessages, ClusterMessageError, authority_subject
-from relay.cluster.sealed_link import NotMineError, Requests, SealedAsk, SealedLink
+from relay.cluster.sealed_link import NotMineError, SealedAsk, SealedLink
 from relay.limits.rate_limits import BUSY_RETRY_MS, Allowance, KeyedLimiters
 from relay.routing.authority_port import (
     AnsweringAuthority,
@@ -37,18 +37,14 @@ TIMEOUT_S = 6.0
 
 @define(eq=False, repr=False, kw_only=True)
 class AuthorityAsker:
-    """A ``RemoteAuthority`` by ``link``, or by ``requests`` until that is sealed.
+    """A ``RemoteAuthority`` by ``link``, sealed or not.
 
-    Of ``others``, one after the other is asked, until it is the one with the CA's key. ``relay`` names this
-    process to them.
+    Of ``others``, one after the other is asked, until it is the one with the CA's key.
     """
 
-    _requests: Requests
     _link: SealedLink
     _others: Callable[[], Collection[str]]
     _messages: AuthorityMessages
-    _fleet: str
-    _relay: str
     _count: CountCommand
     _log: FilteringBoundLogger
     _timeout_s: float = TIMEOUT_S
@@ -71,7 +67,7 @@ class AuthorityAsker:
     async def _asked(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._waiting >= MAX_WAITING:
             raise AuthorityUnavailableError("too many requests wait for the relay with the CA's key")
-        payload = self._messages.request(AskedOfAuthority(self._relay, action, members))
+        payload = self._messages.request(AskedOfAuthority(self._link.relay, action, members))
         self._waiting += 1
         try:
             async with asyncio.timeout(self._timeout_s), self._turns:
@@ -79,8 +75,8 @@ class AuthorityAsker:
                 if self._link.is_sealed or members.get("use") == NAMES_RELAY:
                     data = await self._asked_sealed(payload)
                 else:
-                    subject = authority_subject(self._fleet)
-                    data = await self._requests.request(subject, payload, self._timeout_s)
+                    subject = authority_subject(self._link.fleet)
+                    data = await self._link.requests.request(subject, payload, self._timeout_s)
             return self._messages.read_answer(data, action)
         except NoResponderError:
             raise AuthorityUnavailableError("no relay with the CA's key is connected") from None
@@ -124,7 +120,6 @@ class AuthorityAnswerer:
     _authority: AnsweringAuthority
     _link: SealedLink
     _messages: AuthorityMessages
-    _fleet: str
     _monotonic: Callable[[], float]
     _count: CountCommand
     _log: FilteringBoundLogger
@@ -140,7 +135,7 @@ class AuthorityAnswerer:
         if self._link.is_sealed:
             await asyncio.Event().wait()
         await client.subscribe(
-            authority_subject(self._fleet), _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT
+            authority_subject(self._link.fleet), _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT
         )
         await asyncio.Event().wait()
 

@@ -156,7 +156,6 @@ class Cluster:
             link=link,
             record=record,
             messages=self.messages,
-            fleet=fleet,
             ticks_ms=ticks_ms,
             count=partial(count_command, "answered"),
             log=log,
@@ -164,23 +163,17 @@ class Cluster:
         self.router: NodeRouter = NatsRouter(
             local=local,
             holds=self.owner.holds,
-            requests=connection,
             link=link,
             holders=presence.holders,
             messages=self.messages,
-            fleet=fleet,
-            relay=relay,
             ticks_ms=ticks_ms,
             count=partial(count_command, "asked"),
             log=log,
         )
         peer_messages = PeerMessages(registry, relay)
         self.peers = RelayPeers(
-            requests=connection,
             link=link,
             messages=peer_messages,
-            fleet=fleet,
-            relay=relay,
             running=presence.others,
             relay_of=presence.relay_of,
             ulids=ulids,
@@ -193,8 +186,6 @@ class Cluster:
             self.peers,
             peer_messages,
             link=link,
-            fleet=fleet,
-            relay=relay,
             tenant_of=tenant_of,
             registry=registry,
             ulids=ulids,
@@ -208,12 +199,9 @@ class Cluster:
         local_frames.on_connection(self.bucket.connection_changed)
         authority_messages = AuthorityMessages(registry)
         self.authority = AuthorityAsker(
-            requests=connection,
             link=link,
             others=presence.others,
             messages=authority_messages,
-            fleet=fleet,
-            relay=relay,
             count=partial(count_ca_request, "asked"),
             log=log,
         )
@@ -223,7 +211,6 @@ class Cluster:
                 authority=authority,
                 link=link,
                 messages=authority_messages,
-                fleet=fleet,
                 monotonic=monotonic,
                 count=partial(count_ca_request, "answered"),
                 log=log,

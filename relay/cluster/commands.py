@@ -31,7 +31,7 @@ from relay.cluster.messages import (
     command_headers,
     command_subject,
 )
-from relay.cluster.sealed_link import NotMineError, Requests, SealedAsk, SealedLink
+from relay.cluster.sealed_link import NotMineError, SealedAsk, SealedLink
 from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRef, NoResponderError
 from schemas.delivery import TransitGauge
 from schemas.error_roots import StateError
@@ -55,19 +55,15 @@ CountCommand = Callable[[str], None]
 class NatsRouter:
     """Routes to ``local`` the commands for nodes that this process ``holds``.
 
-    All others go to ``link`` once that is sealed, and to ``requests`` until then. ``holders``
-    returns the relays that may hold a node, the likeliest first. ``relay`` names this process to the others.
-    ``ticks_ms`` is a clock that cannot be set.
+    All others go by ``link``, sealed or not. ``holders`` returns the relays that may hold a node, the
+    likeliest first. ``ticks_ms`` is a clock that cannot be set.
     """
 
     _local: LocalRouter
     _holds: Callable[[str], bool]
-    _requests: Requests
     _link: SealedLink
     _holders: Callable[[str], Iterable[str]]
     _messages: ClusterMessages
-    _fleet: str
-    _relay: str
     _ticks_ms: Callable[[], int]
     _count: CountCommand
     _log: FilteringBoundLogger
@@ -87,7 +83,7 @@ class NatsRouter:
         return answer
 
     def _written(self, command: Command, now_ms: int) -> bytes:
-        payload = self._messages.command(AskedCommand(command, self._relay, now_ms))
+        payload = self._messages.command(AskedCommand(command, self._link.relay, now_ms))
         if len(payload) > MAX_MESSAGE_BYTES:
             # Arguments within their schema fit; in any case, nothing was sent.
             raise ToolError(Failure.INTERNAL, "The command does not fit a message.")
@@ -108,7 +104,7 @@ class NatsRouter:
             except TimeoutError:
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
             except asyncio.CancelledError:
-                cancel = self._messages.cancel(self._relay, command.correlation_id)
+                cancel = self._messages.cancel(self._link.relay, command.correlation_id)
                 await self._link.send(relay, CANCEL, cancel)
                 raise
             return self._read(command, data)
@@ -128,9 +124,9 @@ class NatsRouter:
 
     async def _asked(self, command: Command) -> CmdAck:
         payload = self._written(command, self._ticks_ms())
-        subject, timeout_s = command_subject(self._fleet, command.node_id), command.deadline_ms / 1000
+        subject, timeout_s = command_subject(self._link.fleet, command.node_id), command.deadline_ms / 1000
         try:
-            data = await self._requests.request(subject, payload, timeout_s, command_headers(command))
+            data = await self._link.requests.request(subject, payload, timeout_s, command_headers(command))
             return self._read(command, data)
         except NoResponderError:
             raise ToolError(Failure.NODE_OFFLINE) from None
@@ -138,8 +134,8 @@ class NatsRouter:
             # The other relay ends the command by the same deadline: there is nothing to cancel.
             raise ToolError(Failure.DEADLINE_EXCEEDED) from None
         except asyncio.CancelledError:
-            cancel = self._messages.cancel(self._relay, command.correlation_id)
-            await self._requests.publish(cancel_subject(self._fleet), cancel)
+            cancel = self._messages.cancel(self._link.relay, command.correlation_id)
+            await self._link.requests.publish(cancel_subject(self._link.fleet), cancel)
             raise
 
 
@@ -159,7 +155,6 @@ class CommandOwner:
     _link: SealedLink
     _record: RecordCommand
     _messages: ClusterMessages
-    _fleet: str
     _ticks_ms: Callable[[], int]
     _count: CountCommand
     _log: FilteringBoundLogger
@@ -190,11 +185,11 @@ class CommandOwner:
             await asyncio.Event().wait()
         subscribed: dict[str, Subscription] = {}
         self._changed = set(self._held)
-        await subscribe(client, cancel_subject(self._fleet), self._cancelled, self._log)
+        await subscribe(client, cancel_subject(self._link.fleet), self._cancelled, self._log)
         while True:
             changed, self._changed = self._changed, set()
             for node_id in (changed & self._held) - subscribed.keys():
-                subject = command_subject(self._fleet, node_id)
+                subject = command_subject(self._link.fleet, node_id)
                 subscribed[node_id] = await subscribe(client, subject, self._asked, self._log, _QUEUE)
             lost = [subscribed.pop(node_id) for node_id in changed - self._held if node_id in subscribed]
             # Drained: a command that was on its way is answered too, and need not wait for its deadline.
@@ -245,7 +240,7 @@ class CommandOwner:
         return asked
 
     def _check_subject(self, subject: str, asked: AskedCommand) -> None:
-        if subject != command_subject(self._fleet, asked.command.node_id):
+        if subject != command_subject(self._link.fleet, asked.command.node_id):
             raise ClusterMessageError("a command is for another node than its subject")
 
     def _drop(self, respond: Respond, error: ClusterMessageError) -> None:

@@ -14,10 +14,11 @@ Must not know agents.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
@@ -27,27 +28,29 @@ from nats.errors import Error as NatsError
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.messages import FRAME, Asked, ClusterMessageError, CountMessage, PeerMessages
+from relay.cluster.presence import NodeEntry
 from relay.cluster.sealed_link import SealedAsk, SealedLink
 from relay.observability.ascii_json import encoded
-from relay.routing.port import Asker, NodeRef, NoResponderError, Peers
+from relay.routing.port import (
+    AnnounceHandler,
+    Asker,
+    ConnectionHandler,
+    FrameHandler,
+    NodeFrames,
+    NodeRef,
+    NoResponderError,
+    Peers,
+)
+from schemas.callbacks import Followers, Handlers
+from schemas.caller_tools import MAX_SESSIONS, SESSIONS_LAST_S
 from schemas.errors import Failure, ToolError
-from schemas.frames import MAX_FRAME_BYTES, OneWayType
+from schemas.frames import MAX_FRAME_BYTES, ONE_WAY, OneWayType, Role
+from schemas.payloads import SessionEnd, TelemetryLease
+from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
-
-from collections import defaultdict
-from collections.abc import Collection, Iterable
-from functools import partial
-
-from relay.cluster.presence import NodeEntry
-from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames
-from schemas.callbacks import Followers, Handlers
-from schemas.caller_tools import MAX_SESSIONS, SESSIONS_LAST_S
-from schemas.frames import ONE_WAY, Role
-from schemas.payloads import SessionEnd, TelemetryLease
-from schemas.registry import SchemaRegistry
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
 """How much waits for one node on its way to one relay; the frame that exceeds it is the last."""
@@ -227,7 +230,6 @@ class SampleSubjects:
 
     _link: SealedLink
     _messages: PeerMessages
-    _fleet: str
     _take: TakeFrame
     _ulids: UlidSource
     _count: CountMessage
@@ -307,7 +309,7 @@ class SampleSubjects:
             self._wake.set()
 
     def _subject(self, node_id: str) -> str:
-        return f"edge.{self._fleet}.telemetry.{node_id}"
+        return f"edge.{self._link.fleet}.telemetry.{node_id}"
 
     async def _received(self, message: Msg) -> None:
         if self._link.is_sealed or (asked := self._read(message.data)) is None:
@@ -494,7 +496,7 @@ _NOT_SEEN_RETRY_MS = 100
 
 
 class FleetFrames:
-    """The frames of the nodes of all relays, for the relay ``relay``; ``local`` has those of its own.
+    """The frames of the nodes of all relays, for the relay of ``link``; ``local`` has those of its own.
 
     ``tenant_of`` returns the tenant of a node, None if it is not known.
     """
@@ -506,8 +508,6 @@ class FleetFrames:
         messages: PeerMessages,
         *,
         link: SealedLink,
-        fleet: str,
-        relay: str,
         tenant_of: Callable[[str], str | None],
         registry: SchemaRegistry,
         ulids: UlidSource,
@@ -516,7 +516,7 @@ class FleetFrames:
         log: FilteringBoundLogger,
     ) -> None:
         self._local = local
-        self._relay = relay
+        self._relay = link.relay
         self._tenant_of = tenant_of
         self._documents = {type_: registry.load(f"session.{type_.value}@1.0.0") for type_ in OneWayType}
         self._count = count
@@ -527,7 +527,6 @@ class FleetFrames:
         self._samples = SampleSubjects(
             link=link,
             messages=messages,
-            fleet=fleet,
             take=self._published,
             ulids=ulids,
             count=count,

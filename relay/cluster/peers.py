@@ -17,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.connection import Replies
 from relay.cluster.messages import MAX_PEER_BYTES, ClusterMessageError, CountMessage, PeerMessages
-from relay.cluster.sealed_link import NotMineError, Requests, SealedAsk, SealedLink
+from relay.cluster.sealed_link import NotMineError, SealedAsk, SealedLink
 from relay.routing.port import Asker, PeerHandler
 from schemas.callbacks import Handlers
 from schemas.errors import Failure, ToolError
@@ -32,16 +32,13 @@ _BUSY_RETRY_MS = 100
 
 @define(eq=False, repr=False, kw_only=True)
 class RelayPeers:
-    """The other relays of ``fleet``, for the relay ``relay``; ``running`` returns those that run.
+    """The other relays of the fleet of ``link``; ``running`` returns those that run.
 
     ``relay_of`` returns the one that a node is connected to.
     """
 
-    _requests: Requests
     _link: SealedLink
     _messages: PeerMessages
-    _fleet: str
-    relay: str
     running: Callable[[], Collection[str]]
     relay_of: Callable[[str], str | None]
     _ulids: UlidSource
@@ -50,8 +47,10 @@ class RelayPeers:
     _handlers: Handlers[str, PeerHandler] = field(init=False, factory=Handlers[str, PeerHandler])
     _answering: dict[tuple[str, str], asyncio.Task[None]] = field(init=False, factory=dict)
     _replies: Replies = field(init=False, factory=Replies)
+    relay: str = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.relay = self._link.relay
         self._link.answer(_CANCEL, self._asked_sealed)
 
     def answer(self, kind: str, handler: PeerHandler) -> None:
@@ -79,13 +78,13 @@ class RelayPeers:
     async def _asked(self, relay: str, kind: str, payload: bytes, timeout_s: float, token: str) -> bytes:
         if self._link.is_sealed:
             return await self._link.request(relay, kind, payload, timeout_s, token)
-        return await self._requests.request(self._subject(relay, kind), payload, timeout_s)
+        return await self._link.requests.request(self._subject(relay, kind), payload, timeout_s)
 
     async def _cancel(self, relay: str, payload: bytes) -> None:
         if self._link.is_sealed:
             await self._link.send(relay, _CANCEL, payload)
         else:
-            await self._requests.publish(self._subject(relay, _CANCEL), payload)
+            await self._link.requests.publish(self._subject(relay, _CANCEL), payload)
 
     async def serve(self, client: Client) -> None:
         if self._link.is_sealed:
@@ -102,7 +101,7 @@ class RelayPeers:
         await self._replies.close()
 
     def _subject(self, relay: str, kind: str) -> str:
-        return f"edge.{self._fleet}.relay.{relay}.{kind}"
+        return f"edge.{self._link.fleet}.relay.{relay}.{kind}"
 
     async def _received(self, message: Msg) -> None:
         if self._link.is_sealed:

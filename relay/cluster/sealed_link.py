@@ -146,12 +146,13 @@ class SealedLink:
     clock that cannot be set.
 
     Attributes:
+        requests: carries messages, also those that are not sealed.
         is_sealed: whether this relay says nothing that is not sealed, and hears nothing else.
     """
 
-    _requests: Requests
-    _fleet: str
-    _relay: str
+    requests: Requests
+    fleet: str
+    relay: str
     _key: Callable[[], RelayKey | None]
     _trust: RelayTrust
     _random_bytes: RandomBytes
@@ -201,7 +202,7 @@ class SealedLink:
 
         left_s = until_s - self._monotonic()
         try:
-            answer = await self._requests.request(self._subject(relay), sealed, left_s, accept=opened)
+            answer = await self.requests.request(self._subject(relay), sealed, left_s, accept=opened)
         except TimeoutError:
             kept = self._asking.get(relay)
             if kept is not None and self._monotonic() - kept.since_s >= _SUSPECT_S:
@@ -213,27 +214,20 @@ class SealedLink:
             raise NotMineError("another relay has not done it")
         return answer[1:]
 
-    def tell(self, relay: str, kind: str, body: bytes) -> bytes | None:
-        """Return ``body`` sealed for ``relay``, which is not to answer; None if there is no channel yet.
-
-        Then one is begun: what is told again may find it.
-        """
-        channel = self._usable(relay)
-        if channel is None:
-            self._begin(relay)
-            return None
-        return channel.seal(_said(kind, "", body))[1]
-
     async def send(self, relay: str, kind: str, body: bytes) -> bool:
-        """Send what is not to be answered; return False if there is no channel yet."""
-        if (sealed := self.tell(relay, kind, body)) is None:
+        """Send what is not to be answered; return False if there is no channel yet.
+
+        Then one is begun: what is sent again may find it.
+        """
+        if (channel := self._usable(relay)) is None:
+            self._begin(relay)
             return False
-        await self._requests.publish(self._subject(relay), sealed)
+        await self.requests.publish(self._subject(relay), channel.seal(_said(kind, "", body))[1])
         return True
 
     async def serve(self, client: Client) -> None:
         self._reported.clear()
-        await subscribe(client, self._subject(self._relay), self._received, self._log)
+        await subscribe(client, self._subject(self.relay), self._received, self._log)
         await asyncio.Event().wait()
 
     def relay_gone(self, relay: str) -> None:
@@ -249,7 +243,7 @@ class SealedLink:
         await self._replies.close()
 
     def _subject(self, relay: str) -> str:
-        return f"edge.{self._fleet}.sealed.{relay}"
+        return f"edge.{self.fleet}.sealed.{relay}"
 
     # --- asking
 
@@ -298,7 +292,7 @@ class SealedLink:
         if (own := self._key()) is None:
             raise NoResponderError("this relay has no certificate of its fleet")
         asking = Asking.begun(
-            own, to=relay, relay=self._relay, fleet=self._fleet, random_bytes=self._random_bytes
+            own, to=relay, relay=self.relay, fleet=self.fleet, random_bytes=self._random_bytes
         )
         channels: list[SealedChannel] = []
 
@@ -331,7 +325,7 @@ class SealedLink:
                 return None
 
         try:
-            return await self._requests.request(self._subject(relay), message, HANDSHAKE_S, accept=accept)
+            return await self.requests.request(self._subject(relay), message, HANDSHAKE_S, accept=accept)
         except TimeoutError:
             self._not_before_s[relay] = self._monotonic() + _AGAIN_S
             raise NoResponderError("that relay makes no channel") from None
@@ -358,8 +352,8 @@ class SealedLink:
                 offered = Offered.by(
                     message.data,
                     own,
-                    relay=self._relay,
-                    fleet=self._fleet,
+                    relay=self.relay,
+                    fleet=self.fleet,
                     random_bytes=self._random_bytes,
                     verify=self._trust.relay,
                 )

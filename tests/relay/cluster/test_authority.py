@@ -216,12 +216,9 @@ async def test_an_answer_that_is_late_is_none_and_what_was_begun_ends(
     async with holding as holder, Member.joined(nats.config, tmp_path / "asker", registry) as member:
         outcomes: list[str] = []
         asker = AuthorityAsker(
-            requests=member.part.connection,
             link=member.part.link,
             others=lambda: (),
             messages=AuthorityMessages(registry),
-            fleet=FLEET,
-            relay="01HZX9K3M4P7Q8R9S0T1V2W3XC",
             count=outcomes.append,
             log=member.fake.environment.log,
             timeout_s=0.2,

@@ -653,7 +653,6 @@ class Side:
         self.subjects = SampleSubjects(
             link=link_of(self.relay),
             messages=PeerMessages(self.registry, self.relay),
-            fleet=FLEET,
             take=self._take,
             ulids=UlidSource(lambda: time.time_ns() // 1_000_000, os.urandom),
             count=lambda _kind, side, event: self.counted.append((side, event)),

@@ -141,7 +141,7 @@ async def test_a_first_command_that_the_servers_hold_back_beyond_its_deadline_is
     await know_each_other(asker, owner)
     await hold(owner, asker)
     servers = HeldBack(asker.part.connection)
-    asker.part.link._requests = servers  # type: ignore[assignment]  # noqa: SLF001 - what carries it
+    asker.part.link.requests = servers  # type: ignore[assignment]  # what carries it
     with pytest.raises(ToolError) as unknown:
         await asker.part.router.run(echo(NODE_ID, deadline_ms=300))
     assert unknown.value.failure is Failure.DEADLINE_EXCEEDED
