@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.state.join_tokens import digest_of
 from relay.state.kinds import KINDS, files_of
 from relay.state.ledger import Entry, Keyed, Ledger, LedgerError
 from relay.state.merging import Merging, Rule, SharedLedger, StateFile, StateKind
@@ -23,22 +22,15 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.shared import shared
-from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
+from tests.fakes.state_lines import JOIN_ID, LATER_MS, LINE, person_id, token_made
 
 ROOT = Path(__file__).parents[3]
-KID, OTHER_KID, SERVER_KID = "ab" * 32, "cd" * 32, "ef" * 32
-JOIN_ID = "01HZX9K3M4P7Q8R9S0T1V2W3X4"
-KEY = bytes(key_named("a token key").verify_key).hex()
-_SIGNATURE = base64url(bytes(64))
-_LATER = NOW_MS + DAY_MS
-_LEAF = {"tenant": TENANT, "public_key": KID, "not_after_ms": _LATER}
-_NAMES = {"tenant": TENANT, "label": "pump", "tags": ["gateway", "site=north"]}
+KID, SERVER_KID = "ab" * 32, "ef" * 32
+OTHER_JOIN_ID = JOIN_ID[:-1] + "5"
 
 LINES: Mapping[str, Sequence[Entry]] = {
-    "leaf": [
-        _LEAF | {"action": "issue", "ts_ms": NOW_MS, "node_id": node_id, "kid": kid, "serial": serial}
-        for node_id, kid, serial in ((NODE_ID, KID, "1f"), (OTHER_NODE_ID, OTHER_KID, "2f"))
-    ],
+    "leaf": [LINE["leaf"](0), LINE["leaf"](1)],
     "server_certificate": [
         {
             "action": "serve",
@@ -46,50 +38,31 @@ LINES: Mapping[str, Sequence[Entry]] = {
             "name": "relay",
             "kid": SERVER_KID,
             "serial": "3f",
-            "not_after_ms": _LATER,
+            "not_after_ms": LATER_MS,
         }
     ],
-    "revocation": [{"action": "revoke", "ts_ms": NOW_MS, "kid": KID, "node_id": NODE_ID, "reason": "lost"}],
+    "revocation": [LINE["revocation"](0)],
     "root_rotation": [
         {
             "action": "rotate",
             "ts_ms": NOW_MS,
             "root": KID,
-            "previous": OTHER_KID,
-            "previous_until_ms": _LATER,
+            "previous": SERVER_KID,
+            "previous_until_ms": LATER_MS,
         }
     ],
-    "join_token": [
-        {
-            "action": "create",
-            "ts_ms": NOW_MS,
-            "id": join_id,
-            "tenant": TENANT,
-            "key": base64url(bytes(32)),
-            "expires_at_ms": _LATER,
-            "uses": 2,
-        }
-        for join_id in (JOIN_ID, JOIN_ID[:-1] + "5")
-    ],
+    "join_token": [token_made(), token_made(OTHER_JOIN_ID)],
     "join_token_use": [
-        {"action": "spend", "ts_ms": NOW_MS, "id": JOIN_ID, "node_id": NODE_ID},
-        {"action": "count", "ts_ms": NOW_MS, "id": JOIN_ID, "use": 1, "node_id": NODE_ID},
+        LINE["join_token_use"](0),
+        LINE["join_token_use"](0) | {"action": "count", "use": 1},
     ],
     "join_token_revocation": [
-        {"action": "revoke", "ts_ms": NOW_MS, "id": JOIN_ID[:-1] + "5"},
-        {"action": "revoke_other", "ts_ms": NOW_MS, "token": digest_of("another")},
+        {"action": "revoke", "ts_ms": NOW_MS, "id": OTHER_JOIN_ID},
+        LINE["join_token_revocation"](0),
     ],
-    "token_revocation": [{"jti": jti, "revoked_at_ms": NOW_MS} for jti in ("one", "another")],
-    "token_key": [
-        {
-            "public_key": KEY,
-            "made_ms": 0,
-            "others_until_ms": 0,
-            "root": KID,
-            "signature": base64url(bytes(64)),
-        },
-    ],
-    "seal": [{"sealed_ms": NOW_MS, "root": KID, "signature": _SIGNATURE}],
+    "token_revocation": [LINE["token_revocation"](0), LINE["token_revocation"](1)],
+    "token_key": [LINE["token_key"](0)],
+    "seal": [LINE["seal"](0)],
     "issued_token": [
         {
             "jti": "one",
@@ -98,43 +71,28 @@ LINES: Mapping[str, Sequence[Entry]] = {
             "scopes": ["read_only"],
             "audience": "https://hub.example",
             "issued_at_ms": NOW_MS,
-            "expires_at_ms": _LATER,
+            "expires_at_ms": LATER_MS,
         }
     ],
-    "person": [
-        {
-            "action": "person",
-            "ts_ms": NOW_MS,
-            "person": person,
-            "name": name,
-            "role": "member",
-            "tenant": TENANT,
-        }
-        for person, name in ((JOIN_ID, "ada"), (JOIN_ID[:-1] + "5", "bob"))
-    ],
-    "person_revocation": [
-        {"action": "revoke", "ts_ms": NOW_MS, "person": person}
-        for person in (JOIN_ID, JOIN_ID[:-1] + "6")  # and of one whom another relay has not told of yet
-    ],
-    "redemption": [
-        {"action": action, "ts_ms": NOW_MS, "what": KID, "by": JOIN_ID, "expires_at_ms": _LATER}
-        for action in ("claim", "count")
-    ],
+    "person": [LINE["person"](0), LINE["person"](1)],
+    # One of them is a person of whom another relay has not told yet.
+    "person_revocation": [LINE["person_revocation"](0), LINE["person_revocation"](2)],
+    "redemption": [LINE["redemption"](0), LINE["redemption"](0) | {"action": "count"}],
     "registration_key": [{"action": "key", "ts_ms": NOW_MS, "key": base64url(bytes(32))}],
     "invitation": [
         {
             "action": "invite",
             "ts_ms": NOW_MS,
-            "person": JOIN_ID,
+            "person": person_id(0),
             "invitation": KID,
-            "expires_at_ms": _LATER,
+            "expires_at_ms": LATER_MS,
         }
     ],
     "passkey": [
         {
             "action": "passkey",
             "ts_ms": NOW_MS,
-            "person": JOIN_ID,
+            "person": person_id(0),
             "invitation": KID,
             "credential": base64url(b"public"),
         }
@@ -145,7 +103,7 @@ LINES: Mapping[str, Sequence[Entry]] = {
             "ts_ms": NOW_MS,
             "id": JOIN_ID,
             "handle": KID,
-            "person": JOIN_ID,
+            "person": person_id(0),
             "client_id": "https://client.example/it",
             "client_name": "It",
             "origin": "client.example",
@@ -158,16 +116,23 @@ LINES: Mapping[str, Sequence[Entry]] = {
             "scopes": ["read"],
             "kinds": None,
             "nodes": None,
-            "until_ms": _LATER,
+            "until_ms": LATER_MS,
             "made_ms": NOW_MS,
             "tokens": [[KID, 1]],
             "generation": 1,
             "rotated_at_ms": NOW_MS,
-            "access": [["one", _LATER]],
+            "access": [["one", LATER_MS]],
         }
     ],
     "name": [
-        _NAMES | {"action": "name", "ts_ms": NOW_MS, "node_id": NODE_ID},
+        {
+            "action": "name",
+            "ts_ms": NOW_MS,
+            "node_id": NODE_ID,
+            "tenant": TENANT,
+            "label": "pump",
+            "tags": ["gateway", "site=north"],
+        },
         {"action": "forget", "ts_ms": NOW_MS, "node_id": OTHER_NODE_ID},
     ],
 }

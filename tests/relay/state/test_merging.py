@@ -3,7 +3,7 @@
 It runs for every kind of the table that has the rule, and for one that only the tests have.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,92 +13,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from relay.state.join_tokens import digest_of
 from relay.state.kinds import KINDS, NODE_NAMES
 from relay.state.ledger import Entry
 from relay.state.merging import AT_ONCE, Merging, Rule, SharedLedger, StateKind
 from relay.state.names import LabelTakenError, NameLedger
-from schemas.keys import base64url
 from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.examples import examples
 from tests.fakes.lines import LogLines
 from tests.fakes.plain_state import pins_by
-from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, TENANT, key_named
+from tests.fakes.signer import NOW_MS, TENANT
+from tests.fakes.state_lines import JOIN_ID, LINE, NODES, NUMBERS, token_made
 
 RELAYS = 3
-KEYS = range(3)
-NODES = [f"{NODE_ID[:-1]}{number}" for number in KEYS]
 LABELS = ("", "pump", "Pump", "a fan")
-JOIN_ID = "01HZX9K3M4P7Q8R9S0T1V2W3X4"
-PUBLIC_KEYS = [bytes(key_named(f"token key {number}").verify_key).hex() for number in KEYS]
-_LATER = NOW_MS + DAY_MS
-_MADE: Entry = {
-    "action": "create",
-    "ts_ms": NOW_MS,
-    "id": JOIN_ID,
-    "tenant": TENANT,
-    "key": base64url(bytes(32)),
-    "expires_at_ms": _LATER,
-    "uses": len(KEYS),
-}
-
-
-def _issue(number: int) -> Entry:
-    leaf = {"node_id": NODES[number], "tenant": TENANT, "public_key": "ab" * 32, "kid": f"{number:064x}"}
-    return leaf | {"action": "issue", "ts_ms": NOW_MS, "serial": "1f", "not_after_ms": _LATER}
-
-
-def _endorsed(number: int) -> Entry:
-    key = {"public_key": PUBLIC_KEYS[number], "made_ms": number, "others_until_ms": 0}
-    return key | {"root": "ab" * 32, "signature": base64url(bytes(64))}
-
-
-def _sealed(number: int) -> Entry:
-    return {"sealed_ms": number, "root": f"{number:064x}", "signature": base64url(bytes(64))}
-
-
-LINE: Mapping[str, Callable[[int], Entry]] = {
-    "token_revocation": lambda number: {"jti": f"jti-{number}", "revoked_at_ms": NOW_MS},
-    "revocation": lambda number: {"action": "revoke", "ts_ms": NOW_MS, "kid": f"{number:064x}", "reason": ""},
-    "join_token_revocation": lambda number: {
-        "action": "revoke_other",
-        "ts_ms": NOW_MS,
-        "token": digest_of(str(number)),
-    },
-    "join_token_use": lambda number: {
-        "action": "spend",
-        "ts_ms": NOW_MS,
-        "id": JOIN_ID,
-        "node_id": NODES[number],
-    },
-    "leaf": _issue,
-    "person": lambda number: {
-        "action": "person",
-        "ts_ms": NOW_MS,
-        "person": f"{JOIN_ID[:-1]}{number}",
-        "name": f"ada-{number}",
-        "role": "member",
-        "tenant": TENANT,
-    },
-    "person_revocation": lambda number: {
-        "action": "revoke",
-        "ts_ms": NOW_MS,
-        "person": f"{JOIN_ID[:-1]}{number}",
-    },
-    "redemption": lambda number: {
-        "action": "claim",
-        "ts_ms": NOW_MS,
-        "what": f"{number:064x}",
-        "by": JOIN_ID,
-        "expires_at_ms": _LATER,
-    },
-    "token_key": _endorsed,
-    "seal": _sealed,
-    "pin": lambda number: {"ts_ms": NOW_MS, "node_id": NODES[number], "pinned": True},
-}
-"""The line by which a relay decides what has that number."""
-BEFORE: Mapping[str, Sequence[Entry]] = {"join_token_use": [_MADE]}
+BEFORE: Mapping[str, Sequence[Entry]] = {"join_token_use": [token_made()]}
 
 
 def every_kind_by(rule: Rule) -> pytest.MarkDecorator:
@@ -188,7 +117,7 @@ class Relay:
                 self.shared.settle({key: entry}, frozenset(self.known))
 
 
-numbers, relays = st.sampled_from(KEYS), st.integers(0, RELAYS - 1)
+numbers, relays = st.sampled_from(NUMBERS), st.integers(0, RELAYS - 1)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("decide"), relays, numbers, st.sampled_from((*LABELS, "gone"))),
@@ -235,10 +164,10 @@ def after(
                     made[relay].settle(number)
                 case "restart":
                     made[relay].restart()
-        for _ in range(4 * len(KEYS)):
+        for _ in range(4 * len(NUMBERS)):
             for relay_ in made[:RELAYS]:
-                relay_.read(len(KEYS) + len(forged))
-                relay_.settle(len(KEYS))
+                relay_.read(len(NUMBERS) + len(forged))
+                relay_.settle(len(NUMBERS))
         made[-1].read(stream.last)
         made[-1].settle(0)
         yield made
