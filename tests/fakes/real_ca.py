@@ -72,6 +72,13 @@ def authority(directory: Path, clock: FakeClock | None = None) -> CertificateAut
     return CertificateAuthority(directory, clock or FakeClock(NOW_MS), os.urandom)
 
 
+def created(directory: Path, clock: FakeClock | None = None) -> CertificateAuthority:
+    """Return one that is made there."""
+    ca = authority(directory, clock)
+    ca.create()
+    return ca
+
+
 def ledger(ca: CertificateAuthority) -> list[dict[str, Any]]:
     text = ca.root_file.with_name("ledger.jsonl").read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]

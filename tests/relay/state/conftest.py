@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from relay.pki.authority import CertificateAuthority
 from schemas.frames import FrameReader
 from tests.fakes.clock import FakeClock
 from tests.fakes.hub import Hub
+from tests.fakes.real_ca import created
 from tests.fakes.serving import Server
 from tests.fakes.signer import NOW_MS
 from tests.fakes.watched_relay import Stage
@@ -24,3 +26,8 @@ def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Iter
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
+    return created(tmp_path / "ca", clock)

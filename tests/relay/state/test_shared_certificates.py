@@ -1,6 +1,5 @@
 """What the relays of a fleet know of each other's certificates, by kid and by serial number."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,23 +9,13 @@ from relay.pki.errors import AuthorityStateError
 from relay.state.merging import SharedLedger
 from schemas.certificates import make_csr
 from tests.fakes.clock import FakeClock
+from tests.fakes.real_ca import authority, created
 from tests.fakes.shared import shared
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
 
 KID = "ab" * 32
 ENTRY = {"kid": KID, "revoked_ms": NOW_MS, "serial": "1f"}
 NONE: frozenset[str] = frozenset()
-
-
-def made(directory: Path, clock: FakeClock) -> CertificateAuthority:
-    authority = CertificateAuthority(directory / "ca", clock, os.urandom)
-    authority.create()
-    return authority
-
-
-@pytest.fixture
-def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
-    return made(tmp_path / "ca", clock)
 
 
 @pytest.fixture
@@ -43,7 +32,7 @@ def test_what_was_issued_is_recorded_elsewhere_as_it_was_but_for_the_join_token(
     ca.renew(csr, NODE_ID)
     ca.issue_client("relay", "urn:edge-kubelet:relay", bytes(key_named("relay").verify_key), 90)
     entries = shared("leaf", ca.ledger, clock, issues=True).settle({}, NONE)
-    other = made(tmp_path / "other", clock)
+    other = created(tmp_path / "other", clock)
     # Their order in the stream is that of any relay that has appended them.
     shared("leaf", other.ledger, clock).settle(dict(reversed(list(entries.items()))), frozenset(entries))
     told, known = ca.records().leaves_of(NODE_ID), other.records().leaves_of(NODE_ID)
@@ -68,7 +57,7 @@ def test_what_was_revoked_elsewhere_is_revoked_here_by_kid_and_by_serial_number_
 ) -> None:
     bare = {"kid": "cd" * 32, "revoked_ms": NOW_MS}
     assert revocations.settle({KID: ENTRY, "cd" * 32: bare}, NONE) == {KID: ENTRY, "cd" * 32: bare}
-    restarted = CertificateAuthority(ca.ledger.path.parent, FakeClock(NOW_MS), os.urandom)
+    restarted = authority(ca.ledger.path.parent)
     assert restarted.revoked_kids() == {KID, "cd" * 32}
     assert restarted.records().revoked_serials() == [0x1F]
     assert restarted.records().copy().revoked_serials() == [0x1F]
