@@ -105,6 +105,12 @@ class ClusterConnection:
         headers: dict[str, str] | None = None,
         accept: Accept | None = None,
     ) -> bytes:
+        """Return the answer to ``payload``, as ``DirectClient.ask`` does.
+
+        Raises:
+            NoResponderError: it was not sent, or is not answered.
+            TimeoutError: there was no answer in time.
+        """
         client = self._client
         if client is None or not client.is_connected:
             raise NoResponderError("not connected to the cluster")
@@ -115,6 +121,7 @@ class ClusterConnection:
             raise NoResponderError("the connection to the cluster was lost") from None
 
     async def publish(self, subject: str, payload: bytes) -> None:
+        """Send ``payload``; it is lost if there is no connection."""
         if self._client is not None:
             with suppress(NatsError):
                 await self._client.publish(subject, payload)

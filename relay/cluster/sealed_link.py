@@ -12,7 +12,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from attrs import define, field
 from nats.aio.client import Client
@@ -30,7 +30,7 @@ from relay.cluster.channel import (
     session_of,
 )
 from relay.cluster.client import Accept, subscribe
-from relay.cluster.connection import Replies
+from relay.cluster.connection import ClusterConnection, Replies
 from relay.cluster.messages import ClusterMessageError, CountMessage
 from relay.limits.rate_limits import Allowance, KeyedLimiters
 from relay.routing.port import NoResponderError
@@ -72,25 +72,6 @@ class RelayTrust(NamedTuple):
     relay: Callable[[bytes], RelayCertificate]
     signer: Callable[[bytes], RelayCertificate]
     accepts: Callable[[RelayCertificate], bool]
-
-
-class Requests(Protocol):
-    """What carries messages; ``accept`` returns what one of the answers says, and None for any other."""
-
-    async def request(
-        self,
-        subject: str,
-        payload: bytes,
-        timeout_s: float,
-        headers: dict[str, str] | None = None,
-        accept: Accept | None = None,
-    ) -> bytes:
-        """Return the answer. Raises NoResponderError if it was not sent, or TimeoutError."""
-        ...
-
-    async def publish(self, subject: str, payload: bytes) -> None:
-        """Send ``payload``; it is lost if there is no connection."""
-        ...
 
 
 class SealedAsk(NamedTuple):
@@ -150,7 +131,7 @@ class SealedLink:
         is_sealed: whether this relay says nothing that is not sealed, and hears nothing else.
     """
 
-    requests: Requests
+    requests: ClusterConnection
     fleet: str
     relay: str
     _key: Callable[[], RelayKey | None]

@@ -3,10 +3,10 @@
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from relay.cluster.channel import RelayKey
-from relay.cluster.sealed_link import RelayTrust, Requests, SealedLink
+from relay.cluster.sealed_link import RelayTrust, SealedLink
 from relay.cluster.signed_entries import SignedDocuments
 from relay.pki.issuing import issue_client
 from relay.routing.port import NoResponderError
@@ -26,6 +26,9 @@ from schemas.keys import private_key_to_pem
 from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import SimulatedCa, key_named
+
+if TYPE_CHECKING:
+    from relay.cluster.connection import ClusterConnection
 
 
 @dataclass
@@ -94,10 +97,10 @@ class NoRequests:
         """Send nothing."""
 
 
-def link_of(relay: str, requests: Requests | None = None) -> SealedLink:
+def link_of(relay: str) -> SealedLink:
     """Return the channels of a relay without a certificate."""
     return SealedLink(
-        requests=requests or NoRequests(),
+        requests=cast("ClusterConnection", NoRequests()),
         fleet="main",
         relay=relay,
         key=lambda: None,
