@@ -58,20 +58,15 @@ _MQTT = """\
 mqtt {{
   listen: {listen}
   reject_qos2_publish: true
-}}
+{tls}}}
 """
-_MQTT_TLS = """\
-mqtt {{
-  listen: {listen}
-  reject_qos2_publish: true
+_TLS = """\
   tls {{
     cert_file: {certificate}
     key_file: {key}
     ca_file: {roots}
     verify_and_map: true
   }}
-}}
-include {users}
 """
 
 
@@ -236,14 +231,10 @@ def nats_config(listen: HostPort, store: Path, access: AccessFiles | None) -> st
     if access is None:
         if not is_loopback(listen.host):
             raise OperatorError(f"a broker at {listen} must have TLS and client certificates")
-        return common + _MQTT.format(listen=_quoted(listen))
-    return common + _MQTT_TLS.format(
-        listen=_quoted(listen),
-        certificate=_quoted(access.certificate),
-        key=_quoted(access.key),
-        roots=_quoted(access.roots),
-        users=_quoted(access.users),
-    )
+        return common + _MQTT.format(listen=_quoted(listen), tls="")
+    files = {"certificate": access.certificate, "key": access.key, "roots": access.roots}
+    tls = _TLS.format(**{name: _quoted(file) for name, file in files.items()})
+    return common + _MQTT.format(listen=_quoted(listen), tls=tls) + f"include {_quoted(access.users)}\n"
 
 
 def _quoted(value: object) -> str:
