@@ -105,6 +105,16 @@ class RawServer:
         await self.until_read(b"SUB edge.direct  1\r\n")
         return messages
 
+    async def heard_by_the_library(self) -> list[bytes]:
+        """Return where what is in the messages of another subscription arrives, which the library reads."""
+        heard: list[bytes] = []
+
+        async def take(message: Msg) -> None:
+            heard.append(message.data)
+
+        await self.client.subscribe("edge.library", cb=take)
+        return heard
+
 
 @pytest.mark.parametrize(
     ("sent", "headers"),
@@ -190,12 +200,7 @@ async def test_messages_arrive_in_pieces_of_any_size() -> None:
 
 async def arrives_in_pieces(stream: bytes, size: int) -> None:
     async with RawServer.connected() as server:
-        messages, others = await server.heard(), list[bytes]()
-
-        async def other(message: Msg) -> None:
-            others.append(message.data)
-
-        await server.client.subscribe("edge.library", cb=other)
+        messages, others = await server.heard(), await server.heard_by_the_library()
         wire = server.client._wire
         assert wire is not None
         for begin in range(0, len(stream), size):
@@ -218,12 +223,7 @@ async def test_a_message_with_large_headers_is_dropped_before_these_are_parsed()
     headers = b"NATS/1.0\r\n" + b"a: b\r\n" * 1000 + b"\r\n"
     fitting = b"NATS/1.0\r\n" + b"a: b\r\n" * 10 + b"\r\n"
     async with RawServer.connected() as server:
-        messages, others = await server.heard(), list[bytes]()
-
-        async def other(message: Msg) -> None:
-            others.append(message.data)
-
-        await server.client.subscribe("edge.library", cb=other)
+        messages, others = await server.heard(), await server.heard_by_the_library()
         for number in (1, 2, 1, 2):
             for block, data in ((headers, b"large"), (fitting, b"small")):
                 size = len(block) + len(data)

@@ -29,13 +29,10 @@ from tests.fakes.watched_relay import (
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
-# --- roots, tokens and their keys take effect as the operator changes them
-
-
 LEAF_LIFE_MS = 90 * DAY_MS
 
 
-# --- roots and time -----------------------------------------------------------------------------------
+# --- roots, tokens and their keys take effect as the operator changes them
 
 
 async def test_when_a_root_is_withdrawn_the_sessions_of_its_leaves_end_with_4001(stage: Stage) -> None:
@@ -83,9 +80,6 @@ async def test_the_session_of_a_leaf_that_has_run_out_ends(stage: Stage) -> None
     assert failure(stage.hub, node) is Failure.MANIFEST_INVALID
 
 
-# --- tokens -------------------------------------------------------------------------------------------
-
-
 async def test_a_token_that_an_operator_revokes_is_void_at_the_next_look_and_its_calls_end(
     stage: Stage,
 ) -> None:
@@ -107,9 +101,6 @@ async def test_a_token_that_an_operator_revokes_is_void_at_the_next_look_and_its
         assert await code_of(answered) == "ok"
         await stage.watch.poll()
     assert stage.events() == [{"event": "token_revoked", "jti": jti}]
-
-
-# --- the keys of tokens ---------------------------------------------------------------------------------
 
 
 async def test_a_key_that_is_added_is_accepted_and_recorded_and_those_before_it_end(stage: Stage) -> None:
@@ -203,15 +194,10 @@ async def test_a_node_that_is_forgotten_while_its_session_ends_is_forgotten_afte
         assert stage.hub.fleet.tenant_of(NODE_ID) is None
 
 
-async def test_names_survive_a_restart(stage: Stage) -> None:
+async def test_names_survive_a_restart_and_are_not_logged_at_it(stage: Stage) -> None:
     stage.label(NODE_ID, "greenhouse pi")
     stage.watching().begin()
     assert stage.hub.fleet.names.label_of(NODE_ID) == "greenhouse pi"
-
-
-async def test_names_that_were_given_before_a_start_are_not_logged_at_it(stage: Stage) -> None:
-    stage.label(NODE_ID, "greenhouse pi")
-    stage.watching().begin()
     assert stage.hub.lines.entries("node named") == []
 
 

@@ -270,7 +270,7 @@ SOURCE = {
 """What each file is called in the log."""
 
 
-@pytest.mark.parametrize(
+damaged = pytest.mark.parametrize(
     ("name", "damage"),
     [
         pytest.param("ca/ledger.jsonl", torn, id="a line that is none"),
@@ -284,6 +284,9 @@ SOURCE = {
         pytest.param("node_names.jsonl", made_strange, id="an entry that names no node"),
     ],
 )
+
+
+@damaged
 async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_once(
     stage: Stage, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -311,16 +314,7 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
     assert line["level"] == "error"
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        pytest.param("ca/ledger.jsonl", torn, id="the CA's ledger"),
-        pytest.param("ca/root.pem", emptied, id="the root"),
-        pytest.param("revoked_tokens.jsonl", torn, id="the list of tokens"),
-        pytest.param("token_keys.jsonl", torn, id="the keys of tokens"),
-        pytest.param("node_names.jsonl", torn, id="the nodes' names"),
-    ],
-)
+@damaged
 async def test_when_a_ledger_cannot_be_read_for_three_seconds_calls_are_refused_until_it_can(
     stage: Stage, name: str, damage: Callable[[Path], None]
 ) -> None:
