@@ -23,6 +23,7 @@ from relay.state.tokens import AcceptedKey, key_id
 from schemas.addresses import MCP_PATH
 from schemas.canonical import jcs
 from schemas.error_roots import OperatorError
+from schemas.errors import Failure, ToolError
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from schemas.times import ValidityClock
@@ -308,9 +309,12 @@ class Authenticator:
         Until the fleet is sealed it sends none, and what it says, ``facts``, counts.
 
         Raises:
-            TokenError: the token is not accepted here.
+            ToolError: SAFETY_DENIED: the token is not accepted here.
         """
-        return self.forwarded(**facts) if token is None else await self.recognise(token)
+        try:
+            return self.forwarded(**facts) if token is None else await self.recognise(token)
+        except TokenError:
+            raise ToolError(Failure.SAFETY_DENIED) from None
 
     def forwarded(self, *, kid: str, scopes: Iterable[str], **facts: Any) -> Principal:
         """Return the principal that another relay of the fleet has recognised, by a key that is known here.

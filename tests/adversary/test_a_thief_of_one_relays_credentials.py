@@ -27,7 +27,6 @@ from relay.routing.port import Asker
 from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
-from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
 from tests.fakes.cluster import Machine, Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
@@ -191,7 +190,7 @@ async def test_what_the_token_says_counts_and_not_the_relay_that_sends_it(hub: H
     assert principal == hub.authenticator.identify(narrowed)
     assert principal.kinds == ("system.*",)
     hub.authenticator.revoke(frozenset({principal.jti}))
-    with pytest.raises(TokenError):
+    with pytest.raises(ToolError, match="E_SAFETY_DENIED"):
         await hub.authenticator.of_asker(narrowed, facts)
 
 

@@ -28,7 +28,6 @@ from relay.streams.caller_tools.registry import Nodes, SessionRegistry
 from relay.streams.caller_tools.session import MAX_WAIT_MS, CallerSession
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry, Validator
-from schemas.tokens import TokenError
 
 CALL, EVENT, LEFT = "session_call", "session_event", "session_left"
 """What relays ask each other: a call, to send an event on the response stream of one, and to note that a
@@ -144,10 +143,7 @@ class ForwardedCalls:
         tool, arguments = SessionTool(body["tool"]), body["arguments"]
         if "session_id" not in arguments or not self._inputs[tool].is_valid(arguments):
             raise ToolError(Failure.INTERNAL)
-        try:
-            principal = await self._authenticator.of_asker(asker.token, body["principal"])
-        except TokenError:
-            raise ToolError(Failure.SAFETY_DENIED) from None
+        principal = await self._authenticator.of_asker(asker.token, body["principal"])
         correlation_id: str = body["correlation_id"]
 
         async def push(event: str) -> None:

@@ -30,7 +30,6 @@ from relay.streams.telemetry.stream import MIN_LEASE_S, Stream
 from schemas.errors import Failure, ToolError
 from schemas.health import Loop
 from schemas.times import dated
-from schemas.tokens import TokenError
 
 _URI = re.compile(r"node://([!-.0-~]{1,256})/telemetry(?:\?([!-~]{0,128}))?")
 _MAX_DIGITS = 15
@@ -289,7 +288,7 @@ class FleetTelemetry(NodeTelemetry):
 
     async def _answer(self, asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
         uri: str = body["uri"]
-        principal = await self._principal_of(asker, body)
+        principal = await self._authenticator.of_asker(asker.token, body["principal"])
         if not principal.rights.may_read:
             return {}
         try:
@@ -301,7 +300,7 @@ class FleetTelemetry(NodeTelemetry):
 
     async def _listens(self, asker: Asker, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Handle that an agent listens at another relay, or does no longer."""
-        principal = await self._principal_of(asker, body)
+        principal = await self._authenticator.of_asker(asker.token, body["principal"])
         key = (asker.relay, (principal.name, body["node_id"]))
         listening = self._elsewhere.get(key)
         until_s = self._seconds() + body["ttl_ms"] / 1000
@@ -328,10 +327,3 @@ class FleetTelemetry(NodeTelemetry):
         for _, notify in list(self._notified.get(((issuer, tenant, sub), body["node_id"]), {}).values()):
             notify()
         return {}
-
-    async def _principal_of(self, asker: Asker, body: Mapping[str, Any]) -> Principal:
-        """Return who another relay asks for, as this one recognises it. Raises ToolError: SAFETY_DENIED."""
-        try:
-            return await self._authenticator.of_asker(asker.token, body["principal"])
-        except TokenError:
-            raise ToolError(Failure.SAFETY_DENIED) from None
