@@ -66,7 +66,7 @@ class ForwardedCalls:
         self._peers.answer(CALL, self._answer)
         self._peers.answer(EVENT, self._push)
 
-    def relays_of(self, session_id: str) -> Collection[str]:
+    def relays_of(self, session_id: str) -> list[str]:
         """Return the other relays that may keep the session of that id."""
         digits = session_id.rpartition("_")[2]
         return [relay for relay in self._peers.running() if digits.startswith(tag_of(relay))]
@@ -222,53 +222,36 @@ class SessionTools:
         )
 
     async def _run(self, tool: SessionTool, call: RelayToolCall) -> Mapping[str, Any]:
-        use = Use(call.caller.principal, call.arguments, call.correlation_id, call.selection)
-        session_id = call.arguments.get("session_id")
-        if self._forwarded is not None and session_id is not None and session_id not in self._registry:
-            relays = self._forwarded.relays_of(session_id)
-            if relays:
-                return await self._elsewhere(self._forwarded, relays, tool, use, call)
-        push = _push_of(call)
+        principal = call.caller.principal
+        session_id: str = call.arguments.get("session_id", "")
+        use = Use(principal, call.arguments, call.correlation_id, call.selection)
+        push, stream_id = _push_of(call), call.caller.headers.get(_STREAM_ID)
+        forwarded, relays = self._forwarded, list[str]()
+        if forwarded is not None and session_id not in self._registry:
+            relays = forwarded.relays_of(session_id)
         used: list[CallerSession] = []
 
         def found(session: CallerSession) -> None:
             used.append(session)
-            self._follow(session, call)
+            # Its events are sent on the event stream of the MCP session too.
+            if stream_id is not None:
+                self._streams.follow(stream_id, session, principal)
 
         try:
-            return await self._calls.run(tool, use, push, found)
+            if forwarded is None or not relays:
+                return await self._calls.run(tool, use, push, found)
+            result = await forwarded.run(relays, tool, use, push)
         except asyncio.CancelledError:
             if not call.is_stopped():
                 for session in used:
                     self._endings.leave(session, plainly=push is not None)
+                if forwarded is not None and relays:
+                    forwarded.leave(session_id, principal.name, plainly=push is not None)
             raise
-
-    async def _elsewhere(
-        self,
-        forwarded: ForwardedCalls,
-        relays: Collection[str],
-        tool: SessionTool,
-        use: Use,
-        call: RelayToolCall,
-    ) -> Mapping[str, Any]:
-        """Return the result of a call for a session that one of ``relays`` keeps."""
-        push, session_id, caller = _push_of(call), call.arguments["session_id"], use.principal.name
-        try:
-            result = await forwarded.run(relays, tool, use, push)
-        except asyncio.CancelledError:
-            if not call.is_stopped():
-                forwarded.leave(session_id, caller, plainly=push is not None)
-            raise
-        stream_id = call.caller.headers.get(_STREAM_ID)
         if stream_id is not None:
-            self._streams.follow_elsewhere(stream_id, session_id, caller, ended=result.get("ended", False))
+            ended = result.get("ended", False)
+            self._streams.follow_elsewhere(stream_id, session_id, principal.name, ended=ended)
         return result
-
-    def _follow(self, session: CallerSession, call: RelayToolCall) -> None:
-        """Send the events also on the event stream of the MCP session in which the call was made, if any."""
-        stream_id = call.caller.headers.get(_STREAM_ID)
-        if stream_id is not None:
-            self._streams.follow(stream_id, session, call.caller.principal)
 
 
 def _push_of(call: RelayToolCall) -> Push | None:
