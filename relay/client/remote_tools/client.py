@@ -11,8 +11,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -341,9 +341,8 @@ class RemoteTools:
 
     async def _by(self, deadline_at: float, listing: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
         wire = WireAttempt(ends_at=deadline_at + LEFT_OPEN_S)
-        token = ATTEMPT.set(wire)
         try:
-            async with asyncio.timeout_at(deadline_at):
+            async with _operation(wire), asyncio.timeout_at(deadline_at):
                 try:
                     return await self._left_at_the_end(listing())
                 except MCPError as error:
@@ -367,8 +366,6 @@ class RemoteTools:
             raise ToolProviderFailure(
                 str(error), reason=Reason.TOO_LARGE, suggested_fix="Use a server that lists fewer tools."
             ) from None
-        finally:
-            ATTEMPT.reset(token)
 
     async def _left_at_the_end(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return what ``work`` does. A caller that is cancelled cancels it, and does not wait for its end.
@@ -479,7 +476,7 @@ class RemoteTools:
         try:
             async with asyncio.timeout_at(deadline_at):
                 session = await self._connection.session()
-                with _listed_within(deadline_at):
+                async with _operation(WireAttempt(ends_at=wire.ends_at)):
                     is_unchanged = await self._catalogue.is_unchanged(entry)
                 if not is_unchanged:
                     raise ToolProviderFailure(
@@ -528,9 +525,9 @@ class RemoteTools:
                 may_have_run=True,
             )
         try:
-            async with asyncio.timeout_at(deadline_at):
-                with _listed_within(deadline_at):
-                    fault = await self._left_at_the_end(self._catalogue.check_answered(entry, structured))
+            wire = WireAttempt(ends_at=deadline_at + LEFT_OPEN_S)
+            async with asyncio.timeout_at(deadline_at), _operation(wire):
+                fault = await self._left_at_the_end(self._catalogue.check_answered(entry, structured))
         except TimeoutError:
             fault = "its manifest could not be verified within the deadline"
         except NotConnectedError:
@@ -546,17 +543,14 @@ async def _send(
     request = CallToolRequest(
         params=CallToolRequestParams(name=call.tool, arguments=dict(call.arguments), _meta=meta)
     )
-    token = ATTEMPT.set(wire)
-    try:
+    async with _operation(wire):
         return await session.send_request(request, CallToolResult, progress_callback=on_progress)
-    finally:
-        ATTEMPT.reset(token)
 
 
-@contextmanager
-def _listed_within(deadline_at: float) -> Iterator[None]:
-    """Let what is read of a server for a call, and is not of the call itself, be an operation of its own."""
-    token = ATTEMPT.set(WireAttempt(ends_at=deadline_at + LEFT_OPEN_S))
+@asynccontextmanager
+async def _operation(wire: WireAttempt) -> AsyncIterator[None]:
+    """Let the requests of the block be those of ``wire``: a call, or what is read of a server for one."""
+    token = ATTEMPT.set(wire)
     try:
         yield
     finally:
