@@ -57,8 +57,6 @@ from schemas.error_roots import PeerError
 from schemas.faults import first_of
 from schemas.pacing import Backoff
 
-Streams = tuple[Any, Any]
-
 LONGEST_S = 3600.0
 """How long a list of tools is used at most, even of a server that would announce a change."""
 UNSTATED_S = 60.0
@@ -319,7 +317,7 @@ class ServerConnection:
 @asynccontextmanager
 async def _open(
     server: Server, lose: Callable[[], None], redaction: Redaction, *, older: bool
-) -> AsyncIterator[Streams]:
+) -> AsyncIterator[tuple[Any, Any]]:
     """Open the streams that the SDK's client runs on; ``lose`` is called when the server ends them.
 
     ``older``: over HTTP, by the transport that was before Streamable HTTP.
@@ -348,12 +346,10 @@ async def _open(
 
 async def _http_client(server: HttpServer) -> GuardedHttpClient:
     credential = server.credential
-    auth: httpx2.Auth | None
-    if credential is None:
-        auth = None
-    elif isinstance(credential, BearerToken):
+    auth: httpx2.Auth | None = None
+    if isinstance(credential, BearerToken):
         auth = BearerAuth(origin_of(httpx2.URL(server.url)), credential)
-    else:
+    elif credential is not None:
         secret = await read_secret(credential.client_secret)
         auth = ConfiguredProvider(server.url, credential, secret)
     tls = tls_by(server.root, server.client_certificate)
