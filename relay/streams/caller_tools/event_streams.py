@@ -7,7 +7,7 @@ token is accepted. Must not know MCP: what sends is passed in.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from weakref import WeakKeyDictionary
 
 from attrs import define, field
@@ -38,12 +38,9 @@ class Polls:
 
     async def wait(self, session: CallerSession, after: int, wait_s: float) -> None:
         """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``."""
-        with session.polled(self._monotonic):
-            try:
-                async with asyncio.timeout(wait_s):
-                    await session.wait_for_events(after)
-            except TimeoutError:
-                return
+        with session.polled(self._monotonic), suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await session.wait_for_events(after)
 
     async def stream(self, session: CallerSession, after: int, wait_s: float, push: Push) -> None:
         """Push the events behind ``after`` for ``wait_s``, or until the session ends.
@@ -157,9 +154,7 @@ class EventStreams(SessionEvents):
     def follow(self, stream_id: str, session: CallerSession, principal: Principal) -> None:
         """Send the events of ``session`` on the stream, from now on, while it is open."""
         stream = self._streams.get(stream_id)
-        if stream is None:
-            return
-        if stream.principal is not None and stream.principal.name != principal.name:
+        if stream is None or (stream.principal is not None and stream.principal.name != principal.name):
             return
         session.connected(stream)
         if session in stream.cursors:

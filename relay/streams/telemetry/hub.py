@@ -41,7 +41,6 @@ _SHORTEST_INTERVAL_MS = 1000
 
 OnSample = Callable[[str, Mapping[str, Any]], None]
 
-
 MAX_WAITING = 16
 
 
@@ -53,7 +52,6 @@ class SampleQueue:
         lost: how many it has lost since the start.
     """
 
-    _max_waiting: int = MAX_WAITING
     _waiting: deque[Sample] = field(init=False, factory=deque)
     _changed: asyncio.Event = field(init=False, factory=asyncio.Event)
     _error: ToolError | None = field(init=False, default=None)
@@ -61,7 +59,7 @@ class SampleQueue:
 
     def put(self, sample: Sample) -> None:
         """Add a sample; if there are too many, the oldest is lost."""
-        if len(self._waiting) == self._max_waiting:
+        if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self.lost += 1
         self._waiting.append(sample)
