@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.http.websocket_protocol import BoundedWebSocket
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S
-from schemas.addresses import CONNECT_PATH
+from schemas.addresses import CONNECT_PATH, mcp_url
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, NodeEnd, device_token
@@ -69,6 +69,10 @@ class ServedRelay:
         self._reader = FrameReader(hub.registry)
         self._mcp = hub.mcp(hub.gateway(self.sessions), self.notifier)
         hub.serve(self.address)
+
+    @property
+    def mcp_url(self) -> str:
+        return mcp_url(f"http://{self.address}")
 
     @classmethod
     @asynccontextmanager

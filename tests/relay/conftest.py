@@ -8,6 +8,7 @@ from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import Hub
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 
 
@@ -33,6 +34,13 @@ def hub(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Hub]:
     hub = Hub(tmp_path, registry)
     yield hub
     hub.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+    """The parts of ``hub``, served."""
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ import pytest
 import pytest_asyncio
 
 from schemas.projection import META_ERROR, META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
-from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.served_relay import BOUND_S, ServedRelay
-from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,12 +24,6 @@ TRACE_ID, OTHER_TRACE_ID = "0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6
 CALLERS_SPAN = "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLERS_SPAN}-01"
 OTHER_TRACEPARENT = f"00-{OTHER_TRACE_ID}-{CALLERS_SPAN}-00"
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
-    async with ServedRelay.open(hub, server) as relay:
-        yield relay
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -11,25 +11,17 @@ import pytest_asyncio
 from relay.streams.caller_tools.session import GRACE_S
 from tests.fakes.agents import LEGACY, NEW, LendingCaller
 from tests.fakes.caller_stage import SCOPE, request_id
-from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import NEW as WIRE_NEW
 from tests.fakes.mcp_wire import OLD, McpWire
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.polling import until
 from tests.fakes.served_relay import ServedRelay
-from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BOUND_S = 30
 ERAS = [pytest.param(LEGACY, id="2025"), pytest.param(NEW, id="2026")]
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
-    async with ServedRelay.open(hub, server) as relay:
-        yield relay
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -41,24 +41,14 @@ JSON = {"Content-Type": "application/json"}
 OPENING = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": ME}
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
-    async with ServedRelay.open(hub, server) as relay:
-        yield relay
-
-
 @pytest.fixture
 def node(hub: Hub) -> SimulatedNode:
     return hub.ca.issue()
 
 
-def url_of(relay: ServedRelay, query: str = "") -> str:
-    return mcp_url(f"http://{relay.address}") + query
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(relay: ServedRelay, hub: Hub) -> AsyncIterator[LineClient]:
-    async with LineClient.over_bridge(url_of(relay), hub.token()) as client:
+    async with LineClient.over_bridge(relay.mcp_url, hub.token()) as client:
         yield client
 
 
@@ -155,7 +145,7 @@ async def test_a_call_reaches_the_node_and_its_result_comes_back(
 
 
 async def test_names_are_listed_as_the_url_says(relay: ServedRelay, hub: Hub, node: SimulatedNode) -> None:
-    url = url_of(relay, "?names=dashed")
+    url = f"{relay.mcp_url}?names=dashed"
     async with relay.session(node), LineClient.over_bridge(url, hub.token()) as client:
         listed = await client.ask("tools/list")
     assert all("." not in tool["name"] for tool in listed["result"]["tools"])
@@ -328,7 +318,7 @@ async def test_a_connection_is_used_again(relay: ServedRelay, hub: Hub, era: str
         return begin(connections, address)
 
     with patch.object(Connections, "begin", counting):
-        async with LineClient.over_bridge(url_of(relay), hub.token()) as client:
+        async with LineClient.over_bridge(relay.mcp_url, hub.token()) as client:
             await client.open(era)
             for _ in range(10):
                 await client.ask("tools/list", era)
@@ -427,7 +417,7 @@ async def test_a_relay_that_forgot_everything_is_no_event_for_the_client(
 async def test_the_end_of_the_input_ends_the_session_and_all_that_is_open(
     relay: ServedRelay, hub: Hub, era: str
 ) -> None:
-    async with LineClient.over_bridge(url_of(relay), hub.token()) as client:
+    async with LineClient.over_bridge(relay.mcp_url, hub.token()) as client:
         await client.open(era)
         if era == NEW:
             client.request("subscriptions/listen", notifications={"toolsListChanged": True})
@@ -478,7 +468,7 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answe
 
 
 async def test_a_client_that_reads_no_more_ends_the_bridge(relay: ServedRelay, hub: Hub) -> None:
-    http, log = RelayHttp(url_of(relay), RenewableToken(hub.token()), client_context()), LogLines()
+    http, log = RelayHttp(relay.mcp_url, RenewableToken(hub.token()), client_context()), LogLines()
 
     async def broken(_line: bytes) -> None:
         raise BrokenPipeError

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from relay.client.credentials import RenewableToken
 from relay.client.stdio_bridge.delivery import Conversation, RefusedError, SessionGoneError
@@ -57,18 +56,8 @@ async def opened(talk: Conversation) -> None:
     await answers_to(talk, said("notifications/initialized", None))
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
-    async with ServedRelay.open(hub, server) as relay:
-        yield relay
-
-
-def mcp_of(relay: ServedRelay) -> str:
-    return mcp_url(f"http://{relay.address}")
-
-
 async def test_what_says_its_era_needs_no_session(relay: ServedRelay, hub: Hub) -> None:
-    async with conversation(mcp_of(relay), hub.token()) as talk:
+    async with conversation(relay.mcp_url, hub.token()) as talk:
         [answer] = await answers_to(talk, said("tools/list", _meta=META))
         assert answer["result"]["tools"] == []
         # What does not say it goes as the client's other messages do.
@@ -77,7 +66,7 @@ async def test_what_says_its_era_needs_no_session(relay: ServedRelay, hub: Hub) 
 
 
 async def test_a_session_is_kept_and_ended(relay: ServedRelay, hub: Hub) -> None:
-    async with conversation(mcp_of(relay), hub.token()) as talk:
+    async with conversation(relay.mcp_url, hub.token()) as talk:
         await opened(talk)
         session = talk.session
         assert session is not None
@@ -205,7 +194,7 @@ async def test_an_answer_that_never_ends_does_not_hold_up_a_new_session_for_good
 
 
 async def test_without_a_session_not_found_is_an_answer(relay: ServedRelay, hub: Hub) -> None:
-    async with conversation(mcp_of(relay), hub.token()) as talk:
+    async with conversation(relay.mcp_url, hub.token()) as talk:
         [answer] = await answers_to(talk, said("no/such/method", 3, _meta=META))
         assert (answer["id"], answer["error"]["code"]) == (3, -32601)
 
@@ -221,7 +210,7 @@ async def test_a_token_that_was_renewed_is_used_without_a_word(
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
     meta: dict[str, Any] = {"_meta": META} if era == NEW else {}
-    async with conversation(mcp_of(relay), RenewableToken.find(file, {})) as talk:
+    async with conversation(relay.mcp_url, RenewableToken.find(file, {})) as talk:
         if era == OLD:
             await opened(talk)
         session = talk.session
@@ -235,7 +224,7 @@ async def test_a_token_that_was_renewed_is_used_without_a_word(
 
 
 async def test_no_token_is_ever_said_again(relay: ServedRelay) -> None:
-    async with conversation(mcp_of(relay), "not-a-token") as talk:
+    async with conversation(relay.mcp_url, "not-a-token") as talk:
         with pytest.raises(RefusedError) as caught:
             await answers_to(talk, said("tools/list", _meta=META))
     assert "not-a-token" not in str(caught.value)
@@ -270,7 +259,7 @@ async def test_what_a_status_means_for_what_was_sent(
 
 
 async def test_a_refusal_in_the_protocol_s_own_words_is_an_answer(relay: ServedRelay, hub: Hub) -> None:
-    async with conversation(mcp_of(relay), hub.token()) as talk, talk.sent(read(b"nonsense")) as answer:
+    async with conversation(relay.mcp_url, hub.token()) as talk, talk.sent(read(b"nonsense")) as answer:
         assert answer.status == 400
         async with aclosing(answer.messages()) as messages:
             assert [value["error"]["code"] async for _, value in messages] == [-32700]
@@ -280,7 +269,7 @@ async def test_a_stream_that_is_none_is_refused(relay: ServedRelay, hub: Hub, tm
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
-    async with conversation(mcp_of(relay), RenewableToken.find(file, {})) as talk:
+    async with conversation(relay.mcp_url, RenewableToken.find(file, {})) as talk:
         await opened(talk)
         session = talk.session
         assert session is not None
