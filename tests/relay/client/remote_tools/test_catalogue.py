@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,12 @@ from relay.remote_tools import (
 )
 from tests.fakes.guarded import Guarded, over_http
 from tests.fakes.mcp_server import OBJECT, FakeMcpServer, HttpAnswer
+from tests.fakes.seconds import Seconds
 
 pytestmark = pytest.mark.integration
 
 PING = {"message": "ping"}
 BOUND_S = 30
-
-
-@dataclass(slots=True)
-class Seconds:
-    """A clock that a test sets."""
-
-    now: float = 0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def lists_again(fake: FakeMcpServer, client: Guarded) -> None:

@@ -2,13 +2,7 @@ import pytest
 
 from relay.client.remote_tools.admission import Meter
 from relay.remote_tools import Budget, Permissions, Reason, Risk, RiskSource, ToolContract, ToolUnauthorized
-
-
-class Time:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.fakes.seconds import Seconds
 
 
 def refusal(meter: Meter) -> ToolUnauthorized:
@@ -86,21 +80,21 @@ def test_a_tool_requires_scopes_that_were_granted_unless_its_server_checks_them(
 
 
 def test_a_rate_is_restored_by_time_and_states_when() -> None:
-    time = Time()
-    meter = Meter(Budget(rate=2, burst=2), time)
+    seconds = Seconds()
+    meter = Meter(Budget(rate=2, burst=2), seconds)
     meter.take()
     meter.take()
     error = refusal(meter)
     assert (error.retryable, error.retry_after_ms) == (True, 500)
-    time.now_s += 0.5
+    seconds.now += 0.5
     meter.take()
 
 
 def test_a_call_that_the_rate_refuses_does_not_count_in_the_total() -> None:
-    time = Time()
-    meter = Meter(Budget(calls=2, rate=1), time)
+    seconds = Seconds()
+    meter = Meter(Budget(calls=2, rate=1), seconds)
     meter.take()
     refusal(meter)
-    time.now_s += 1
+    seconds.now += 1
     meter.take()
     assert refusal(meter).retryable is False

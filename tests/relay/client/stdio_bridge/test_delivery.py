@@ -12,6 +12,7 @@ from tests.fakes.bridged import OLD, LineClient
 from tests.fakes.pauses import Pauses
 from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NOW_MS, SimulatedCa
 
 pytestmark = pytest.mark.integration
@@ -19,16 +20,6 @@ pytestmark = pytest.mark.integration
 CALL: dict[str, Any] = {"name": "sysecho.x.echo.invoke", "arguments": {}}
 CHANGED = "notifications/tools/list_changed"
 JSON, STREAM = {"Content-Type": "application/json"}, {"Content-Type": "text/event-stream"}
-
-
-class StandingClock:
-    """A monotonic clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def result(asked: Asked, **members: Any) -> bytes:
@@ -89,15 +80,15 @@ async def test_what_was_never_sent_is_sent_again_until_it_is_taken(method: str) 
 
 
 async def test_a_relay_that_does_not_come_back_is_waited_for_so_long_and_no_longer() -> None:
-    clock, pauses = StandingClock(), Pauses()
+    clock, pauses = Seconds(), Pauses()
     url = f"http://127.0.0.1:{unused_port()}"
     async with LineClient.over_bridge(url, "t", sleep=pauses.sleep, monotonic=clock) as client:
         request = client.request("tools/call", **CALL)
         first = await pauses.next()
-        clock.now_s = RETRY_TIMEOUT_S - 1
+        clock.now += RETRY_TIMEOUT_S - 1
         first.end()
         second = await pauses.next()
-        clock.now_s = RETRY_TIMEOUT_S
+        clock.now += 1
         second.end()
         error = (await client.answer(request))["error"]
         assert error["code"] == -32603
@@ -245,7 +236,7 @@ def acknowledged(asked: Asked) -> bytes:
 async def test_a_subscription_whose_stream_breaks_is_taken_up_again_and_the_gap_counts_as_a_change() -> None:
     pauses = Pauses()
     steps = [acknowledged, hang_up, unavailable, acknowledged]
-    async with scripted(*steps, sleep=pauses.sleep, monotonic=StandingClock()) as (server, client):
+    async with scripted(*steps, sleep=pauses.sleep, monotonic=Seconds()) as (server, client):
         request = client.request("subscriptions/listen", notifications={"toolsListChanged": True})
         assert (await client.next())["method"] == "notifications/subscriptions/acknowledged"
         for _ in range(3):
@@ -259,14 +250,14 @@ async def test_a_subscription_whose_stream_breaks_is_taken_up_again_and_the_gap_
 
 
 async def test_a_subscription_that_stood_once_is_kept_up_for_longer_than_a_call() -> None:
-    clock, pauses = StandingClock(), Pauses()
+    clock, pauses = Seconds(), Pauses()
     steps = [acknowledged, unavailable, acknowledged]
     async with scripted(*steps, sleep=pauses.sleep, monotonic=clock) as (_, client):
         client.request("subscriptions/listen", notifications={"toolsListChanged": True})
         assert (await client.next())["method"] == "notifications/subscriptions/acknowledged"
         for _ in range(2):
             pause = await pauses.next()
-            clock.now_s += 10 * RETRY_TIMEOUT_S
+            clock.now += 10 * RETRY_TIMEOUT_S
             pause.end()
         assert (await client.next())["method"] == CHANGED
 
@@ -288,7 +279,7 @@ async def following(
             writer.write(http_answer(202, b""))
         await writer.drain()
 
-    options: dict[str, Any] = {"sleep": pauses.sleep, "monotonic": StandingClock()}
+    options: dict[str, Any] = {"sleep": pauses.sleep, "monotonic": Seconds()}
     async with (
         RawServer.running(respond) as server,
         LineClient.over_bridge(server.url, "t", **options) as client,
@@ -408,10 +399,10 @@ async def test_a_stream_that_the_relay_will_not_give_is_seldom_asked_for() -> No
 
 
 def test_waits_grow_to_a_bound_and_begin_anew_after_a_good_while() -> None:
-    clock = StandingClock()
+    clock = Seconds()
     waits = RetryDelays(clock, lambda: 1.0)
     grown = [waits.next() for _ in range(10)]
     assert grown[:3] == [0.1, 0.2, 0.4]
     assert grown[-1] == LONGEST_DELAY_S
-    clock.now_s += 1000
+    clock.now += 1000
     assert waits.next() == 0.1
