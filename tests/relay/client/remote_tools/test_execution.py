@@ -99,29 +99,23 @@ def test_every_fault_of_the_fake_is_one_of_the_five_errors_or_tested_by_itself()
     "SPEC-0004/3.3/tool-not-found",
     "SPEC-0004/3.3/invalid-arguments",
     "SPEC-0004/3.3/provider-failure",
+    "SPEC-0004/3.5/non-idempotent-not-retried",
     "SPEC-0004/5/offline-conformance",
 )
 @pytest.mark.parametrize("name", FAILURES)
-async def test_each_fault_is_a_typed_error_and_the_connection_goes_on(fake: FakeMcpServer, name: str) -> None:
+async def test_each_fault_is_a_typed_error_of_a_call_that_is_sent_once_and_the_connection_goes_on(
+    fake: FakeMcpServer, name: str
+) -> None:
     expected, reason = FAILURES[name]
     async with over_http(fake) as client:
         error = await client.fails(RemoteToolError, name)
         assert (type(error), error.reason) == (expected, reason)
+        assert fake.sent(name) == 1
+        assert [record["event"] for record in client.records] == ["started", "ended"]
         assert error.correlation_id == client.records[-1]["correlation_id"]
         assert error.suggested_fix.endswith(".")
         assert str(error).isprintable()
         assert (await client.tools.execute("echo", {"message": "ping"})).structured == {"message": "ping"}
-
-
-@pytest.mark.holds("SPEC-0004/3.5/non-idempotent-not-retried")
-@pytest.mark.parametrize("name", FAILURES)
-async def test_a_call_that_is_not_idempotent_is_sent_once_whatever_happens(
-    fake: FakeMcpServer, name: str
-) -> None:
-    async with over_http(fake) as client:
-        await client.fails(RemoteToolError, name)
-        assert fake.sent(name) == 1
-        assert [record["event"] for record in client.records] == ["started", "ended"]
 
 
 @pytest.mark.holds("SPEC-0004/3.5/idempotent-may-retry")
@@ -469,7 +463,6 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.holds("SPEC-0004/3.2/audit-events")
-@pytest.mark.integration
 async def test_a_call_leaves_two_lines_in_a_private_file_and_a_refusal_one(tmp_path: Path) -> None:
     file = tmp_path / "calls.jsonl"
     async with over_http(FakeMcpServer(), audit=file) as client:
@@ -497,7 +490,6 @@ def outcome_of(records: list[AuditRecord]) -> tuple[str, str, int, str]:
 
 
 @pytest.mark.holds("SPEC-0004/3.2/audit-events")
-@pytest.mark.integration
 async def test_a_call_that_is_cancelled_while_its_contract_loads_is_recorded() -> None:
     async with over_http(FakeMcpServer(silent=True)) as client:
         with pytest.raises(TimeoutError):
@@ -507,7 +499,6 @@ async def test_a_call_that_is_cancelled_while_its_contract_loads_is_recorded() -
 
 
 @pytest.mark.holds("SPEC-0004/3.2/audit-events")
-@pytest.mark.integration
 async def test_a_server_that_is_not_reached_has_refused_nothing() -> None:
     async with guarded(HttpServer(f"http://127.0.0.1:{unused_port()}/mcp")) as client:
         error = await client.fails(RemoteToolError, "echo", {"message": "ping"})
@@ -516,7 +507,6 @@ async def test_a_server_that_is_not_reached_has_refused_nothing() -> None:
 
 
 @pytest.mark.holds("SPEC-0004/3.2/audit-events")
-@pytest.mark.integration
 async def test_a_call_that_is_blocked_by_a_damaged_file_of_pins_is_recorded(tmp_path: Path) -> None:
     pins = tmp_path / "pins.json"
     fake = FakeMcpServer()
@@ -530,7 +520,6 @@ async def test_a_call_that_is_blocked_by_a_damaged_file_of_pins_is_recorded(tmp_
 
 
 @pytest.mark.holds("SPEC-0004/3.2/audit-events")
-@pytest.mark.integration
 async def test_a_name_that_is_no_text_is_refused_and_recorded() -> None:
     name: Any = {"name": "echo"}
     async with over_http(FakeMcpServer()) as client:
@@ -539,7 +528,6 @@ async def test_a_name_that_is_no_text_is_refused_and_recorded() -> None:
         assert outcome_of(client.records) == ("refused", "refused", 0, "allowlist")
 
 
-@pytest.mark.integration
 async def test_arguments_that_are_no_object_are_refused_and_recorded() -> None:
     arguments: Any = ["ping"]
     async with over_http(FakeMcpServer()) as client:
@@ -549,7 +537,6 @@ async def test_arguments_that_are_no_object_are_refused_and_recorded() -> None:
 
 
 @pytest.mark.holds("SPEC-0004/3.4/redaction")
-@pytest.mark.integration
 async def test_arguments_and_results_are_left_out_unless_the_operator_gives_rules(tmp_path: Path) -> None:
     for redaction in (None, Redaction()):
         file = tmp_path / str(redaction is None)
