@@ -1,13 +1,15 @@
 """``RemoteTools`` over the fake MCP server, with time and chance in the hands of the test."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from relay.client.remote_tools.servers import HttpServer, Server
+from relay.client.remote_tools.servers import HttpServer, Server, StdioServer
 from relay.fleet.tools import Projector, ToolSchemas
 from relay.mcp_api.views.find_nodes import FIND_NODES_REFS
 from relay.mcp_api.views.kind_tools import kind_schemas
@@ -64,6 +66,13 @@ async def over_http(fake: FakeMcpServer, **options: Any) -> AsyncIterator[Guarde
     """Hold such a client of ``fake`` over HTTP."""
     async with fake.over_http() as url, guarded(HttpServer(url), **options) as client:
         yield client
+
+
+def over_stdio(log: Path, *era: str) -> StdioServer:
+    """Return the fake MCP server as a program, which writes each call that it receives to ``log``."""
+    root = Path(__file__).parents[2]
+    arguments = ("-P", "-m", "tests.fakes.mcp_server", str(log), *era)
+    return StdioServer(sys.executable, arguments, {"PYTHONPATH": str(root)})
 
 
 # --- A fake MCP server in the place of a relay: the tools of simulated nodes, and what the nodes signed.

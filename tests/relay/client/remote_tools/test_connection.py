@@ -24,14 +24,15 @@ from relay.remote_tools import (
     ToolTimeout,
     ToolUnauthorized,
 )
-from tests.fakes.guarded import Guarded, guarded, over_http
+from tests.fakes.guarded import Guarded, guarded, over_http, over_stdio
 from tests.fakes.mcp_server import FakeMcpServer, HttpAnswer, jsonrpc_error
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
+
+pytestmark = pytest.mark.integration
 
 PING = {"message": "ping"}
 INFO = {"name": "fake", "version": "1"}
 HEADERS = {"Content-Type": "application/json", "Mcp-Session-Id": "x"}
-ROOT = Path(__file__).parents[3]
 CONNECTIONS_AT_ONCE = 100
 """What the HTTP library has open to a server."""
 REPEATABLE = (ToolRule("*", idempotent=True, deadline_s=20),)
@@ -42,10 +43,9 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "calls"
 
 
-@pytest.fixture(params=[pytest.param(era, marks=pytest.mark.integration) for era in ("modern", "legacy")])
+@pytest.fixture(params=["modern", "legacy"])
 def server(request: pytest.FixtureRequest, log: Path) -> StdioServer:
-    python, *arguments = [sys.executable, "-P", "-m", "tests.fakes.mcp_server", str(log), request.param]
-    return StdioServer(python, tuple(arguments), {"PYTHONPATH": str(ROOT)})
+    return over_stdio(log, request.param)
 
 
 def received(log: Path) -> list[dict[str, Any]]:
@@ -69,7 +69,6 @@ async def test_a_call_over_stdio_has_a_result_and_carries_its_ids(server: StdioS
     assert [record["event"] for record in client.records] == ["started", "ended"]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("server", "said"),
     [
@@ -145,15 +144,13 @@ async def test_an_idempotent_call_is_repeated_to_a_process_that_was_started_agai
     assert len(received(log)) == 4
 
 
-@pytest.mark.integration
 async def test_a_program_gets_no_secret_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_TOKEN", "a-secret")
     shown = tmp_path / "environment"
     code = f"import json, os; open({str(shown)!r}, 'w').write(json.dumps(dict(os.environ)))"
-    python, *arguments = [sys.executable, "-P", "-c", code]
-    async with guarded(StdioServer(python, tuple(arguments), {"GIVEN": "1"})) as client:
+    async with guarded(StdioServer(sys.executable, ("-P", "-c", code), {"GIVEN": "1"})) as client:
         with pytest.raises(RemoteToolError):
             await client.tools.list_tools()
     environment = json.loads(shown.read_text())
@@ -171,7 +168,6 @@ UNKNOWN_SESSION = [
 ]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("answer", UNKNOWN_SESSION, ids=["404", "400", "400-text"])
 async def test_a_session_of_the_old_era_that_ended_is_opened_again(answer: HttpAnswer) -> None:
     fake = FakeMcpServer(legacy=True)
@@ -191,7 +187,6 @@ async def test_a_session_of_the_old_era_that_ended_is_opened_again(answer: HttpA
     assert fake.opened == 2
 
 
-@pytest.mark.integration
 async def test_an_idempotent_call_is_repeated_in_the_next_session() -> None:
     fake = FakeMcpServer(legacy=True)
     async with over_http(fake, rules=REPEATABLE) as client:
@@ -201,7 +196,6 @@ async def test_an_idempotent_call_is_repeated_in_the_next_session() -> None:
     assert fake.opened == 2
 
 
-@pytest.mark.integration
 async def test_a_session_that_a_listing_finds_ended_is_opened_again() -> None:
     fake = FakeMcpServer(legacy=True)
     async with over_http(fake) as client:
@@ -222,9 +216,6 @@ async def test_a_root_that_is_no_certificate_is_the_operators_error(tmp_path: Pa
 
 
 # --- the HTTP+SSE transport of protocol 2024-11-05, against a server that speaks it by hand
-
-
-pytestmark = pytest.mark.integration
 
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -400,7 +391,6 @@ async def test_a_server_that_speaks_neither_is_reported_as_before() -> None:
     assert caught.value.code == 404
 
 
-@pytest.mark.integration
 async def test_a_server_that_does_not_answer_the_end_of_its_session_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -412,7 +402,6 @@ async def test_a_server_that_does_not_answer_the_end_of_its_session_holds_nothin
         assert not fake.released.is_set()
 
 
-@pytest.mark.integration
 async def test_a_server_that_answers_nothing_once_a_session_is_open_costs_a_call_its_deadline_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -437,7 +426,6 @@ async def test_a_server_that_answers_nothing_once_a_session_is_open_costs_a_call
         gone.set()
 
 
-@pytest.mark.integration
 async def test_calls_of_the_old_era_that_are_given_up_do_not_use_up_the_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,17 +12,11 @@ import pytest
 from relay.client.remote_tools.redaction import redacted_log
 from relay.client.remote_tools.servers import ATTEMPT, WireAttempt
 from relay.remote_tools import Redaction, RemoteToolError, StdioServer, ToolRule
-from tests.fakes.guarded import guarded, over_http
+from tests.fakes.guarded import guarded, over_http, over_stdio
 from tests.fakes.mcp_server import FakeMcpServer, HttpAnswer
 
-ROOT = Path(__file__).parents[3]
 SECRET = "abcdefghijklmnop"
 SDK = logging.getLogger("mcp.client.stdio")
-
-
-def stdio(tmp_path: Path) -> StdioServer:
-    command, *arguments = [sys.executable, "-P", "-m", "tests.fakes.mcp_server", str(tmp_path / "calls")]
-    return StdioServer(command, tuple(arguments), {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.holds("SPEC-0004/3.4/redaction")
@@ -31,7 +25,7 @@ async def test_a_programs_line_that_is_no_message_is_logged_redacted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with guarded(stdio(tmp_path), rules=(ToolRule("*", deadline_s=0.3),)) as client:
+    async with guarded(over_stdio(tmp_path / "calls"), rules=(ToolRule("*", deadline_s=0.3),)) as client:
         await client.tools.list_tools(deadline_s=20)
         with pytest.raises(RemoteToolError):
             await client.tools.execute("garbage")
@@ -77,7 +71,7 @@ async def test_a_list_in_the_midst_of_a_call_that_is_no_message_is_logged_redact
 async def test_standard_error_is_passed_on_printable_and_redacted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with guarded(stdio(tmp_path)) as client:
+    async with guarded(over_stdio(tmp_path / "calls")) as client:
         await client.tools.execute("echo", {"message": "ping"})
     shown = capfd.readouterr().err
     assert shown == "\\x1b[31m[redacted]\nAuthorization: [redacted]\n"
@@ -86,8 +80,7 @@ async def test_standard_error_is_passed_on_printable_and_redacted(
 @pytest.mark.integration
 async def test_a_flood_on_standard_error_is_read_and_cut(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import sys; sys.stderr.write('x' * 1_000_000); sys.stderr.flush(); input()"
-    command, *arguments = [sys.executable, "-P", "-c", code]
-    async with guarded(StdioServer(command, tuple(arguments))) as client:
+    async with guarded(StdioServer(sys.executable, ("-P", "-c", code))) as client:
         with pytest.raises(RemoteToolError):
             await client.tools.list_tools(deadline_s=20)
     lines = capfd.readouterr().err.splitlines()
@@ -109,8 +102,8 @@ async def test_a_secret_that_arrives_in_pieces_is_redacted(
         "import os, sys; text = open(sys.argv[1], 'rb').read(); size = int(sys.argv[2])\n"
         "for begin in range(0, len(text), size): os.write(2, text[begin:begin + size])"
     )
-    command, *arguments = [sys.executable, "-P", "-c", code, str(tmp_path / "text"), str(size)]
-    async with guarded(StdioServer(command, tuple(arguments))) as client:
+    arguments = ("-P", "-c", code, str(tmp_path / "text"), str(size))
+    async with guarded(StdioServer(sys.executable, arguments)) as client:
         with pytest.raises(RemoteToolError):
             await client.tools.list_tools(deadline_s=20)
     shown = capfd.readouterr().err
