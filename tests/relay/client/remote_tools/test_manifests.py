@@ -53,6 +53,11 @@ def echo_of(node: SimulatedNode) -> str:
     return f"sysecho.{node.node_id}.echo.invoke"
 
 
+def signs(fake: FakeMcpServer, node: SimulatedNode, **members: Any) -> None:
+    """Let ``fake`` show a manifest of ``node`` that has ``members``."""
+    fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(**members).decode()
+
+
 async def reason_of(fake: FakeMcpServer, name: str, options: dict[str, Any]) -> str:
     async with over_http(fake, **options) as client:
         error = await client.fails(ToolUnauthorized, name, PING)
@@ -93,75 +98,42 @@ async def test_a_manifest_may_contain_each_kind_that_ships(
         for row in rows
     ]
     relay = relay_with(node)
-    signed = node.manifest(capabilities=[ECHO, *capabilities])
-    relay.resources[f"node://{node.node_id}/manifest"] = signed.decode()
+    signs(relay, node, capabilities=[ECHO, *capabilities])
     async with over_http(relay, **options) as client:
         assert (await client.tools.execute(echo_of(node), PING)).structured == echoed(node.node_id)
 
 
-def _unsigned(fake: FakeMcpServer, node: SimulatedNode) -> None:
-    manifest = node.manifest(signer=key_named("another"))
-    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
-
-
-def _of_another_root(fake: FakeMcpServer, node: SimulatedNode) -> None:
-    other = SimulatedCa("another").issue()
+def of_another(fake: FakeMcpServer, node: SimulatedNode, other: SimulatedNode) -> None:
+    """Let ``fake`` show manifest and identity of ``other`` as those of ``node``."""
     fake.resources[f"node://{node.node_id}/manifest"] = other.manifest().decode()
     fake.resources[f"node://{node.node_id}/identity"] = other.leaf_pem
 
 
-def _of_another_node(fake: FakeMcpServer, node: SimulatedNode) -> None:
-    other = SimulatedCa().issue(OTHER_NODE_ID)
-    fake.resources[f"node://{node.node_id}/manifest"] = other.manifest().decode()
-    fake.resources[f"node://{node.node_id}/identity"] = other.leaf_pem
+CHANGES: dict[str, Callable[[FakeMcpServer, SimulatedNode], object]] = {
+    "unsigned": lambda fake, node: signs(fake, node, signer=key_named("another")),
+    "of another root": lambda fake, node: of_another(fake, node, SimulatedCa("another").issue()),
+    "of another node": lambda fake, node: of_another(fake, node, SimulatedCa().issue(OTHER_NODE_ID)),
+    "expired": lambda fake, node: signs(fake, node, issued_at_ms=NOW_MS - DAY_MS, expires_at_ms=NOW_MS - 1),
+    "withheld": lambda fake, _: fake.resources.clear(),
+    "garbage": lambda fake, node: fake.resources.update(
+        {
+            f"node://{node.node_id}/manifest": "{",
+            f"node://{node.node_id}/identity": f"{node.leaf_pem}-----BEGIN",
+        }
+    ),
+    "without the capability": lambda fake, node: signs(
+        fake, node, capabilities=[{**ECHO, "cap_id": "other"}]
+    ),
+    "class of another kind": lambda fake, node: signs(
+        fake, node, capabilities=[{**ECHO, "safety_class": "reversible"}]
+    ),
+    "other schema": lambda fake, _: [tool.update(inputSchema={"type": "object"}) for tool in fake.tools],
+}
 
 
-def _expired(fake: FakeMcpServer, node: SimulatedNode) -> None:
-    manifest = node.manifest(issued_at_ms=NOW_MS - DAY_MS, expires_at_ms=NOW_MS - 1)
-    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
-
-
-def _withheld(fake: FakeMcpServer, _: SimulatedNode) -> None:
-    fake.resources.clear()
-
-
-def _garbage(fake: FakeMcpServer, node: SimulatedNode) -> None:
-    fake.resources[f"node://{node.node_id}/manifest"] = "{"
-    fake.resources[f"node://{node.node_id}/identity"] += "-----BEGIN"
-
-
-def _without_the_capability(fake: FakeMcpServer, node: SimulatedNode) -> None:
-    manifest = node.manifest(capabilities=[{**ECHO, "cap_id": "other"}])
-    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
-
-
-def _class_of_another_kind(fake: FakeMcpServer, node: SimulatedNode) -> None:
-    manifest = node.manifest(capabilities=[{**ECHO, "safety_class": "reversible"}])
-    fake.resources[f"node://{node.node_id}/manifest"] = manifest.decode()
-
-
-def _other_schema(fake: FakeMcpServer, _: SimulatedNode) -> None:
-    for tool in fake.tools:
-        tool["inputSchema"] = {"type": "object"}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _unsigned,
-        _of_another_root,
-        _of_another_node,
-        _expired,
-        _withheld,
-        _garbage,
-        _without_the_capability,
-        _class_of_another_kind,
-        _other_schema,
-    ],
-    ids=lambda change: change.__name__,
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 async def test_a_tool_that_nothing_signed_supports_is_refused_and_not_shown_to_a_model(
-    node: SimulatedNode, options: dict[str, Any], change: Callable[[FakeMcpServer, SimulatedNode], None]
+    node: SimulatedNode, options: dict[str, Any], change: Callable[[FakeMcpServer, SimulatedNode], object]
 ) -> None:
     fake = relay_with(node)
     change(fake, node)
@@ -195,7 +167,7 @@ async def test_an_expired_manifest_is_read_again_before_the_next_call(
         clock.advance(TTL_MS)
         with pytest.raises(ToolUnauthorized):
             await client.tools.execute(echo_of(node), PING)
-        fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(issued_at_ms=clock()).decode()
+        signs(fake, node, issued_at_ms=clock())
         await client.tools.execute(echo_of(node), PING)
     assert len(fake.calls) == 2
 
@@ -204,13 +176,12 @@ async def test_a_newer_manifest_is_read_for_a_tool_that_the_known_one_does_not_s
     node: SimulatedNode, options: dict[str, Any]
 ) -> None:
     fake = relay_with(node)
-    fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(capabilities=[METRICS]).decode()
+    signs(fake, node, capabilities=[METRICS])
     async with over_http(fake, **options) as client:
         assert [contract.name for contract in await client.tools.list_tools()] == [
             f"sys.{node.node_id}.sysmetrics.snapshot"
         ]
-        newer = node.manifest(issued_at_ms=NOW_MS + 1).decode()
-        fake.resources[f"node://{node.node_id}/manifest"] = newer
+        signs(fake, node, issued_at_ms=NOW_MS + 1)
         await client.tools.execute(echo_of(node), PING)
 
 
@@ -219,11 +190,11 @@ async def test_an_older_manifest_than_one_that_was_accepted_is_refused(
 ) -> None:
     fake = relay_with(node)
     clock = options["environment"].now_ms
-    fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(expires_at_ms=NOW_MS + 1000).decode()
+    signs(fake, node, expires_at_ms=NOW_MS + 1000)
     async with over_http(fake, **options) as client:
         await client.tools.execute(echo_of(node), PING)
         clock.advance(1000)
-        fake.resources[f"node://{node.node_id}/manifest"] = node.manifest(issued_at_ms=NOW_MS - 1).decode()
+        signs(fake, node, issued_at_ms=NOW_MS - 1)
         assert await client.tools.list_tools() == []
         with pytest.raises(ToolUnauthorized, match="rollback"):
             await client.tools.execute(echo_of(node), PING)
