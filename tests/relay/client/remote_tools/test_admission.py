@@ -25,14 +25,13 @@ PING = {"message": "ping"}
 
 async def refused(fake: FakeMcpServer, name: str, arguments: Any, **options: Any) -> RemoteToolError:
     async with over_http(fake, **options) as client:
-        with pytest.raises(RemoteToolError) as caught:
-            await client.tools.execute(name, arguments)
+        error = await client.fails(RemoteToolError, name, arguments)
         [record] = client.records
         assert (record["event"], record["decision"]) == ("refused", "refused")
-        assert (record["reason"], record["tool"]) == (caught.value.reason, name)
-        assert record["correlation_id"] == caught.value.correlation_id != ""
+        assert (record["reason"], record["tool"]) == (error.reason, name)
+        assert record["correlation_id"] == error.correlation_id != ""
     assert fake.calls == []
-    return caught.value
+    return error
 
 
 @pytest.mark.holds(
@@ -88,9 +87,8 @@ async def test_a_spent_budget_refuses() -> None:
     async with over_http(fake, budget=Budget(calls=2)) as client:
         for _ in range(2):
             await client.tools.execute("echo", PING)
-        with pytest.raises(ToolUnauthorized) as caught:
-            await client.tools.execute("echo", PING)
-    assert (caught.value.reason, fake.sent("echo")) == (Reason.BUDGET, 2)
+        error = await client.fails(ToolUnauthorized, "echo", PING)
+    assert (error.reason, fake.sent("echo")) == (Reason.BUDGET, 2)
 
 
 @pytest.mark.holds("SPEC-0004/3.3/tool-not-found")

@@ -56,9 +56,8 @@ async def test_a_relays_refusal_is_in_its_own_words() -> None:
     words = ToolError(Failure.TOKEN_REFUSED, "The token has expired.", fix="Send a new one.")
     fake = FakeMcpServer(token="right", refusal=json.dumps(words.envelope()).encode())
     async with fake.over_http() as url, guarded(HttpServer(url)) as client:
-        with pytest.raises(ToolUnauthorized, match=r"^The token has expired\.$") as caught:
-            await client.tools.execute("echo", PING)
-    error = caught.value
+        error = await client.fails(ToolUnauthorized, "echo", PING)
+    assert str(error) == "The token has expired."
     assert (error.code, error.suggested_fix, error.may_have_run) == (401, "Send a new one.", False)
 
 
