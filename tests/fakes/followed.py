@@ -1,7 +1,7 @@
 """The streams of one relay over nodes that a test plays, on a clock that it moves. Calls pass the gateway."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from relay.calls.envelope import Call
 from relay.calls.executor import CallRequest
 from relay.calls.relay_tools import Emit
 from relay.calls.results import CallAnswer
+from relay.calls.stream_port import Notify
 from relay.routing.port import (
     AnnounceHandler,
     Command,
@@ -139,6 +140,12 @@ class Followed:
                 params["_meta"][META_FOLLOW_S] = follow_s
         call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
         return await self.gateway.call(CallRequest(Caller(agent, "http", {}), call, emit))
+
+    def follow(self, agent: Principal, notify: Notify = lambda: None) -> Callable[[], None]:
+        """Let ``agent`` listen to the node; return what ends that."""
+        stop = self.resource.follow(agent, URI, notify)
+        assert stop is not None
+        return stop
 
     def sample(self, after_s: float = 1.0, **members: Any) -> None:
         """Let the node send a sample, some time after the one before."""

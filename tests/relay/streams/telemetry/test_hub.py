@@ -52,10 +52,9 @@ async def test_the_first_subscriber_starts_the_node_and_the_last_one_stops_it(fo
     for sub, interval_ms in (("a", 5000), ("b", 2000), ("c", 60_000)):
         agent = followed.agent(sub)
         assert code_of(await followed.subscribe(agent, interval_ms)) == "ok"
-        stops.append(followed.resource.follow(agent, URI, lambda: None))
+        stops.append(followed.follow(agent))
     assert followed.leases() == [(5000, 30_000), (2000, 30_000)]
     for stop in stops:
-        assert stop is not None
         stop()
     assert followed.leases() == [(60_000, 180_000), (1000, 0)]
     assert followed.counted("telemetry_streams") == 0
@@ -75,9 +74,8 @@ async def test_the_node_samples_the_parts_that_any_subscriber_wants(
     for sub, wanted in zip("abc", all_wanted, strict=True):
         agent = followed.agent(sub)
         await followed.subscribe(agent, **wanted)
-        stops.append(followed.resource.follow(agent, URI, lambda: None))
+        stops.append(followed.follow(agent))
     for stop in reversed(stops):
-        assert stop is not None
         stop()
     leases = [lease for _, lease in followed.frames.sent]
     narrow, wide = ["cpu"], ["cpu", "load"]
@@ -109,8 +107,7 @@ async def test_reading_renews_the_lease_of_the_reader_alone(followed: Followed) 
 async def test_listening_renews_the_lease_until_it_is_ended(followed: Followed) -> None:
     agent = followed.agent()
     await followed.subscribe(agent)
-    stop = followed.resource.follow(agent, URI, lambda: None)
-    assert stop is not None
+    stop = followed.follow(agent)
     followed.pass_time(100)
     assert followed.counted("telemetry_subscriptions") == 1
     stop()
@@ -125,9 +122,8 @@ async def test_a_subscription_ends_with_the_last_token_by_which_its_agent_listen
 ) -> None:
     first, shorter, last = [followed.agent(ttl_s=ttl_s) for ttl_s in (120, 60, 180)]
     await followed.subscribe(first)
-    stop = followed.resource.follow(first, URI, lambda: None)
-    assert stop is not None
-    followed.resource.follow(last, URI, lambda: None)
+    stop = followed.follow(first)
+    followed.follow(last)
     stop()
     if reads:
         assert followed.resource.content(shorter, URI) is not None
@@ -143,7 +139,7 @@ async def test_listening_by_a_token_that_may_not_call_the_tool_changes_no_subscr
 ) -> None:
     await followed.subscribe(followed.agent(ttl_s=60))
     narrower = followed.agent(ttl_s=180, kinds=["linux.*"])
-    assert followed.resource.follow(narrower, URI, lambda: None) is not None
+    followed.follow(narrower)
     followed.pass_time(1)
     assert followed.counted("telemetry_subscriptions") == 1
 
@@ -151,7 +147,7 @@ async def test_listening_by_a_token_that_may_not_call_the_tool_changes_no_subscr
 async def test_the_nodes_lease_is_renewed_while_there_is_a_subscriber(followed: Followed) -> None:
     agent = followed.agent()
     await followed.subscribe(agent)
-    followed.resource.follow(agent, URI, lambda: None)
+    followed.follow(agent)
     followed.pass_time(60)
     assert 6 <= len(followed.leases()) <= 8
 
@@ -169,13 +165,12 @@ async def test_a_lease_that_could_not_be_sent_is_sent_by_the_next_sweep(followed
     followed.frames.limited = True
     agent = followed.agent()
     await followed.subscribe(agent)
-    stop = followed.resource.follow(agent, URI, lambda: None)
+    stop = followed.follow(agent)
     assert followed.leases() == []
     followed.frames.limited = False
     followed.pass_time(1)
     assert followed.leases() == [(1000, 30_000)]
     followed.frames.limited = True
-    assert stop is not None
     stop()
     followed.frames.limited = False
     followed.pass_time(1)
@@ -188,8 +183,7 @@ async def test_an_end_that_is_not_needed_is_not_sent(followed: Followed, case: s
     if case == "never leased":
         frames.offline.add(NODE_ID)
     await followed.subscribe(agent)
-    stop = followed.resource.follow(agent, URI, lambda: None)
-    assert stop is not None
+    stop = followed.follow(agent)
     frames.offline.clear()
     frames.limited = case != "never leased"
     stop()
@@ -214,7 +208,7 @@ async def test_many_subscribers_share_one_stream_each_at_its_own_cadence(followe
         def notify(sub: str = sub) -> None:
             notified[sub] = notified.get(sub, 0) + 1
 
-        followed.resource.follow(agent, URI, notify)
+        followed.follow(agent, notify)
     for _ in range(20):
         followed.sample()
     assert notified == {"a": 20, "b": 10, "c": 4}
@@ -262,7 +256,7 @@ async def test_a_subscriber_that_cannot_take_a_sample_is_ended_and_the_others_ge
     for sub, notify in (("a", fails), ("b", lambda: notified.append("b"))):
         agent = followed.agent(sub)
         await followed.subscribe(agent)
-        followed.resource.follow(agent, URI, notify)
+        followed.follow(agent, notify)
     followed.sample()
     followed.sample()
     assert notified == ["b", "b"]
