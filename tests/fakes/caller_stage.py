@@ -11,6 +11,8 @@ from relay.calls.envelope import Call
 from relay.calls.executor import CallRequest
 from relay.calls.relay_tools import Emit
 from relay.http.websocket_protocol import FrameMeter
+from relay.state.kinds import watched_names
+from relay.state.watcher import SHARED
 from schemas.frames import Frame, OneWayType
 from tests.fakes.callers import principal_of
 from tests.fakes.hub import Hub
@@ -32,6 +34,26 @@ TOOLS: Final[Sequence[Mapping[str, Any]]] = (
 def request_id(number: int = 0) -> str:
     """Return a UUIDv4."""
     return str(UUID(int=number, version=4))
+
+
+def answer_to(session_id: str, number: int = 0, **answer: Any) -> dict[str, Any]:
+    """Return the arguments of ``caller_tool_response`` for the request of that number."""
+    return {"session_id": session_id, "request_id": request_id(number), **answer}
+
+
+class ResponseStream:
+    """The response stream of a call, on which events are sent."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+
+    async def emit(self, method: str, params: Mapping[str, Any]) -> None:
+        assert method == "notifications/message"
+        assert (params["level"], params["logger"]) == ("info", "oubliette.session")
+        self.sent.put_nowait(params["data"])
+
+    async def next(self) -> Mapping[str, Any]:
+        return await asyncio.wait_for(self.sent.get(), BOUND_S)
 
 
 class _Connection:
@@ -81,6 +103,14 @@ class CallerStage:
     def lose(self) -> None:
         """Lose the node's connection."""
         self.hub.one_way.lost(self._session)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, and end what is over."""
+        self.hub.seconds.now += seconds
+        for source in (*watched_names(), SHARED):
+            self.hub.freshness.read(source)
+        self.hub.expiry.sweep_requests()
+        self.hub.expiry.sweep_sessions()
 
     def send(self, type_: OneWayType, session_id: str, **payload: Any) -> None:
         """Let the node send a frame."""
@@ -149,6 +179,11 @@ class CallerStage:
         members = {"node_id": self.node.node_id, "context": context, **arguments}
         result = await self.result("session_message", token, **members)
         return str(result["session_id"])
+
+    async def not_opened(self, node_id: str | None = None, **context: Any) -> dict[str, Any]:
+        """Return the error of a session that is not opened; its context has ``context``."""
+        named, context = node_id or self.node.node_id, {"caller_id": "ant", **context}
+        return await self.error("session_message", node_id=named, context=context)
 
     async def events(self, session_id: str, after: int = 0, **arguments: Any) -> list[Mapping[str, Any]]:
         """Return the events behind ``after`` that there are now."""

@@ -12,7 +12,7 @@ import pytest
 from relay.streams.caller_tools.session import GRACE_S
 from schemas.frames import OneWayType
 from schemas.registry import SchemaRegistry
-from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
+from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, ResponseStream, answer_to, request_id
 from tests.fakes.cluster import JoinedHub
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import until
@@ -62,14 +62,11 @@ async def test_a_request_of_a_node_elsewhere_is_read_and_answered_at_any_relay(f
     (event,) = read["events"]
     assert event["arguments"] == {"about": "bread"}
     assert (await fleet.near.events(fleet.session)) == [event]
-    answered = await fleet.far.result(
-        "caller_tool_response", session_id=fleet.session, request_id=request_id(), result={"found": 2}
-    )
+    answer = answer_to(fleet.session, result={"found": 2})
+    answered = await fleet.far.result("caller_tool_response", **answer)
     assert answered == {"session_id": fleet.session, "request_id": request_id(), "accepted": True}
     assert (await fleet.until_sent("caller_tool_result"))["result"] == {"found": 2}
-    error = await fleet.far.error(
-        "caller_tool_response", session_id=fleet.session, request_id=request_id(), result={"found": 3}
-    )
+    error = await fleet.far.error("caller_tool_response", **answer | {"result": {"found": 3}})
     assert error["code"] == "E_MANIFEST_INVALID"  # once
 
 
@@ -101,25 +98,13 @@ async def test_a_long_poll_at_another_relay_wakes_up_and_ends_with_its_call(flee
 
 
 async def test_events_are_streamed_by_way_of_another_relay_until_their_reader_leaves(fleet: Fleet) -> None:
-    sent: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-
-    async def emit(_method: str, params: Mapping[str, Any]) -> None:
-        await sent.put(params["data"])
-
-    call = asyncio.create_task(
-        fleet.far.call(
-            "session_events",
-            session_id=fleet.session,
-            wait_ms=60_000,
-            stream=True,
-            emit=emit,
-            meta=STREAMED,
-        )
-    )
+    stream = ResponseStream()
+    members: dict[str, Any] = {"session_id": fleet.session, "wait_ms": 60_000, "stream": True}
+    streamed = fleet.far.call("session_events", emit=stream.emit, meta=STREAMED, **members)
+    call = asyncio.create_task(streamed)
     for number in range(3):
         fleet.far.request(fleet.session, number)
-        event = await asyncio.wait_for(sent.get(), 30)
-        assert event["request_id"] == request_id(number)
+        assert (await stream.next())["request_id"] == request_id(number)
     (session,) = fleet.near.hub.caller_sessions
     await until(lambda: all(request.has_reached_caller for request in session.requests))
     call.cancel()
@@ -144,8 +129,7 @@ async def test_a_caller_that_closes_its_poll_at_another_relay_for_good_is_gone(f
     await until(lambda: session.polls == 1)
     waiting.cancel()
     await until(lambda: session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S))
-    fleet.near.hub.seconds.now += GRACE_S
-    fleet.near.hub.expiry.sweep_requests()
+    fleet.near.later(GRACE_S)
     assert (await fleet.until_sent("caller_tool_result"))["error"]["code"] == "caller_disconnected"
     assert (await fleet.until_sent("session_end"))["session_id"] == fleet.session
 

@@ -1,5 +1,6 @@
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from schemas.errors import ToolError
 from schemas.frames import OneWayType
 from schemas.labels import NodeName
 from schemas.projection import META_IDEMPOTENCY_KEY
-from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, request_id
+from tests.fakes.caller_stage import SCOPE, TOOLS, CallerStage, answer_to, request_id
 from tests.fakes.hub import READ_ONLY
 from tests.fakes.signer import OTHER_NODE_ID, TENANT
 
@@ -40,9 +41,7 @@ async def test_a_request_goes_to_the_caller_and_its_result_to_the_node(stage: Ca
         "tool": "get_memory",
         "arguments": {"about": "the weather"},
     }
-    answer = await stage.result(
-        "caller_tool_response", session_id=session_id, request_id=request_id(), result={"found": 2}
-    )
+    answer = await stage.result("caller_tool_response", **answer_to(session_id, result={"found": 2}))
     assert answer["accepted"] is True
     assert stage.results() == {request_id(): {"found": 2}}
     assert await stage.events(session_id) == []
@@ -81,10 +80,6 @@ KIB = 1024
 UNKNOWN = "This caller has no such session: it has ended, or never existed."
 
 
-def error_text(error: dict[str, Any]) -> str:
-    return str(error["message"])
-
-
 # --- opening
 
 
@@ -98,24 +93,23 @@ async def test_a_node_is_named_by_what_names_it(stage: CallerStage, reference: s
 
 
 async def test_another_tenants_node_is_as_one_that_does_not_exist(stage: CallerStage) -> None:
-    context = {"caller_id": "ant"}
-    other = stage.hub.ca.issue(OTHER_NODE_ID, tenant="globex")
-    stage.hub.connect(other)
-    foreign = await stage.error("session_message", node_id=OTHER_NODE_ID, context=context)
-    absent = await stage.error("session_message", node_id="0" * 26, context=context)
+    stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID, tenant="globex"))
+    foreign = await stage.not_opened(OTHER_NODE_ID)
+    absent = await stage.not_opened("0" * 26)
     assert foreign["code"] == absent["code"] == "E_SAFETY_DENIED"
-    assert error_text(foreign).replace(OTHER_NODE_ID, "") == error_text(absent).replace("0" * 26, "")
+    assert foreign["message"].replace(OTHER_NODE_ID, "") == absent["message"].replace("0" * 26, "")
 
 
 async def test_a_node_without_a_connection_is_offline_and_no_session_is_left(stage: CallerStage) -> None:
     stage.lose()
-    context = {"caller_id": "ant"}
-    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
-    assert error["code"] == "E_NODE_OFFLINE"
+    assert (await stage.not_opened())["code"] == "E_NODE_OFFLINE"
     stage.hub.fleet.connection_changed(stage.node.node_id, Where.NOWHERE)
-    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
-    assert error["code"] == "E_NODE_OFFLINE"
+    assert (await stage.not_opened())["code"] == "E_NODE_OFFLINE"
     assert len(stage.hub.caller_sessions) == 0
+
+
+def opening(*tools: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    return {"node_id": "N", "context": {"caller_id": "ant", "caller_tools": list(tools)}, **others}
 
 
 @pytest.mark.parametrize(
@@ -123,36 +117,17 @@ async def test_a_node_without_a_connection_is_offline_and_no_session_is_left(sta
     [
         ({"context": {"caller_id": "ant"}}, "A new session needs node_id."),
         ({"node_id": "N"}, "A new session needs context.caller_id."),
+        (opening(TOOLS[0], TOOLS[0]), "same name"),
         (
-            {"node_id": "N", "context": {"caller_id": "ant", "caller_tools": [TOOLS[0], TOOLS[0]]}},
-            "same name",
-        ),
-        (
-            {
-                "node_id": "N",
-                "context": {
-                    "caller_id": "ant",
-                    "caller_tools": [
-                        {"name": "t", "inputSchema": {"type": "object", "title": "x" * 33 * KIB}},
-                    ],
-                },
-            },
+            opening({"name": "t", "inputSchema": {"type": "object", "title": "x" * 33 * KIB}}),
             "An inputSchema of caller_tools is larger than 32768 bytes.",
         ),
         (
-            {
-                "node_id": "N",
-                "context": {
-                    "caller_id": "ant",
-                    "caller_tools": [
-                        {"name": f"t{number}", "description": "x" * 16_000} for number in range(13)
-                    ],
-                },
-            },
+            opening(*({"name": f"t{number}", "description": "x" * 16_000} for number in range(13))),
             "The caller_tools are together larger than 196608 bytes.",
         ),
         (
-            {"node_id": "N", "context": {"caller_id": "ant"}, "message": "\u20ac" * 40_000},
+            opening(message="\u20ac" * 40_000),
             "The argument message is larger than 196608 bytes as JSON in ASCII.",
         ),
     ],
@@ -164,7 +139,7 @@ async def test_what_a_document_cannot_express_is_refused(
     for _ in range(2):  # under a key too: it has done nothing
         error = await stage.error("session_message", meta={META_IDEMPOTENCY_KEY: "k"}, **named)
         assert error["code"] == "E_MANIFEST_INVALID"
-        assert text in error_text(error)
+        assert text in error["message"]
     assert stage.sent() == []
 
 
@@ -183,17 +158,14 @@ async def test_what_a_document_cannot_express_is_refused(
 async def test_a_context_that_does_not_fit_its_document_is_refused(
     stage: CallerStage, context: dict[str, Any]
 ) -> None:
-    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
-    assert error["code"] == "E_MANIFEST_INVALID"
+    assert (await stage.not_opened(**context))["code"] == "E_MANIFEST_INVALID"
 
 
 async def test_a_node_has_a_limited_number_of_sessions(stage: CallerStage) -> None:
     first = await stage.open(tools=())
     for _ in range(MAX_SESSIONS - 1):
         await stage.open(tools=())
-    context = {"caller_id": "ant"}
-    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
-    assert error["code"] == "E_RATE_LIMITED"
+    assert (await stage.not_opened())["code"] == "E_RATE_LIMITED"
     await stage.result("session_message", session_id=first, end=True)
     await stage.open(tools=())
 
@@ -206,10 +178,9 @@ async def test_one_principal_cannot_have_all_sessions_of_the_relay_and_the_error
     while shares.take(Holder(own, f"node-{number}"), 1) is None:
         number += 1
     assert number == MAX_IN_ALL // 4
-    context = {"caller_id": "ant"}
-    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    error = await stage.not_opened()
     assert error["code"] == "E_RATE_LIMITED"
-    assert error_text(error).startswith("Your sessions are as many as they may be")
+    assert error["message"].startswith("Your sessions are as many as they may be")
     await stage.open(stage.hub.token([SCOPE], sub="agent-2"))
     shares.give_back(Holder(own, "node-0"), 8)
     while shares.take(Holder(own, "node-0"), 1) is None:
@@ -233,9 +204,7 @@ async def test_a_session_that_cannot_be_recorded_is_not_opened(
         await record(members, **options)
 
     monkeypatch.setattr(stage.hub.audit, "record", fails_at_the_second)
-    context = {"caller_id": "ant", "caller_tools": list(TOOLS)}
-    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
-    assert error["code"] == "E_INTERNAL"
+    assert (await stage.not_opened(caller_tools=list(TOOLS)))["code"] == "E_INTERNAL"
     assert stage.sent() == []
     assert len(stage.hub.caller_sessions) == 0
 
@@ -251,10 +220,9 @@ async def test_one_principal_cannot_take_the_memory_of_all_and_the_error_says_wh
     while budget.take(Holder(own, "another"), 10_000) is None:
         pass
     tools = [{"name": "t", "description": "x" * 10_000}]
-    context = {"caller_id": "ant", "caller_tools": tools}
-    error = await stage.error("session_message", node_id=stage.node.node_id, context=context)
+    error = await stage.not_opened(caller_tools=tools)
     assert error["code"] == "E_RATE_LIMITED"
-    assert error_text(error).startswith("Your sessions take as much memory as they may")
+    assert error["message"].startswith("Your sessions take as much memory as they may")
     assert budget.total <= TOTAL_BYTES // 4
     other = stage.hub.token([SCOPE], sub="agent-2")
     await stage.open(other, tools)
@@ -280,10 +248,10 @@ async def test_tools_that_are_declared_again_replace_those_before(stage: CallerS
 async def test_a_session_keeps_its_caller_and_its_node(stage: CallerStage) -> None:
     session_id = await stage.open()
     error = await stage.error("session_message", session_id=session_id, context={"caller_id": "bee"})
-    assert error_text(error) == "A session keeps its caller_id; open another session."
+    assert error["message"] == "A session keeps its caller_id; open another session."
     stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
     error = await stage.error("session_message", session_id=session_id, node_id=OTHER_NODE_ID)
-    assert error_text(error) == UNKNOWN
+    assert error["message"] == UNKNOWN
 
 
 async def test_tools_that_the_node_does_not_get_are_not_lent(stage: CallerStage) -> None:
@@ -305,7 +273,7 @@ async def test_a_caller_ends_its_session(stage: CallerStage) -> None:
     assert [event["type"] for event in result["events"]] == ["caller_tool_ended", "session_ended"]
     types = [type_ for type_, _ in stage.sent()]
     assert types == ["session_message", "caller_tool_result", "session_end"]
-    assert error_text(await stage.error("session_events", session_id=session_id)) == UNKNOWN
+    assert (await stage.error("session_events", session_id=session_id))["message"] == UNKNOWN
     assert stage.hub.counted("caller_sessions") == 0
 
 
@@ -331,9 +299,7 @@ async def test_a_callers_error_goes_to_the_node_as_an_error_with_its_text(stage:
     stage.request(session_id)
     stage.sent()
     text = "no signal" + "x" * MAX_ERROR_TEXT
-    await stage.result(
-        "caller_tool_response", session_id=session_id, request_id=request_id(), result=None, error=text
-    )
+    await stage.result("caller_tool_response", **answer_to(session_id, result=None, error=text))
     ((_, payload),) = stage.sent()
     assert payload["error"] == {"code": "tool_failed", "message": text[:MAX_ERROR_TEXT]}
 
@@ -343,11 +309,10 @@ async def test_a_callers_error_goes_to_the_node_as_an_error_with_its_text(stage:
 async def test_an_answer_has_either_a_result_or_an_error(stage: CallerStage, answer: dict[str, Any]) -> None:
     session_id = await stage.open()
     stage.request(session_id)
-    members: dict[str, Any] = {"session_id": session_id, "request_id": request_id(), **answer}
-    error = await stage.error("caller_tool_response", **members)
-    assert error_text(error) == "An answer has either result or error."
+    error = await stage.error("caller_tool_response", **answer_to(session_id, **answer))
+    assert error["message"] == "An answer has either result or error."
     stage.sent()
-    await stage.result("caller_tool_response", **{**members, "result": None, "error": None})
+    await stage.result("caller_tool_response", **answer_to(session_id, result=None, error=None))
     assert stage.results() == {request_id(): None}
 
 
@@ -367,11 +332,10 @@ async def test_a_result_that_is_too_large_leaves_the_request_pending(stage: Call
     session_id = await stage.open()
     stage.request(session_id)
     stage.sent()
-    members = {"session_id": session_id, "request_id": request_id()}
-    error = await stage.error("caller_tool_response", **members, result="\u20ac" * 40_000)
-    assert "larger than 196608 bytes" in error_text(error)
+    error = await stage.error("caller_tool_response", **answer_to(session_id, result="\u20ac" * 40_000))
+    assert "larger than 196608 bytes" in error["message"]
     assert stage.sent() == []
-    await stage.result("caller_tool_response", **members, result="x" * (192 * KIB - 2))
+    await stage.result("caller_tool_response", **answer_to(session_id, result="x" * (192 * KIB - 2)))
     assert len(stage.results()[request_id()]) == 192 * KIB - 2
 
 
@@ -381,14 +345,13 @@ async def test_an_answer_that_is_late_unknown_or_the_second_is_ignored_and_the_c
 ) -> None:
     session_id = await stage.open()
     stage.request(session_id)
-    members = {"session_id": session_id, "request_id": request_id()}
-    await stage.result("caller_tool_response", **members, result=1)
+    await stage.result("caller_tool_response", **answer_to(session_id, result=1))
     stage.sent()
-    second = await stage.error("caller_tool_response", **members, result=2)
+    second = await stage.error("caller_tool_response", **answer_to(session_id, result=2))
     unknown = await stage.error("caller_tool_response", session_id=session_id, request_id="never\n", result=2)
     assert second == unknown
     assert second["code"] == "E_MANIFEST_INVALID"
-    assert "no such pending request" in error_text(second)
+    assert "no such pending request" in second["message"]
     assert stage.sent() == []
     malformed = await stage.error("caller_tool_response", session_id=session_id, request_id="\U0001f600" * 64)
     assert malformed == second
@@ -396,7 +359,8 @@ async def test_an_answer_that_is_late_unknown_or_the_second_is_ignored_and_the_c
     assert {line["level"] for line in lines} == {"warning"}
     shown = [request_id(), r"never\n", r"\U0001f600" * 64]
     assert [line["request_id"] for line in lines] == shown
-    (counted,) = [line for line in refused(stage) if line["reason"] == "request_unknown"]
+    stage.hub.refusals.write()
+    (counted,) = [line for line in stage.hub.audited() if line.get("reason") == "request_unknown"]
     assert counted["count"] == 3
 
 
@@ -417,19 +381,14 @@ async def test_another_principal_learns_nothing_of_a_session_or_a_request(stage:
             ("session_message", {"context": {"caller_tools": []}}),
             ("caller_tool_response", {"request_id": request_id(), "result": 1}),
         ):
-            foreign = await stage.call(name, token, session_id=session_id, **arguments)
-            absent = await stage.call(name, token, session_id=never, **arguments)
-            assert without_correlation(foreign) == without_correlation(absent)
-            assert foreign[1] is not None
-            assert foreign[1]["message"] == UNKNOWN
+            foreign = await stage.error(name, token, session_id=session_id, **arguments)
+            absent = await stage.error(name, token, session_id=never, **arguments)
+            assert foreign == absent
+            assert foreign["message"] == UNKNOWN
     own = await stage.open(others[0])
-    stolen = await stage.error(
-        "caller_tool_response", others[0], session_id=own, request_id=request_id(), result=1
-    )
-    absent_request = await stage.error(
-        "caller_tool_response", others[0], session_id=own, request_id=request_id(7), result=1
-    )
-    assert stolen == absent_request
+    stolen = await stage.error("caller_tool_response", others[0], **answer_to(own, result=1))
+    absent = await stage.error("caller_tool_response", others[0], **answer_to(own, 7, result=1))
+    assert stolen == absent
     assert [event["request_id"] for event in await stage.events(session_id)] == [request_id()]
     assert stage.results() == {}
 
@@ -440,10 +399,9 @@ async def test_neither_the_audit_nor_the_log_holds_what_is_said(stage: CallerSta
     stage.request(session_id, password=secret)
     stage.request(session_id, 1, password=secret)
     stage.send(OneWayType.SESSION_EVENT, session_id, message=secret)
-    members = {"session_id": session_id}
-    await stage.result("caller_tool_response", **members, request_id=request_id(), result=secret)
-    await stage.result("caller_tool_response", **members, request_id=request_id(1), error=secret)
-    await stage.result("session_message", **members, message=secret, end=True)
+    await stage.result("caller_tool_response", **answer_to(session_id, result=secret))
+    await stage.result("caller_tool_response", **answer_to(session_id, 1, error=secret))
+    await stage.result("session_message", session_id=session_id, message=secret, end=True)
     written = json.dumps(stage.hub.audited()) + "".join(map(str, stage.hub.lines.entries()))
     assert secret not in written
     assert secret not in "".join(map(str, stage.hub.access_lines.entries()))
@@ -452,7 +410,7 @@ async def test_neither_the_audit_nor_the_log_holds_what_is_said(stage: CallerSta
 async def test_the_audit_has_every_session_and_every_request(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.request(session_id)
-    await stage.result("caller_tool_response", session_id=session_id, request_id=request_id(), result=1)
+    await stage.result("caller_tool_response", **answer_to(session_id, result=1))
     await stage.result("session_message", session_id=session_id, end=True)
     lines = [line for line in stage.hub.audited() if str(line.get("event", "")).startswith("caller")]
     assert [(line["event"], line.get("decision") or line.get("outcome")) for line in lines] == [
@@ -469,14 +427,3 @@ async def test_the_audit_has_every_session_and_every_request(stage: CallerStage)
     )
     assert (allowed["request_id"], allowed["tool"]) == (request_id(), "get_memory")
     assert ended["reason"] == "ended"
-
-
-def without_correlation(answer: tuple[object, object]) -> object:
-    error = answer[1]
-    assert isinstance(error, dict)
-    return {key: value for key, value in error.items() if key != "correlation_id"}
-
-
-def refused(stage: CallerStage) -> list[dict[str, Any]]:
-    stage.hub.refusals.write()
-    return [line for line in stage.hub.audited() if "count" in line]

@@ -62,11 +62,6 @@ class Stage:
         members: dict[str, Any] = {"session_id": self.session_id, "wait_ms": 0, "after": 1 << 40}
         await self.stage.call("session_events", token, stream_id=stream_id, **members)
 
-    def later(self, seconds: float) -> None:
-        """Let time pass, and sweep."""
-        self.stage.hub.seconds.now += seconds
-        self.stage.hub.expiry.sweep_requests()
-
     async def followed(self) -> None:
         self.streams.attach("M1", self.client.send)
         self.streams.opened("M1", self.principal)
@@ -137,7 +132,7 @@ async def test_a_caller_whose_stream_or_mcp_session_ends_is_gone_at_once_whateve
     own.stage.request(own.session_id, 1)
     gone = "caller_disconnected"
     assert own.stage.results() == {request_id(): gone, request_id(1): gone}
-    own.later(GRACE_S)
+    own.stage.later(GRACE_S)
     assert ("session_end", {"session_id": own.session_id, "reason": "ended"}) in own.stage.sent()
 
 
@@ -161,7 +156,7 @@ async def test_a_caller_with_another_mcp_session_or_with_an_open_poll_is_not_gon
     polling = asyncio.create_task(call)
     await until(lambda: own.session.polls == 1)
     own.streams.detach("M2")
-    own.later(GRACE_S)
+    own.stage.later(GRACE_S)
     assert own.stage.results() == {}
     polling.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -172,9 +167,9 @@ async def test_a_caller_with_another_mcp_session_or_with_an_open_poll_is_not_gon
 async def test_a_stream_that_is_opened_again_within_the_grace_keeps_the_session(own: Stage) -> None:
     await own.followed()
     own.streams.closed("M1")
-    own.later(GRACE_S - 0.1)
+    own.stage.later(GRACE_S - 0.1)
     own.streams.opened("M1", own.principal)
-    own.later(10)
+    own.stage.later(10)
     own.stage.request(own.session_id)
     assert (await own.client.next())["request_id"] == request_id()
     assert own.stage.results() == {}

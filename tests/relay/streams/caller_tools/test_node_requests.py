@@ -9,15 +9,13 @@ from relay.streams.caller_tools import endings
 from schemas.caller_tools import MAX_PENDING, SESSIONS_LAST_S
 from schemas.errors import Failure, ToolError
 from schemas.frames import OneWayType
-from tests.fakes.caller_stage import CallerStage, request_id
+from tests.fakes.caller_stage import CallerStage, answer_to, request_id
 
 KIB = 1024
 
 
 async def answer(stage: CallerStage, session_id: str, number: int = 0) -> None:
-    await stage.result(
-        "caller_tool_response", session_id=session_id, request_id=request_id(number), result=number
-    )
+    await stage.result("caller_tool_response", **answer_to(session_id, number, result=number))
 
 
 async def test_a_tool_that_is_not_lent_is_refused(stage: CallerStage) -> None:
@@ -79,10 +77,8 @@ async def test_a_request_that_the_local_agent_cancels_ends_for_the_caller_too(
     stage.send(OneWayType.CALLER_TOOL_CANCEL, session_id, request_id=request_id())
     (event,) = await stage.events(session_id)
     assert (event["type"], event["request_id"]) == ("caller_tool_cancelled", request_id())
-    error = await stage.error(
-        "caller_tool_response", session_id=session_id, request_id=request_id(), result=1
-    )
-    assert "no such pending request" in str(error["message"])
+    error = await stage.error("caller_tool_response", **answer_to(session_id, result=1))
+    assert "no such pending request" in error["message"]
     stage.request(session_id)
     assert stage.results() == {request_id(): "caller_disconnected"}
 
@@ -191,8 +187,7 @@ async def test_a_node_that_connects_is_told_again_which_of_its_sessions_have_end
     stage.link("S1")
     told = [(type_, payload["session_id"]) for type_, payload in stage.sent()]
     assert told == list(zip(["session_end", "session_end", "session_open"], sessions, strict=True))
-    stage.hub.seconds.now += SESSIONS_LAST_S + 1
-    stage.hub.expiry.sweep_sessions()
+    stage.later(SESSIONS_LAST_S + 1)
     stage.link("S1")
     assert [(type_, payload["session_id"]) for type_, payload in stage.sent()] == [("session_open", live)]
 

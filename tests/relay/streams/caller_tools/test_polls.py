@@ -7,41 +7,26 @@ import pytest
 from relay.streams.caller_tools.session import GRACE_S, MAX_POLLS
 from schemas.frames import OneWayType
 from schemas.projection import META_IDEMPOTENCY_KEY
-from tests.fakes.caller_stage import SCOPE, CallerStage, request_id
+from tests.fakes.caller_stage import SCOPE, CallerStage, ResponseStream, answer_to, request_id
 from tests.fakes.polling import until
 
 LOGS = {"io.modelcontextprotocol/logLevel": "info"}
-BOUND_S = 30
-
-
-class Stream:
-    """The response stream of a call."""
-
-    def __init__(self) -> None:
-        self.sent: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-
-    async def emit(self, method: str, params: Mapping[str, Any]) -> None:
-        assert method == "notifications/message"
-        assert (params["level"], params["logger"]) == ("info", "oubliette.session")
-        self.sent.put_nowait(params["data"])
-
-    async def next(self) -> Mapping[str, Any]:
-        return await asyncio.wait_for(self.sent.get(), BOUND_S)
-
-
-def streaming(
-    stage: CallerStage, session_id: str, stream: Stream, wait_ms: int = 60_000
-) -> "asyncio.Task[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]":
-    call = stage.call(
-        "session_events", session_id=session_id, wait_ms=wait_ms, stream=True, emit=stream.emit, meta=LOGS
-    )
-    return asyncio.create_task(call)
 
 
 async def waiting(stage: CallerStage) -> None:
     """Wait until a call waits for events of the only session."""
     (session,) = stage.hub.caller_sessions
     await until(lambda: session.unreachable_s(stage.hub.seconds.now + 1) == 0)
+
+
+async def streaming(
+    stage: CallerStage, session_id: str, stream: ResponseStream
+) -> "asyncio.Task[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]":
+    """Return a call that waits, and sends each event on ``stream``."""
+    members: dict[str, Any] = {"session_id": session_id, "wait_ms": 60_000, "stream": True}
+    call = asyncio.create_task(stage.call("session_events", emit=stream.emit, meta=LOGS, **members))
+    await waiting(stage)
+    return call
 
 
 async def polled(
@@ -61,11 +46,6 @@ async def broken_off(call: "asyncio.Task[Any]") -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-
-
-def sweep(stage: CallerStage, after_s: float) -> None:
-    stage.hub.seconds.now += after_s
-    stage.hub.expiry.sweep_requests()
 
 
 async def test_a_poll_returns_at_the_first_event(stage: CallerStage) -> None:
@@ -125,9 +105,8 @@ async def test_an_agent_has_a_limited_number_of_polls_and_can_still_call(stage: 
 
 
 async def test_a_stream_sends_each_event_and_the_answer_has_them_too(stage: CallerStage) -> None:
-    session_id, stream = await stage.open(), Stream()
-    streamed = streaming(stage, session_id, stream)
-    await waiting(stage)
+    session_id, stream = await stage.open(), ResponseStream()
+    streamed = await streaming(stage, session_id, stream)
     for number in range(2):
         stage.request(session_id, number)
         assert (await stream.next())["request_id"] == request_id(number)
@@ -138,13 +117,12 @@ async def test_a_stream_sends_each_event_and_the_answer_has_them_too(stage: Call
 
 
 async def test_what_a_stream_sent_before_it_ended_in_order_is_delivered(stage: CallerStage) -> None:
-    session_id, stream = await stage.open(), Stream()
+    session_id, stream = await stage.open(), ResponseStream()
     stage.request(session_id)
-    result, _ = await streaming(stage, session_id, stream, wait_ms=1)
-    assert result is not None
+    members: dict[str, Any] = {"session_id": session_id, "wait_ms": 1, "stream": True}
+    result = await stage.result("session_events", emit=stream.emit, meta=LOGS, **members)
     assert [event["request_id"] for event in result["events"]] == [request_id()]
-    stage.hub.seconds.now += 11
-    stage.hub.expiry.sweep_requests()
+    stage.later(11)
     assert stage.results() == {}
 
 
@@ -153,9 +131,8 @@ async def test_a_caller_whose_stream_breaks_off_is_gone_at_once(
     stage: CallerStage,
     is_read_too: bool,  # noqa: FBT001 - of the table
 ) -> None:
-    session_id, stream = await stage.open(), Stream()
-    streamed = streaming(stage, session_id, stream)
-    await waiting(stage)
+    session_id, stream = await stage.open(), ResponseStream()
+    streamed = await streaming(stage, session_id, stream)
     stage.request(session_id)
     await stream.next()
     if is_read_too:
@@ -169,9 +146,8 @@ async def test_a_caller_whose_stream_breaks_off_is_gone_at_once(
 async def test_a_stream_that_breaks_off_beside_an_open_poll_ends_what_it_alone_has_sent(
     stage: CallerStage,
 ) -> None:
-    session_id, stream = await stage.open(), Stream()
-    streamed = streaming(stage, session_id, stream)
-    await waiting(stage)
+    session_id, stream = await stage.open(), ResponseStream()
+    streamed = await streaming(stage, session_id, stream)
     for number in range(2):
         stage.request(session_id, number)
         await stream.next()
@@ -191,10 +167,10 @@ async def test_a_caller_that_closes_a_poll_and_does_not_come_back_is_gone_and_so
     stage.request(session_id)
     await stage.events(session_id)
     await broken_off(await polled(stage, session_id, after=1))
-    sweep(stage, GRACE_S - 0.1)
+    stage.later(GRACE_S - 0.1)
     stage.request(session_id, 1)
     stage.sent()
-    sweep(stage, 0.2)
+    stage.later(0.2)
     (first, second, end) = stage.sent()
     assert [payload["error"]["code"] for _, payload in (first, second)] == ["caller_disconnected"] * 2
     # The documents of nodes have no reason of its own for this end.
@@ -213,13 +189,13 @@ async def test_a_caller_that_closes_a_poll_and_comes_back_loses_nothing(
         stage.request(session_id, number)
     await stage.events(session_id)
     await broken_off(await polled(stage, session_id, after=2))
-    sweep(stage, GRACE_S - 0.1)
+    stage.later(GRACE_S - 0.1)
     if back == "poll":
         await stage.events(session_id)
     else:
-        await stage.result("caller_tool_response", session_id=session_id, request_id=request_id(), result=1)
+        await stage.result("caller_tool_response", **answer_to(session_id, result=1))
         stage.sent()
-    sweep(stage, 59 - GRACE_S)
+    stage.later(59 - GRACE_S)
     assert stage.results() == {}
 
 
@@ -233,7 +209,7 @@ async def test_a_poll_that_the_relay_ends_is_not_closed_by_its_caller(stage: Cal
     stage.gateway.revoke(frozenset({jti}))
     _, error = await polling
     assert error is not None
-    sweep(stage, GRACE_S + 1)
+    stage.later(GRACE_S + 1)
     assert stage.results() == {}
 
 
@@ -242,5 +218,5 @@ async def test_a_poll_with_an_idempotency_key_ends_with_its_caller_too(stage: Ca
     stage.request(session_id)
     keyed = {META_IDEMPOTENCY_KEY: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}
     await broken_off(await polled(stage, session_id, after=1, meta=keyed))
-    sweep(stage, GRACE_S)
+    stage.later(GRACE_S)
     assert stage.results() == {request_id(): "caller_disconnected"}
