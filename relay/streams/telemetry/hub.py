@@ -84,42 +84,6 @@ class SampleQueue:
         return self._waiting.popleft()
 
 
-async def send_samples(
-    following: Following,
-    first: str,
-    queue: SampleQueue,
-    shown: Callable[[Sample], str],
-    lost: Callable[[int], None],
-) -> None:
-    """Send ``first`` and then each sample of ``queue``, as ``shown`` returns it, as many as are followed.
-
-    ``progress`` counts the samples, also those that the reader has lost: a gap in it shows how many. ``lost``
-    is called with their number.
-
-    Raises:
-        ToolError: the queue has ended.
-        StreamClosedError: the client has disconnected.
-    """
-    progress, missed, text = 1, 0, first
-    while True:
-        params: dict[str, Any] = {
-            "progressToken": following.progress_token,
-            "progress": progress,
-            "message": text,
-        }
-        if missed:
-            lost(missed)
-            params["_meta"] = {META_LOST: missed}
-        before = queue.lost
-        await following.emit("notifications/progress", params)
-        if following.most is not None and progress >= following.most:
-            return
-        sample = await queue.get()
-        missed = queue.lost - before
-        progress += 1 + missed
-        text = shown(sample)
-
-
 @define(eq=False, repr=False)
 class Leases:
     """Tells nodes, by ``frames``, what to sample, for as long as a stream has a subscriber.
@@ -236,19 +200,33 @@ class TelemetryHub:
         return first
 
     async def _follow(self, call: StreamCall, following: Following, first: CallAnswer) -> CallAnswer:
-        """Send each sample as a notification while that is followed, and return the last one."""
+        """Send each sample as a notification while that is followed, and return the last one.
+
+        ``progress`` counts the samples, also those that the reader has lost: a gap in it shows how many.
+        """
         queue, key, last = SampleQueue(), object(), first.text
         stream, subscription = self._join(call, first, key, queue.put, queue.end)
-
-        def shown(sample: Sample) -> str:
-            nonlocal last
-            subscription.renew(self._seconds())
-            last = stream.shown(sample, subscription.include)
-            return last
-
+        progress, missed = 1, 0
         try:
             async with asyncio.timeout(following.for_s):
-                await send_samples(following, last, queue, shown, self._metrics.telemetry_lost.inc)
+                while True:
+                    params: dict[str, Any] = {
+                        "progressToken": following.progress_token,
+                        "progress": progress,
+                        "message": last,
+                    }
+                    if missed:
+                        self._metrics.telemetry_lost.inc(missed)
+                        params["_meta"] = {META_LOST: missed}
+                    before = queue.lost
+                    await following.emit("notifications/progress", params)
+                    if following.most is not None and progress >= following.most:
+                        break
+                    sample = await queue.get()
+                    missed = queue.lost - before
+                    progress += 1 + missed
+                    subscription.renew(self._seconds())
+                    last = stream.shown(sample, subscription.include)
         except (TimeoutError, StreamClosedError):
             pass  # its time is over; or its client has disconnected, and reads no answer
         finally:

@@ -156,10 +156,6 @@ class _Elsewhere:
     until_s: float
 
 
-def _listening(node_id: str, who: Principal, ttl_s: float) -> Mapping[str, Any]:
-    return {"node_id": node_id, "principal": who.facts(), "ttl_ms": int(ttl_s * 1000)}
-
-
 @define(eq=False, repr=False)
 class FleetTelemetry(NodeTelemetry):
     """The resource at all relays: ``here`` at this one, and at ``peers``.
@@ -266,11 +262,10 @@ class FleetTelemetry(NodeTelemetry):
     async def _send(self) -> None:
         to_tell, self._to_tell = self._to_tell, {}
         updated, self._updated = self._updated, {}
-        told = [
-            (relay, LISTEN, _listening(node_id, who, ttl_s), who.token)
-            for (_, node_id), (who, ttl_s) in to_tell.items()
-            for relay in self._peers.running()
-        ]
+        told = list[tuple[str, str, Mapping[str, Any], str]]()
+        for (_, node_id), (who, ttl_s) in to_tell.items():
+            body = {"node_id": node_id, "principal": who.facts(), "ttl_ms": int(ttl_s * 1000)}
+            told += [(relay, LISTEN, body, who.token) for relay in self._peers.running()]
         told += [(relay, UPDATED, {"name": name, "node_id": at}, "") for relay, (name, at) in updated]
         asked = (self._asked(relay, kind, body, _TELL_TIMEOUT_S, token) for relay, kind, body, token in told)
         await asyncio.gather(*asked)
