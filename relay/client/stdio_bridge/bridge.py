@@ -210,22 +210,19 @@ def run_stdio(
     ``root``: the file of the root that ``tls`` trusts, if one was named. The log goes to ``errors``.
     """
 
-    async def bridge() -> None:
+    async def run() -> None:
         with open_log("relay", errors) as (log, _):
-            await _bridge(RelayHttp(url, token, tls, root), log)
+            http = RelayHttp(url, token, tls, root)
+            bridge = Bridge(Conversation(http), Output(claim_output()).write, log)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, bridge.stop)
+            try:
+                await bridge.run(input_chunks(0))
+            finally:
+                await http.close()
 
-    asyncio.run(bridge())
-
-
-async def _bridge(http: RelayHttp, log: FilteringBoundLogger) -> None:
-    bridge = Bridge(Conversation(http), Output(claim_output()).write, log)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, bridge.stop)
-    try:
-        await bridge.run(Input(0).chunks())
-    finally:
-        await http.close()
+    asyncio.run(run())
 
 
 def _nothing() -> None:
@@ -242,33 +239,28 @@ def claim_output() -> int:
     return own
 
 
-@define(eq=False, repr=False)
-class Input:
-    """Reads ``descriptor``, no faster than its chunks are consumed."""
+async def input_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """Yield the bytes of ``descriptor`` as they arrive, to their end; read no faster than they are used."""
+    taken: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+    arguments = (descriptor, asyncio.get_running_loop(), taken)
+    threading.Thread(target=_read_chunks, args=arguments, name="stdin", daemon=True).start()
+    while chunk := await taken.get():
+        yield chunk
 
-    _descriptor: int
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the bytes as they arrive, until the end of the input."""
-        taken: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._read, args=(loop, taken), name="stdin", daemon=True).start()
-        while chunk := await taken.get():
-            yield chunk
-
-    def _read(self, loop: asyncio.AbstractEventLoop, taken: asyncio.Queue[bytes]) -> None:
-        chunk = b"not read yet"
-        while chunk:
-            try:
-                chunk = os.read(self._descriptor, _CHUNK_BYTES)
-            except OSError:
-                chunk = b""  # for example a terminal that was closed
-            putting = taken.put(chunk)
-            try:
-                asyncio.run_coroutine_threadsafe(putting, loop).result()
-            except (RuntimeError, concurrent.futures.CancelledError):
-                putting.close()  # the program has ended meanwhile
-                return
+def _read_chunks(descriptor: int, loop: asyncio.AbstractEventLoop, taken: asyncio.Queue[bytes]) -> None:
+    chunk = b"not read yet"
+    while chunk:
+        try:
+            chunk = os.read(descriptor, _CHUNK_BYTES)
+        except OSError:
+            chunk = b""  # for example a terminal that was closed
+        putting = taken.put(chunk)
+        try:
+            asyncio.run_coroutine_threadsafe(putting, loop).result()
+        except (RuntimeError, concurrent.futures.CancelledError):
+            putting.close()  # the program has ended meanwhile
+            return
 
 
 class Output:

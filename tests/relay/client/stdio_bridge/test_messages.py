@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.client.stdio_bridge.bridge import Input, Output
+from relay.client.stdio_bridge.bridge import Output, input_chunks
 from relay.client.stdio_bridge.messages import (
     MAX_LINE_BYTES,
     Message,
@@ -175,7 +175,7 @@ def receive(reader: FileIO, size: int) -> bytes:
 
 async def collected(descriptor: int) -> bytes:
     async with asyncio.timeout(BOUND_S):
-        return b"".join([chunk async for chunk in Input(descriptor).chunks()])
+        return b"".join([chunk async for chunk in input_chunks(descriptor)])
 
 
 async def test_all_that_comes_through_a_pipe_is_read_in_order(pipe: tuple[FileIO, FileIO]) -> None:
