@@ -75,7 +75,6 @@ class JsonLines:
     _monotonic: Callable[[], float]
     _checked_s: float = field(default=0.0, init=False)
     _descriptor: int | None = field(default=None, init=False)
-    _opened: os.stat_result | None = field(default=None, init=False)
 
     def __call__(self, record: AuditRecord) -> None:
         """Write ``record``.
@@ -101,19 +100,17 @@ class JsonLines:
         now_s = self._monotonic()
         if now_s - self._checked_s >= _CHECKED_EVERY_S:
             self._checked_s = now_s
-            if not self._is_in_place():
+            if self._descriptor is not None and not self._is_in_place(self._descriptor):
                 self.close()
         if self._descriptor is None:
             self._descriptor = open_state(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            self._opened = os.fstat(self._descriptor)
         return self._descriptor
 
-    def _is_in_place(self) -> bool:
+    def _is_in_place(self, descriptor: int) -> bool:
         try:
-            there = os.lstat(self._path)
+            return os.path.samestat(os.lstat(self._path), os.fstat(descriptor))
         except FileNotFoundError:
             return False
-        return self._opened is not None and os.path.samestat(there, self._opened)
 
 
 @define(eq=False, repr=False)

@@ -41,9 +41,6 @@ _LISTED_REFS = (
 
 JudgedT = TypeVar("JudgedT")
 
-Marks = dict[str, HighWaterMark]
-"""The newest manifest of each node that was accepted."""
-
 
 class UnverifiedToolError(PeerError):
     """Nothing signed supports a tool; the text states what is missing."""
@@ -75,7 +72,7 @@ class ManifestVerifier:
         self._registry, self._kinds = contract.registry, contract.kinds
         self._rules = TrustRules(self._registry, self._kinds)
         self._manifests: dict[str, _Manifest] = {}
-        self._marks = Marks()
+        self._marks = dict[str, HighWaterMark]()  # of the newest manifest that was accepted of each node
 
     async def verified(self, tool: Tool, session: ClientSession) -> Verified:
         """Return what its node has signed of ``tool``.
