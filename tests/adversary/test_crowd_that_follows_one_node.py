@@ -13,7 +13,7 @@ import pytest
 from relay.streams.telemetry.hub import MAX_WAITING
 from relay.streams.telemetry.stream import MIN_LEASE_S
 from schemas.registry import SchemaRegistry
-from tests.fakes.followed import URI, Followed, Reader
+from tests.fakes.followed import Followed, Reader
 
 CROWD = 1000
 SAMPLES = 40
@@ -33,7 +33,7 @@ async def test_a_thousand_subscribers_share_one_stream_and_lapse_together(follow
         def notify(number: int = number) -> None:
             notified[number] += 1
 
-        followed.resource.follow(agent, URI, notify)
+        followed.follow(agent, notify)
     assert followed.leases() == [(1000, 30_000)]
     for _ in range(12):
         followed.sample()
@@ -75,9 +75,7 @@ async def test_a_node_gets_one_lease_a_second_at_most_after_a_burst(followed: Fo
     followed.frames.limited = True  # as the rate of the frame does after a burst
     for _ in range(100):
         await followed.subscribe(agent)
-        stop = followed.resource.follow(agent, URI, lambda: None)
-        assert stop is not None
-        stop()
+        followed.follow(agent)()
     await followed.subscribe(agent)
     followed.frames.limited = False
     followed.pass_time(1)
