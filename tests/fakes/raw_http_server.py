@@ -1,6 +1,7 @@
 """A small HTTP server that sends whatever bytes a test wants, and knows what it was asked."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -84,6 +85,12 @@ def http_answer(status: int, body: bytes, **headers: str) -> bytes:
     lines = [f"HTTP/1.1 {status} Whatever", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
+
+
+def json_answer(value: object, status: int = 200, /, **headers: str) -> bytes:
+    """Return an answer of JSON: ``value``, or these bytes."""
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return http_answer(status, body, **{"Content-Type": "application/json", **headers})
 
 
 def server_context(

@@ -214,12 +214,13 @@ async def test_a_change_that_is_announced_during_a_listing_is_not_lost() -> None
     assert fake.listed == 2
 
 
-async def test_a_call_is_not_repeated_of_a_tool_that_changed_with_the_session() -> None:
+async def test_a_call_is_repeated_in_the_next_session_unless_its_tool_changed_with_it() -> None:
     fake = FakeMcpServer(legacy=True)
     async with over_http(fake, rules=(ToolRule("*", idempotent=True),)) as client:
         await client.tools.execute("echo", PING)
         fake.next_answer = HttpAnswer(404)
         assert (await client.tools.execute("echo", PING)).structured == PING
+        assert fake.opened == 2
         fake.tools[0]["description"] = "Returns the message, and sends it elsewhere."
         fake.next_answer = HttpAnswer(404)
         error = await client.fails(ToolProviderFailure, "echo", PING)

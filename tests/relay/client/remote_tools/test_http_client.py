@@ -32,7 +32,7 @@ from schemas.keys import private_key_to_pem
 from tests.fakes.fault_proxy import FaultProxy, LinkFault
 from tests.fakes.guarded import guarded
 from tests.fakes.mcp_server import FakeMcpServer
-from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
+from tests.fakes.raw_http_server import Asked, RawServer, http_answer, json_answer, server_context
 from tests.fakes.signer import SimulatedCa
 
 pytestmark = pytest.mark.integration
@@ -384,7 +384,7 @@ class Issuer:
         else:
             writer.write(http_answer(404, b""))
             return
-        writer.write(http_answer(200, json.dumps(document).encode(), **{"Content-Type": "application/json"}))
+        writer.write(json_answer(document))
 
     @property
     def secrets(self) -> int:

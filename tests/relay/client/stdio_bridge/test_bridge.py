@@ -27,7 +27,7 @@ from tests.fakes.bridged import ME, META, NEW, OLD, LineClient
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.ports import unused_port
-from tests.fakes.raw_http_server import Asked, RawServer, http_answer
+from tests.fakes.raw_http_server import Asked, RawServer, json_answer
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NOW_MS, SimulatedNode
@@ -37,7 +37,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOUND_S = 30
 ERAS = pytest.mark.parametrize("era", [OLD, NEW])
 CHANGED = "notifications/tools/list_changed"
-JSON = {"Content-Type": "application/json"}
 OPENING = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": ME}
 
 
@@ -273,7 +272,7 @@ class Holding:
         self.held -= 1
         body = {"jsonrpc": "2.0", "id": json.loads(asked.body)["id"], "result": {}}
         with suppress(OSError):
-            writer.write(http_answer(200, json.dumps(body).encode(), **JSON))
+            writer.write(json_answer(body))
             await writer.drain()
 
     async def until(self, count: int) -> None:

@@ -11,7 +11,7 @@ from relay.client.stdio_bridge.delivery import LONGEST_DELAY_S, REFUSED_DELAY_S,
 from tests.fakes.bridged import OLD, LineClient
 from tests.fakes.pauses import Pauses
 from tests.fakes.ports import unused_port
-from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
+from tests.fakes.raw_http_server import Asked, RawServer, http_answer, json_answer, server_context
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NOW_MS, SimulatedCa
 
@@ -19,13 +19,12 @@ pytestmark = pytest.mark.integration
 
 CALL: dict[str, Any] = {"name": "sysecho.x.echo.invoke", "arguments": {}}
 CHANGED = "notifications/tools/list_changed"
-JSON, STREAM = {"Content-Type": "application/json"}, {"Content-Type": "text/event-stream"}
+STREAM = {"Content-Type": "text/event-stream"}
 
 
 def result(asked: Asked, **members: Any) -> bytes:
     own_id = json.loads(asked.body).get("id")
-    body = json.dumps({"jsonrpc": "2.0", "id": own_id, "result": {"ok": True}} | members).encode()
-    return http_answer(200, body, **JSON)
+    return json_answer({"jsonrpc": "2.0", "id": own_id, "result": {"ok": True}} | members)
 
 
 def stream(*messages: dict[str, Any]) -> bytes:
@@ -158,14 +157,14 @@ async def test_what_was_answered_stays_answered_though_the_stream_breaks_then() 
 
 async def test_an_answer_comes_out_byte_for_byte() -> None:
     body = b'{"result":{"z":1.0,"a":"\\u00f6 \xc3\xb6"}, "id":1,"jsonrpc":"2.0"}'
-    async with scripted(lambda _asked: http_answer(200, body, **JSON)) as (_, client):
+    async with scripted(lambda _asked: json_answer(body)) as (_, client):
         await client.ask("ping")
         assert client.lines == [body]
 
 
 async def test_an_error_without_an_id_gets_that_of_the_request_that_it_is_for() -> None:
     body = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"No session."}}'
-    async with scripted(lambda _asked: http_answer(400, body, **JSON)) as (_, client):
+    async with scripted(lambda _asked: json_answer(body, 400)) as (_, client):
         answer = await client.ask("ping")
         assert answer["error"] == {"code": -32600, "message": "No session."}
         # What has no id of its own is answered as the relay does.
@@ -176,7 +175,7 @@ async def test_an_error_without_an_id_gets_that_of_the_request_that_it_is_for() 
 
 async def test_an_answer_to_something_else_is_no_answer() -> None:
     body = b'{"jsonrpc":"2.0","id":"another","result":{}}'
-    async with scripted(lambda _asked: http_answer(200, body, **JSON)) as (_, client):
+    async with scripted(lambda _asked: json_answer(body)) as (_, client):
         request = client.request("tools/call", **CALL)
         assert (await client.next())["id"] == "another"
         assert "error" in await client.answer(request)
@@ -187,7 +186,7 @@ async def test_an_answer_to_something_else_is_no_answer() -> None:
     [
         http_answer(200, b"<html>Welcome</html>", **{"Content-Type": "text/html"}),
         http_answer(202, b""),
-        http_answer(200, b'{"jsonrpc":"2.0","id":1,"result":NaN}', **JSON),
+        json_answer(b'{"jsonrpc":"2.0","id":1,"result":NaN}'),
     ],
     ids=["a-page", "nothing", "no-json"],
 )
@@ -198,7 +197,7 @@ async def test_what_is_no_answer_becomes_an_error(answer: bytes) -> None:
 
 async def test_a_notification_has_no_answer_whatever_the_relay_says() -> None:
     body = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"No."}}'
-    refusals = [lambda _asked: http_answer(400, body, **JSON), lambda _asked: http_answer(403, b"")]
+    refusals = [lambda _asked: json_answer(body, 400), lambda _asked: http_answer(403, b"")]
     async with scripted(*refusals, result) as (_, client):
         client.say({"method": "notifications/one\x1b[31m"})
         client.say({"id": 7, "result": {}})
@@ -211,7 +210,7 @@ async def test_a_notification_has_no_answer_whatever_the_relay_says() -> None:
 
 async def test_a_refused_token_is_said_to_each_request() -> None:
     body = b'{"error":"token","message":"The token has been revoked."}'
-    async with scripted(lambda _asked: http_answer(401, body, **JSON)) as (_, client):
+    async with scripted(lambda _asked: json_answer(body, 401)) as (_, client):
         error = (await client.ask("tools/call", **CALL))["error"]
         assert (error["code"], error["data"]["canonical"]) == (-32001, "UNAUTHORIZED")
         assert "The token has been revoked." in error["message"]
@@ -347,7 +346,7 @@ class Restarted:
             reply = result(asked, result={"protocolVersion": OLD})
             reply = reply.replace(b"\r\n", b"\r\nMcp-Session-Id: %d\r\n" % self.opened, 1)
         elif message.get("params") == {"uri": "fleet://nodes"}:
-            reply = http_answer(200, b'{"jsonrpc":"2.0","id":%d,"error":{}}' % message["id"], **JSON)
+            reply = json_answer({"jsonrpc": "2.0", "id": message["id"], "error": {}})
         else:
             reply = result(asked) if "id" in message else http_answer(202, b"")
         writer.write(reply)

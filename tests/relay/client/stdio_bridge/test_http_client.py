@@ -17,10 +17,10 @@ from relay.client.stdio_bridge.http_client import (
     RelayResponse,
 )
 from schemas.tls import client_context
-from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
+from tests.fakes.raw_http_server import Asked, RawServer, http_answer, json_answer, server_context
 from tests.fakes.signer import SimulatedCa
 
-JSON, STREAM = {"Content-Type": "application/json"}, {"Content-Type": "text/event-stream; charset=utf-8"}
+STREAM = {"Content-Type": "text/event-stream; charset=utf-8"}
 PONG = b'{"jsonrpc":"2.0","id":1,"result":{}}'
 
 
@@ -38,7 +38,7 @@ async def asked(url: str, token: RenewableToken | None = None) -> tuple[int, lis
 
 @pytest.mark.integration
 async def test_the_bytes_go_as_they_are_with_the_token_and_what_a_stream_needs() -> None:
-    async with RawServer.running(http_answer(200, PONG, **JSON)) as server:
+    async with RawServer.running(json_answer(PONG)) as server:
         assert await asked(server.url + "/mcp?names=dashed", RenewableToken("the-token")) == (200, [PONG])
     [request] = server.asked
     head = request.head.lower().split("\r\n")
@@ -59,7 +59,7 @@ async def test_a_relay_is_believed_by_the_root_that_was_named(tmp_path: Path) ->
     now_ms = time.time_ns() // 1_000_000
     ca = SimulatedCa(now_ms=now_ms)
     context = server_context(ca, tmp_path, now_ms)
-    async with RawServer.running(http_answer(200, PONG, **JSON), context) as server:
+    async with RawServer.running(json_answer(PONG), context) as server:
         http = RelayHttp(server.url, RenewableToken("t"), client_context(ca.root_pem))
         async with http.exchange("POST", {}, b"{}") as answer:
             assert [raw async for raw, _ in answer.messages()] == [PONG]
@@ -69,7 +69,7 @@ async def test_a_relay_is_believed_by_the_root_that_was_named(tmp_path: Path) ->
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"HTTP/1.1 200 OK\r\nContent-Le", b"nonsense\r\n\r\n", http_answer(200, PONG, **JSON)[:-3]],
+    [b"", b"HTTP/1.1 200 OK\r\nContent-Le", b"nonsense\r\n\r\n", json_answer(PONG)[:-3]],
     ids=["nothing", "half-a-head", "no-http", "half-a-body"],
 )
 async def test_what_broke_off_may_have_arrived(answer: bytes) -> None:
@@ -103,7 +103,7 @@ async def test_a_redirect_is_not_followed() -> None:
     ids=["as-it-is", "on-one-line", "a-page", "no-message", "a-batch", "no-json", "nothing"],
 )
 async def test_only_messages_come_out_of_an_answer(body: bytes, expected: list[bytes]) -> None:
-    async with RawServer.running(http_answer(200, body, **JSON)) as server:
+    async with RawServer.running(json_answer(body)) as server:
         assert await asked(server.url) == (200, expected)
 
 
@@ -131,13 +131,13 @@ async def test_each_message_of_a_stream_comes_while_the_stream_is_open() -> None
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", [JSON, STREAM], ids=["json", "stream"])
+@pytest.mark.parametrize("kind", [{}, STREAM], ids=["json", "stream"])
 async def test_an_answer_without_end_is_given_up(
     kind: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.client.stdio_bridge.http_client.MAX_ANSWER_BYTES", 100_000)
     assert MAX_ANSWER_BYTES > 100_000
-    async with RawServer.running(http_answer(200, b"data: " + b"x" * 200_000, **kind)) as server:
+    async with RawServer.running(json_answer(b"data: " + b"x" * 200_000, **kind)) as server:
         with pytest.raises(LostError, match="too large"):
             await asked(server.url)
 
@@ -156,9 +156,9 @@ async def refusal(answer: bytes) -> tuple[bool, str]:
 @pytest.mark.integration
 async def test_a_refusal_is_a_message_or_has_a_reason_that_can_be_shown() -> None:
     rpc = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}'
-    assert (await refusal(http_answer(400, rpc, **JSON)))[0] is True
+    assert (await refusal(json_answer(rpc, 400)))[0] is True
     own = b'{"error":"token","message":"Expired\\u001b[31m."}'
-    assert await refusal(http_answer(401, own, **JSON)) == (False, "Expired\\x1b[31m.")
+    assert await refusal(json_answer(own, 401)) == (False, "Expired\\x1b[31m.")
     assert await refusal(http_answer(502, b"<html>")) == (False, "status 502")
 
 

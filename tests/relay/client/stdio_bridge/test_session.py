@@ -15,14 +15,14 @@ from schemas.addresses import mcp_url
 from schemas.tls import client_context
 from tests.fakes.bridged import ME, META, NEW, OLD
 from tests.fakes.hub import Hub
-from tests.fakes.raw_http_server import Asked, RawServer, http_answer
+from tests.fakes.raw_http_server import Asked, RawServer, http_answer, json_answer
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPENING: dict[str, Any] = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": ME}
-JSON = {"Content-Type": "application/json"}
+EMPTY = {"jsonrpc": "2.0", "id": 1, "result": {}}
 BOUND_S = 30
 
 
@@ -107,7 +107,7 @@ class Forgetful:
     async def __call__(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         message = json.loads(asked.body)
         answer = {"jsonrpc": "2.0", "id": message.get("id"), "result": {"protocolVersion": OLD}}
-        headers, status = dict(JSON), 200
+        headers, status = dict[str, str](), 200
         if message["method"] == "initialize":
             self.opened += 1
             headers["Mcp-Session-Id"] = str(self.opened)
@@ -117,7 +117,7 @@ class Forgetful:
                 self._all_there.set()
             await self._all_there.wait()
             status = 404
-        writer.write(http_answer(status, json.dumps(answer).encode(), **headers))
+        writer.write(json_answer(answer, status, **headers))
         await writer.drain()
 
 
@@ -138,8 +138,7 @@ async def test_a_relay_that_forgets_each_session_at_once_is_not_asked_again_and_
     async def respond(asked: Asked, writer: asyncio.StreamWriter) -> None:
         opens = b'"initialize"' in asked.body
         status = 200 if opens or b"initialized" in asked.body else 404
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}).encode()
-        writer.write(http_answer(status, body, **JSON, **({"Mcp-Session-Id": "x"} if opens else {})))
+        writer.write(json_answer(EMPTY, status, **({"Mcp-Session-Id": "x"} if opens else {})))
         await writer.drain()
 
     async with RawServer.running(respond) as server, conversation(server.url, "t") as talk:
@@ -155,8 +154,7 @@ async def test_while_no_session_can_be_opened_again_nothing_was_sent() -> None:
         if b'"initialize"' in asked.body and len(server.asked) > 1:
             return  # it hangs up
         status = 404 if b"tools/call" in asked.body else 200
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}).encode()
-        writer.write(http_answer(status, body, **JSON, **{"Mcp-Session-Id": "x"}))
+        writer.write(json_answer(EMPTY, status, **{"Mcp-Session-Id": "x"}))
         await writer.drain()
 
     async with RawServer.running(respond) as server, conversation(server.url, "t") as talk:
@@ -179,9 +177,8 @@ async def test_an_answer_that_never_ends_does_not_hold_up_a_new_session_for_good
         if is_lost and endless in asked.body:
             writer.write(http_answer(200, b"x", **{"Content-Type": "text/event-stream"})[:-1])
             await over.wait()
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}).encode()
         status = 404 if b'"ping"' in asked.body else 200
-        writer.write(http_answer(status, body, **JSON, **{"Mcp-Session-Id": "x"}))
+        writer.write(json_answer(EMPTY, status, **{"Mcp-Session-Id": "x"}))
         await writer.drain()
 
     async with RawServer.running(respond) as server, conversation(server.url, "t") as talk:
@@ -252,7 +249,7 @@ async def test_no_token_is_ever_said_again(relay: ServedRelay) -> None:
 async def test_what_a_status_means_for_what_was_sent(
     status: int, body: bytes, expected: type[Exception]
 ) -> None:
-    answer = http_answer(status, body, **JSON)
+    answer = json_answer(body, status)
     async with RawServer.running(answer) as server, conversation(server.url, "t") as talk:
         with pytest.raises(expected):
             await answers_to(talk, said("ping"))
@@ -287,8 +284,7 @@ async def test_a_stream_that_is_none_is_refused(relay: ServedRelay, hub: Hub, tm
 
 @pytest.mark.integration
 async def test_an_answer_in_place_of_a_stream_is_no_stream() -> None:
-    answer = http_answer(200, b'{"jsonrpc":"2.0","id":1,"result":{}}', **JSON)
-    async with RawServer.running(answer) as server, conversation(server.url, "t") as talk:
+    async with RawServer.running(json_answer(EMPTY)) as server, conversation(server.url, "t") as talk:
         await opened(talk)
         assert talk.session is not None
         with pytest.raises(RefusedError, match="no stream"):
