@@ -202,13 +202,11 @@ class FakeMcpServer:
         if "id" not in message or "method" not in message:
             return None
         result = await self._result(message)
-        if not isinstance(result, dict) or "error" in result:
-            if isinstance(result, dict):
-                return {"jsonrpc": "2.0", "id": message["id"], **result}
+        if not isinstance(result, dict):
             return result
-        if not self.legacy:
-            result = {"resultType": "complete", **result}
-        return {"jsonrpc": "2.0", "id": message["id"], "result": result}
+        if "error" not in result:
+            result = {"result": result if self.legacy else {"resultType": "complete", **result}}
+        return {"jsonrpc": "2.0", "id": message["id"], **result}
 
     async def _result(self, message: Mapping[str, Any]) -> Answer:
         params = message.get("params") or {}
@@ -280,9 +278,6 @@ class FakeMcpServer:
         self._seen[name] += 1
         if self._seen[name] > arguments.get("times", sys.maxsize):
             return structured({"ok": True})
-        return await self._fault(name)
-
-    async def _fault(self, name: str) -> Answer:
         if name in DROPS:
             raise DroppedError(DROPS[name])
         if name == "delay":
@@ -430,15 +425,10 @@ async def main(log: Path, era: str) -> None:
             sys.stdout.buffer.write(b"{" * (dropped.after or 0))
             sys.stdout.buffer.flush()
             return
-        match answer:
-            case dict():
-                sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-            case list():
-                sys.stdout.buffer.write(b"".join(json.dumps(item).encode() + b"\n" for item in answer))
-            case bytes():
-                sys.stdout.buffer.write(answer + b"\n")
-            case _:
-                pass
+        for item in answer if isinstance(answer, list) else [answer]:
+            written = json.dumps(item).encode() if isinstance(item, dict) else item
+            if isinstance(written, bytes):
+                sys.stdout.buffer.write(written + b"\n")
         sys.stdout.buffer.flush()
 
 
