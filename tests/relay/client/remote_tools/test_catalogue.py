@@ -37,7 +37,7 @@ async def lists_again(fake: FakeMcpServer, client: Guarded) -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-async def test_every_page_is_listed(legacy: bool) -> None:  # noqa: FBT001 - the era
+async def test_every_page_is_listed(*, legacy: bool) -> None:
     fake = FakeMcpServer(legacy=legacy, page_size=4)
     async with over_http(fake) as client:
         names = [contract.name for contract in await client.tools.list_tools()]
@@ -162,9 +162,7 @@ async def test_a_subscription_that_is_not_answered_delays_no_call_beyond_its_dea
     ids=["as stated", "an hour at most", "nothing stated"],
 )
 async def test_without_a_subscription_a_list_is_good_for_as_long_as_the_server_states(
-    legacy: bool,  # noqa: FBT001 - the era
-    ttl_ms: int,
-    good_for_s: int,
+    *, legacy: bool, ttl_ms: int, good_for_s: int
 ) -> None:
     fake, seconds = FakeMcpServer(legacy=legacy, ttl_ms=ttl_ms), Seconds()
     async with over_http(fake, environment=ClientEnvironment(monotonic=seconds)) as client:
@@ -195,8 +193,7 @@ class EmptyCursors(FakeMcpServer):
 
 @pytest.mark.parametrize(("legacy", "last"), [(True, []), (False, ["last"])], ids=["old era", "new era"])
 async def test_an_empty_cursor_is_the_end_in_the_old_era_and_a_cursor_in_the_new_one(
-    legacy: bool,  # noqa: FBT001 - the era
-    last: list[str],
+    *, legacy: bool, last: list[str]
 ) -> None:
     fake = EmptyCursors(legacy=legacy)
     names = [tool["name"] for tool in fake.tools]

@@ -46,10 +46,7 @@ def of_jsonrpc(code: int, message: str, data: Any = None, **wire: Any) -> Remote
 )
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("failure", Failure, ids=lambda failure: failure.name)
-def test_each_row_of_a_relays_table_is_its_remote_tool_error(
-    failure: Failure,
-    idempotent: bool,  # noqa: FBT001 - a column of the table
-) -> None:
+def test_each_row_of_a_relays_table_is_its_remote_tool_error(failure: Failure, *, idempotent: bool) -> None:
     row = failure.value
     envelope = ToolError(failure, retry_after_ms=70).envelope(ID)
     error = TABLE.of_result(result_of(envelope), "echo", idempotent=idempotent)
@@ -88,22 +85,21 @@ def test_an_envelope_that_is_malformed_is_still_one_error(envelope: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "canonical", ["INVALID_INPUT", "NOT_FOUND", "TIMEOUT", "UNAUTHORIZED", "INTERNAL_ERROR"]
+    ("canonical", "expected"),
+    [
+        ("INVALID_INPUT", ToolInvalidArguments),
+        ("NOT_FOUND", ToolNotFound),
+        ("TIMEOUT", ToolProviderFailure),
+        ("UNAUTHORIZED", ToolUnauthorized),
+        ("INTERNAL_ERROR", ToolProviderFailure),
+    ],
 )
-def test_a_relays_jsonrpc_error_has_the_type_of_its_canonical_code(canonical: str) -> None:
+def test_a_relays_jsonrpc_error_has_the_type_of_its_canonical_code(
+    canonical: str, expected: type[RemoteToolError]
+) -> None:
     document = to_jsonrpc_error(canonical)
     error = of_jsonrpc(document["code"], document["message"], document["data"], status=400)
-    assert (
-        type(error)
-        is {
-            "INVALID_INPUT": ToolInvalidArguments,
-            "NOT_FOUND": ToolNotFound,
-            "TIMEOUT": ToolProviderFailure,
-            "UNAUTHORIZED": ToolUnauthorized,
-            "INTERNAL_ERROR": ToolProviderFailure,
-        }[canonical]
-    )
-    assert (error.code, error.retryable) == (document["code"], False)
+    assert (type(error), error.code, error.retryable) == (expected, document["code"], False)
 
 
 def test_a_refusal_outside_of_a_call_is_about_the_credential() -> None:
@@ -162,9 +158,7 @@ def test_each_code_of_another_server_is_a_typed_error(
     ],
 )
 def test_each_status_is_a_typed_error(
-    status: int,
-    expected: type[RemoteToolError],
-    retryable: bool,  # noqa: FBT001 - a column of the table
+    status: int, expected: type[RemoteToolError], *, retryable: bool
 ) -> None:
     error = of_status(status, WireAttempt(), idempotent=True)
     assert (type(error), error.retryable, error.code) == (expected, retryable, status)
@@ -183,12 +177,9 @@ def test_a_status_counts_more_than_the_stand_in_of_the_sdk_and_less_than_a_serve
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        reason
-        for reason in Reason
-        if reason.name
-        in {"CREDENTIAL", "UNREACHABLE", "CONNECTION_LOST", "SECOND_SEND", "TOO_LARGE", "PROTOCOL"}
-    ],
+    list(
+        map(Reason, ("credential", "unreachable", "connection_lost", "second_send", "too_large", "protocol"))
+    ),
 )
 def test_a_fault_below_http_is_never_repeated_for_a_tool_that_may_have_run(fault: Reason) -> None:
     error = of_fault(fault, WireAttempt(), idempotent=False)

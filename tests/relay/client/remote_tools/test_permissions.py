@@ -26,9 +26,7 @@ def refusal(meter: Meter) -> ToolUnauthorized:
     ],
 )
 def test_the_allowlist_matches_whole_names_by_globs(
-    allow: tuple[str, ...],
-    name: str,
-    admitted: bool,  # noqa: FBT001 - a column of the table
+    allow: tuple[str, ...], name: str, *, admitted: bool
 ) -> None:
     assert Permissions(allow).admits(name) is admitted
 

@@ -128,8 +128,7 @@ async def test_what_a_stream_sent_before_it_ended_in_order_is_delivered(stage: C
 
 @pytest.mark.parametrize("is_read_too", [False, True])
 async def test_a_caller_whose_stream_breaks_off_is_gone_at_once(
-    stage: CallerStage,
-    is_read_too: bool,  # noqa: FBT001 - of the table
+    stage: CallerStage, *, is_read_too: bool
 ) -> None:
     session_id, stream = await stage.open(), ResponseStream()
     streamed = await streaming(stage, session_id, stream)

@@ -117,8 +117,7 @@ async def test_listening_renews_the_lease_until_it_is_ended(followed: Followed) 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["read by a shorter token", "not read"])
 async def test_a_subscription_ends_with_the_last_token_by_which_its_agent_listens(
-    followed: Followed,
-    reads: bool,  # noqa: FBT001 - of the table
+    followed: Followed, *, reads: bool
 ) -> None:
     first, shorter, last = [followed.agent(ttl_s=ttl_s) for ttl_s in (120, 60, 180)]
     await followed.subscribe(first)
