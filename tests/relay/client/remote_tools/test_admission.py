@@ -113,6 +113,7 @@ async def test_a_tool_that_is_not_listed_is_not_found() -> None:
         {"message": "\ud800"},
         {"message": {1, 2}},
         {1: 2},
+        ["ping"],
     ],
     ids=repr,
 )

@@ -210,18 +210,13 @@ async def test_the_change_of_a_long_text_shows_where_it_begins(file: Path) -> No
 
 
 @pytest.mark.integration
-async def test_a_listing_pins_what_a_model_is_shown(file: Path) -> None:
+async def test_a_listing_pins_what_a_model_is_shown_and_a_survey_nothing(file: Path) -> None:
     fake = FakeMcpServer()
     async with over_http(fake, pins=file) as client:
+        assert await client.tools.survey()
+        assert pinned(file) == set()
         await client.tools.list_tools()
     assert pinned(file) == {tool["name"] for tool in fake.tools}
-
-
-@pytest.mark.integration
-async def test_a_survey_pins_nothing(file: Path) -> None:
-    async with over_http(FakeMcpServer(), pins=file) as client:
-        assert await client.tools.survey()
-    assert pinned(file) == set()
 
 
 def test_servers_do_not_share_their_pins(file: Path) -> None:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import pytest_asyncio
 
-from relay.client.credentials import RenewableToken
+from relay.client.credentials import RenewableToken, keep_token
 from relay.client.stdio_bridge.bridge import DRAIN_TIMEOUT_S, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, Bridge
 from relay.client.stdio_bridge.delivery import Conversation
 from relay.client.stdio_bridge.http_client import RelayHttp
@@ -437,6 +437,12 @@ async def test_what_is_under_way_when_the_input_ends_is_still_answered(
         await client.until_ended()
 
 
+async def asking(method: str) -> AsyncIterator[bytes]:
+    """Yield one request, on an input that does not end."""
+    yield _message(1, method, {"_meta": META}) + b"\n"
+    await asyncio.Event().wait()
+
+
 @pytest.mark.integration
 async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
@@ -451,12 +457,8 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answe
         async def take(line: bytes) -> None:
             lines.append(line)
 
-        async def chunks() -> AsyncIterator[bytes]:
-            yield _message(1, "ping", {"_meta": META}) + b"\n"
-            await asyncio.Event().wait()
-
         bridge = Bridge(Conversation(http), take, make_logger("relay", log))
-        running = asyncio.create_task(bridge.run(chunks()))
+        running = asyncio.create_task(bridge.run(asking("ping")))
         await relay.until(1)
         bridge.stop()
         await asyncio.wait_for(running, BOUND_S)
@@ -472,12 +474,8 @@ async def test_a_client_that_reads_no_more_ends_the_bridge(relay: ServedRelay, h
     async def broken(_line: bytes) -> None:
         raise BrokenPipeError
 
-    async def chunks() -> AsyncIterator[bytes]:
-        yield _message(1, "server/discover", {"_meta": META}) + b"\n"
-        await asyncio.Event().wait()
-
     bridge = Bridge(Conversation(http), broken, make_logger("relay", log))
-    await asyncio.wait_for(bridge.run(chunks()), BOUND_S)
+    await asyncio.wait_for(bridge.run(asking("server/discover")), BOUND_S)
     await http.close()
     assert log.entries("the output is closed")
 
@@ -516,8 +514,7 @@ async def test_the_command_serves_a_client_and_ends_with_its_input(
     relay: ServedRelay, hub: Hub, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
-    file.touch(mode=0o600)
-    file.write_text(hub.token())
+    keep_token(file, hub.token())
     stdin = _message(1, "tools/list", {"_meta": META}) + b"\nnonsense\n"
     done = await asyncio.to_thread(
         run, "--url", f"http://{relay.address}", "--token-file", str(file), stdin=stdin

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relay.client.credentials import RenewableToken
+from relay.client.credentials import RenewableToken, keep_token
 from relay.client.stdio_bridge.delivery import Conversation, RefusedError, SessionGoneError
 from relay.client.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
 from relay.client.stdio_bridge.messages import Message, read
@@ -204,8 +204,7 @@ async def test_a_token_that_was_renewed_is_used_without_a_word(
     relay: ServedRelay, hub: Hub, tmp_path: Path, era: str
 ) -> None:
     file = tmp_path / "token"
-    file.touch(mode=0o600)
-    file.write_text(hub.token(ttl_s=60))
+    keep_token(file, hub.token(ttl_s=60))
     meta: dict[str, Any] = {"_meta": META} if era == NEW else {}
     async with conversation(relay.mcp_url, RenewableToken.find(file, {})) as talk:
         if era == OLD:
@@ -264,8 +263,7 @@ async def test_a_refusal_in_the_protocol_s_own_words_is_an_answer(relay: ServedR
 
 async def test_a_stream_that_is_none_is_refused(relay: ServedRelay, hub: Hub, tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.touch(mode=0o600)
-    file.write_text(hub.token(ttl_s=60))
+    keep_token(file, hub.token(ttl_s=60))
     async with conversation(relay.mcp_url, RenewableToken.find(file, {})) as talk:
         await opened(talk)
         session = talk.session
