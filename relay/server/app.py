@@ -624,9 +624,7 @@ class Relay:
         here, monotonic = TelemetryResource(self.telemetry, fleet), self.environment.monotonic
         everywhere = None
         if self.peers is not None:
-            everywhere = FleetTelemetry(
-                here, self.telemetry.listen, self.peers, self.authenticator, monotonic
-            )
+            everywhere = FleetTelemetry(here, self.peers, self.authenticator, monotonic)
         self.telemetry_everywhere = everywhere
         methods = Methods(
             self.call_gateway,

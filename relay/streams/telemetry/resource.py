@@ -39,7 +39,7 @@ _MAX_DIGITS = 15
 class TelemetryResource(NodeTelemetry):
     """The resource of every node, as far as this relay has it."""
 
-    _hub: TelemetryHub
+    hub: TelemetryHub
     _fleet: Fleet
 
     def by_id(self, principal: Principal, uri: str) -> str | None:
@@ -64,16 +64,12 @@ class TelemetryResource(NodeTelemetry):
         if (place := self.place_of(principal, uri)) is None:
             return []
         node_id, cap_id = place
-        streams = self._hub.streams_of(principal, node_id)
+        streams = self.hub.streams_of(principal, node_id)
         return [stream for stream in streams if cap_id in {None, stream.tool.cap_id}]
 
     def has_own(self, principal: Principal, uri: str) -> bool:
         """Return whether ``principal`` has a subscription here that it reads by ``uri``."""
         return any(stream.get(principal.name) is not None for stream in self.streams_of(principal, uri))
-
-    def renew_own(self, principal: Principal, node_id: str) -> None:
-        """Renew the agent's subscriptions of the node here, as listening does once."""
-        self._hub.renew_own(principal, node_id)
 
     async def read(self, principal: Principal, uri: str) -> str | None:
         return self.content(principal, uri)
@@ -88,7 +84,7 @@ class TelemetryResource(NodeTelemetry):
         cap_id, since = asked.get("cap", [None])[-1], asked.get("since_ms", [None])[-1]
         if since is not None and not (since.isdecimal() and len(since) <= _MAX_DIGITS):
             raise TelemetryQueryError("since_ms must be a time in milliseconds since 1970, 0 or more")
-        for stream in self._hub.streams_of(principal, self._node(principal, match)):
+        for stream in self.hub.streams_of(principal, self._node(principal, match)):
             if cap_id in {None, stream.tool.cap_id}:
                 return self._content(principal, stream, since, max_characters)
         return None
@@ -97,7 +93,7 @@ class TelemetryResource(NodeTelemetry):
         if (match := _URI.fullmatch(uri)) is None or not principal.rights.may_read:
             return None
         try:
-            return self._hub.listen(principal, self._node(principal, match), notify)
+            return self.hub.listen(principal, self._node(principal, match), notify)
         except UnknownNodeError:
             return None
 
@@ -107,7 +103,7 @@ class TelemetryResource(NodeTelemetry):
     def _content(
         self, principal: Principal, stream: Stream, since: str | None, max_characters: int | None
     ) -> str | None:
-        subscription = self._hub.renewed(principal, stream)
+        subscription = self.hub.renewed(principal, stream)
         include = subscription.include if subscription is not None else None
         history = stream.history
         if since is None:
@@ -158,13 +154,9 @@ class _Elsewhere:
 
 @define(eq=False, repr=False)
 class FleetTelemetry(NodeTelemetry):
-    """The resource at all relays: ``here`` at this one, and at ``peers``.
-
-    ``listen`` is that of ``TelemetryHub``; ``seconds`` is a monotonic clock.
-    """
+    """The resource at all relays: ``here`` at this one, and at ``peers``. ``seconds`` is monotonic."""
 
     _here: TelemetryResource
-    _listen: Callable[[Principal, str, Notify], Callable[[], None]]
     _peers: Peers
     _authenticator: Authenticator
     _seconds: Callable[[], float]
@@ -304,11 +296,11 @@ class FleetTelemetry(NodeTelemetry):
                 self._elsewhere.pop(key).stop()
         elif listening is not None:
             listening.until_s = until_s
-            self._here.renew_own(principal, body["node_id"])
+            self._here.hub.renew_own(principal, body["node_id"])  # as listening does once
         elif len(self._elsewhere) >= MAX_LISTENING:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_RETRY_MS)
         elif principal.rights.may_read:
-            stop = self._listen(principal, body["node_id"], lambda: self._note_updated(key))
+            stop = self._here.hub.listen(principal, body["node_id"], lambda: self._note_updated(key))
             self._elsewhere[key] = _Elsewhere(stop, until_s)
         return {}
 
