@@ -147,21 +147,18 @@ class Followed:
         assert stop is not None
         return stop
 
-    def sample(self, after_s: float = 1.0, **members: Any) -> None:
-        """Let the node send a sample, some time after the one before."""
+    def sample(
+        self, after_s: float = 1.0, *, tenant: str = TENANT, cap_id: str = CAP_ID, **members: Any
+    ) -> None:
+        """Let the node send a sample some time after the one before; ``members`` are overridden in it."""
         self.seconds.now += after_s
-        self.sample_from(NODE_ID, **members)
-
-    def sample_from(self, sender: str, *, tenant: str = TENANT, cap_id: str = CAP_ID, **members: Any) -> None:
-        """Let the node ``sender`` send a sample now, in which ``members`` are overridden."""
-        ts_ms = int(self.seconds.now * 1000) + NOW_MS
-        sample = sample_of(**{"node_id": sender, "ts_ms": ts_ms, **members})
+        sample = sample_of(**{"ts_ms": int(self.seconds.now * 1000) + NOW_MS, **members})
         payload = {"cap_id": cap_id, "sample": sample}
-        self.frames.handlers[OneWayType.TELEMETRY](NodeRef(tenant, sender, "S"), payload)
+        self.frames.handlers[OneWayType.TELEMETRY](NodeRef(tenant, NODE_ID, "S"), payload)
 
-    def link(self, *, connected: bool, node_id: str = NODE_ID) -> None:
+    def link(self, *, connected: bool) -> None:
         for follower in self.frames.followers:
-            follower(NodeRef(TENANT, node_id, "S"), connected)
+            follower(NodeRef(TENANT, NODE_ID, "S"), connected)
 
     def pass_time(self, seconds: int) -> None:
         """Let time pass, with the sweep of each second."""

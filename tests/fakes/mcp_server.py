@@ -139,8 +139,7 @@ class FakeMcpServer:
         calls: the parameters of each ``tools/call``, in order.
         heads: the headers of each HTTP request of a call.
         opened, listed: how often a connection was negotiated, and the tools listed.
-        announces: whether the next call is answered with a notice that the tools changed.
-        list_announces: the same of the next list of tools.
+        list_announces: whether the next list of tools is answered with a notice that they changed.
         followed: how many subscriptions to changes it has accepted; None: it says that it announces none.
         followers: those that are open.
         acknowledges: whether it answers a request for one.
@@ -168,7 +167,6 @@ class FakeMcpServer:
     heads: list[dict[str, str]] = field(default_factory=list)
     opened: int = 0
     listed: int = 0
-    announces: bool = False
     list_announces: bool = False
     followed: int | None = None
     followers: dict[asyncio.StreamWriter, str] = field(default_factory=dict)
@@ -257,16 +255,12 @@ class FakeMcpServer:
         if self.result_meta and isinstance(result, dict):
             result = {**result, "_meta": self.result_meta}
         token = (params.get("_meta") or {}).get("progressToken")
-        notices: list[dict[str, Any]] = []
-        if token is not None:
-            steps = ({"progress": 1, "total": 2}, {"progress": 2, "total": 2, "message": "done"})
-            notices += [notice("progress", progressToken=token, **step) for step in steps]
-        if self.announces:
-            self.announces = False
-            notices.append(notice("tools/list_changed"))
-        if not notices or not isinstance(result, dict):
+        if token is None or not isinstance(result, dict):
             return result
-        return _with_notices(message, notices, result)
+        steps = ({"progress": 1, "total": 2}, {"progress": 2, "total": 2, "message": "done"})
+        return _with_notices(
+            message, [notice("progress", progressToken=token, **step) for step in steps], result
+        )
 
     async def _outcome(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         if name == "echo":

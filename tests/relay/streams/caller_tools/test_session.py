@@ -98,19 +98,16 @@ def test_a_message_that_does_not_fit_is_a_gap() -> None:
 KIB = 1024
 
 
-def request(number: int = 0) -> PendingRequest:
+def request(number: int) -> PendingRequest:
     return PendingRequest(f"r{number}", "tool", "correlation", arrived=0.0)
-
-
-def payload(number: int = 0) -> CallerToolResult:
-    return {"session_id": "s", "request_id": f"r{number}", "result": number}
 
 
 def ended(count: int, size: int) -> SessionRequests:
     requests = SessionRequests()
     for number in range(count):
         requests.add(request(number))
-        requests.end(f"r{number}", payload(number), size, float(number))
+        payload: CallerToolResult = {"session_id": "s", "request_id": f"r{number}", "result": number}
+        requests.end(f"r{number}", payload, size, float(number))
     return requests
 
 
