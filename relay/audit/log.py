@@ -13,14 +13,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from attrs import define, field
 
 from relay.audit.files import GENESIS, end_of_chain, line_hash, number_before, numbered
-from relay.observability.ascii_json import members_of
 from schemas.error_roots import StateError
-from schemas.files import PRIVATE, is_shown_to_group, open_state
+from schemas.files import PRIVATE, is_shown_to_group, open_state, sync_directory
 from schemas.times import SystemClock, SystemMs
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -124,23 +122,6 @@ class AuditLog:
         self._left: str | None = None  # the new name of a full file while there is no new one yet
         self._size = os.fstat(self._descriptor).st_size
 
-    def write(self, **facts: Any) -> None:
-        """Append one line with the time and ``facts``.
-
-        Raises:
-            AuditUnavailableError: it could not be written whole.
-        """
-        self.append(members_of(facts))
-
-    def write_if_space(self, **facts: Any) -> None:
-        """As ``write``, for lines that can wait: not into the space that is reserved for calls.
-
-        Raises:
-            AuditUnavailableError: it could not be written, or there is too little space.
-        """
-        self.check_space()
-        self.write(**facts)
-
     def check_space(self) -> None:
         """Return if there is space for lines that can wait. Raises AuditUnavailableError."""
         try:
@@ -150,15 +131,6 @@ class AuditLog:
         if disk.f_bavail * disk.f_frsize < self._reserved_bytes:
             text = f"the disk has less than {self._reserved_bytes >> 20} MiB left, which is kept for calls"
             raise AuditUnavailableError(text)
-
-    def append(self, members: str) -> None:
-        """Append one line with the time and ``members``, as ``members_of`` returns them.
-
-        Raises:
-            AuditUnavailableError: it could not be written whole.
-        """
-        if not self.append_all([NewLine(self._now_ms(), members)]):
-            raise AuditUnavailableError("the disk took only a part of the line")
 
     @property
     def prev(self) -> str:
@@ -303,15 +275,6 @@ class AuditLog:
     def close(self) -> None:
         os.close(self._descriptor)
         os.close(self._lock)
-
-
-def sync_directory(directory: Path) -> None:
-    """Have the names of the files in ``directory`` on the disk. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _opened(path: Path) -> int:

@@ -31,10 +31,11 @@ from attrs import define, field
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.appender import Appender
-from relay.audit.log import AuditLog, AuditUnavailableError, Chained, NewLine, chained, sync_directory
+from relay.audit.log import AuditLog, AuditUnavailableError, Chained, NewLine, chained
 from relay.audit.retention import REMOVED_EVENT, BrokenSuccessionError, file_bytes, next_removal
 from relay.observability.ascii_json import members_of
 from relay.settings.config import KEEP_ALL, AuditKeep
+from schemas.files import sync_directory
 from schemas.text import printable
 from schemas.threads import started
 from schemas.times import SystemClock, SystemMs

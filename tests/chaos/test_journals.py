@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from relay.audit.log import AuditLog
 from tests.chaos.history import Decision, Fault, Outcome, Run
 from tests.chaos.journals import audit, faults_in, runs
+from tests.fakes.audits import LineLog
 from tests.fakes.clock import FakeClock
 
 NOW = 1_800_000_000_000
@@ -14,7 +14,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 def test_the_audit_is_read_through_all_of_its_files(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     clock = FakeClock(NOW)
-    log = AuditLog(path, clock, max_bytes=1)
+    log = LineLog(path, clock, max_bytes=1)
     log.write(correlation_id="A", decision="allow", code="ok", tool="sysecho.n.echo.invoke")
     log.write(correlation_id="B", decision="deny", code="E_SAFETY_DENIED", tool="sys.n.sysmetrics.subscribe")
     clock.advance(1000)  # the log looks at its size once a second

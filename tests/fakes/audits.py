@@ -4,11 +4,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relay.audit.log import AuditLog
+from relay.audit.log import AuditLog, AuditUnavailableError, NewLine
+from relay.observability.ascii_json import members_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NOW_MS
 
 _LOOK_MS = 1000
+
+
+class LineLog(AuditLog):
+    """An audit that a test writes line by line, where a relay's writer appends several at once."""
+
+    def write(self, **facts: Any) -> None:
+        if not self.append_all([NewLine(self._now_ms(), members_of(facts))]):
+            raise AuditUnavailableError
 
 
 class WrittenAudit:
@@ -17,7 +26,7 @@ class WrittenAudit:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "audit.jsonl"
         self.clock = FakeClock(NOW_MS)
-        self._log = AuditLog(self.path, self.clock, max_bytes=1)
+        self._log = LineLog(self.path, self.clock, max_bytes=1)
         self._written = 0
 
     def write(self, lines: int = 1) -> str:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from relay.audit.log import AuditLog
 from relay.audit.retention import REMOVED_EVENT, next_removal
 from relay.cli.audit import app
 from relay.settings.config import AuditKeep
-from tests.fakes.audits import WrittenAudit
+from tests.fakes.audits import LineLog, WrittenAudit
 from tests.fakes.clock import FakeClock
 from tests.fakes.command_lines import RUN
 from tests.fakes.relay_command import RelayCommand as Relay
@@ -321,7 +320,7 @@ class Written:
         self.directory = directory
         self.path = directory / "audit.jsonl"
         self.clock = FakeClock(NOW_MS + late_ms)
-        self.log = AuditLog(self.path, self.clock)
+        self.log = LineLog(self.path, self.clock)
 
     def write(self, **facts: str) -> None:
         self.log.write(**facts)
