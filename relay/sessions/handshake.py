@@ -30,7 +30,7 @@ _MAX_TOKEN_LIFE_S = 60
 
 
 class HandshakeRejection(StrEnum):
-    """Why a node is not admitted although its certificate may be good, for the audit."""
+    """Why a node is not admitted, for the audit, where no ``IdentityReason`` or ``TokenReason`` says it."""
 
     PROTOCOL = "protocol"
     FLOODED = "flooded"
@@ -41,30 +41,18 @@ class HandshakeRejection(StrEnum):
     TOKEN_NONCE = "token_nonce"  # noqa: S105 - a reason, and no password
     TOKEN_SUBJECT = "token_subject"  # noqa: S105 - as above
     TOKEN_LIFE = "token_life"  # noqa: S105 - as above
-    # what TokenReason names
-    TOKEN_MALFORMED = "token_malformed"  # noqa: S105 - as above
-    TOKEN_UNKNOWN_KEY = "token_unknown_key"  # noqa: S105 - as above
-    TOKEN_SIGNATURE = "token_signature"  # noqa: S105 - as above
-    TOKEN_CLAIMS = "token_claims"  # noqa: S105 - as above
-    TOKEN_AUDIENCE = "token_audience"  # noqa: S105 - as above
-    TOKEN_ISSUER = "token_issuer"  # noqa: S105 - as above
-    TOKEN_EXPIRED = "token_expired"  # noqa: S105 - as above
-    TOKEN_NOT_YET = "token_not_yet"  # noqa: S105 - as above
-    TOKEN_REVOKED = "token_revoked"  # noqa: S105 - as above
 
 
 class HandshakeError(PeerError):
-    """The node is rejected. ``code`` closes the connection."""
+    """The node is rejected. ``code`` closes the connection; ``reason`` is one of fixed words."""
 
-    def __init__(
-        self, reason: HandshakeRejection | IdentityReason, code: CloseCode = CloseCode.AUTH_FAILED
-    ) -> None:
+    def __init__(self, reason: str, code: CloseCode = CloseCode.AUTH_FAILED) -> None:
         super().__init__(reason)
         self.reason = reason
         self.code = code
 
 
-def rejection_of(error: Exception) -> tuple[HandshakeRejection | IdentityReason, CloseCode]:
+def rejection_of(error: Exception) -> tuple[str, CloseCode]:
     """Return the reason for which ``error`` ends a handshake, and the code that closes it."""
     match error:
         case HandshakeError():
@@ -120,7 +108,7 @@ class Handshake:
                 now_s=now_ms // 1000,
             )
         except TokenError as error:
-            raise HandshakeError(HandshakeRejection(f"token_{error.reason}")) from None
+            raise HandshakeError(f"token_{error.reason}") from None
         if claims["nonce"] != nonce:
             raise HandshakeError(HandshakeRejection.TOKEN_NONCE)
         if not claims["iss"] == claims["sub"] == node_id:

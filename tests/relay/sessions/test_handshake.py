@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from relay.http.websocket_protocol import FLOODED
-from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, PeerFaults
+from relay.sessions.handshake import Handshake, HandshakeError, PeerFaults
 from schemas.error_roots import PeerError
 from schemas.frames import Frame, FrameReader
 from schemas.session import CloseCode, DropReason
-from schemas.tokens import TokenReason
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import Hub
@@ -113,10 +112,6 @@ def test_who_only_has_the_public_leaf_gets_no_further(
     (known,) = hub.nodes_of(node.tenant)
     assert known.manifest is not None
     assert known.manifest.wire == wire
-
-
-def test_every_reason_of_a_bad_token_is_a_reason_of_the_handshake() -> None:
-    assert {f"token_{reason}" for reason in TokenReason} <= set(HandshakeRejection)
 
 
 @pytest.fixture
