@@ -238,10 +238,6 @@ class InFlight:
     def __attrs_post_init__(self) -> None:
         self._none_left.set()
 
-    def under(self, jti: str) -> "RevocableCall":
-        """Return the context of a call under ``jti``: TOKEN_REFUSED if that token is revoked meanwhile."""
-        return RevocableCall(jti, self)
-
     def revoke(self, jtis: Collection[str]) -> None:
         """End every call that was made with one of ``jtis``, which are all revoked tokens."""
         self._revoked = frozenset(jtis)
@@ -275,7 +271,10 @@ class InFlight:
 
 @define(eq=False, repr=False)
 class RevocableCall:
-    """The context of one call. Works as ``asyncio.timeout`` does: by cancelling the task that it is in."""
+    """The context of one call under ``jti``: TOKEN_REFUSED if that token is revoked meanwhile.
+
+    Works as ``asyncio.timeout`` does: by cancelling the task that it is in.
+    """
 
     jti: str
     _calls: InFlight
@@ -350,7 +349,7 @@ class CallExecutor:
 
     def in_flight(self, record: CallRecord) -> RevocableCall:
         """Return the context of a call in flight, which ends when its token is revoked."""
-        return self._in_flight.under(record.principal.jti if record.principal else "")
+        return RevocableCall(record.principal.jti if record.principal else "", self._in_flight)
 
     def budget_ms(self, tool: Tool | RelayTool, record: CallRecord) -> int:
         """Return how much time is left for the call (RFC-0005 section 7, DESIGN section 8)."""

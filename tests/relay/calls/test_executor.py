@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.calls.envelope import Call
-from relay.calls.executor import CallExecutor, CallRecord, InFlight
+from relay.calls.executor import CallExecutor, CallRecord, InFlight, RevocableCall
 from relay.calls.results import Hop
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, LocalRouter
@@ -150,7 +150,7 @@ class Calls:
 
     async def _call(self, jti: str, name: str) -> str:
         self.answers[name] = asyncio.get_running_loop().create_future()
-        async with self.inflight.under(jti):
+        async with RevocableCall(jti, self.inflight):
             self._entered.put_nowait(name)
             return await self.answers[name]
 
@@ -204,7 +204,7 @@ async def test_a_token_that_is_void_begins_nothing_more(calls: Calls) -> None:
     calls.inflight.revoke({"jti-1"})
     await denied(task)
     with pytest.raises(ToolError) as caught:
-        async with calls.inflight.under("jti-1"):
+        async with RevocableCall("jti-1", calls.inflight):
             raise AssertionError
     assert caught.value.failure is Failure.TOKEN_REFUSED
     assert calls.held == 0
@@ -257,7 +257,7 @@ async def test_a_call_that_is_revoked_in_its_last_step_gives_nothing_out_and_lea
         assert task is not None
 
         async def revoked() -> None:
-            async with inflight.under("jti"):
+            async with RevocableCall("jti", inflight):
                 inflight.revoke({"jti"})
                 await last_step()
 
@@ -292,7 +292,7 @@ async def test_a_call_that_ended_stays_ended_if_its_caller_ends_it_as_it_is_revo
     async def work() -> str:
         task = asyncio.current_task()
         assert task is not None
-        async with inflight.under("jti"):
+        async with RevocableCall("jti", inflight):
             inflight.revoke({"jti"})
             task.cancel()
             if not answered:
@@ -315,7 +315,7 @@ async def test_a_caller_who_has_gone_before_the_call_began_is_no_reason_to_keep_
             await asyncio.Event().wait()
         finally:
             try:
-                async with inflight.under("jti"):
+                async with RevocableCall("jti", inflight):
                     inflight.revoke({"jti"})
                     await asyncio.Event().wait()
             except ToolError as error:
