@@ -60,15 +60,12 @@ class Metrics:
         self.manifests = cache(manifests.labels)
         self.identities = self._counter("identities", "Identities by verdict", "verdict")
         self.heartbeats = cache(self._counter("heartbeats", "Heartbeats by validity", "verdict").labels)
-        self.broker_ends = Counter(
-            "edge_relay_broker_ends",
-            "How often the relay's own broker has ended, and was started again",
-            registry=self._registry,
+        self.broker_ends = self._counter(
+            "broker_ends", "How often the relay's own broker has ended, and was started again"
         )
-        self.broker_store_filled = Gauge(
-            "edge_relay_broker_store_filled_ratio",
+        self.broker_store_filled = self._gauge(
+            "broker_store_filled_ratio",
             "Which share of the bytes is used that the relay's own broker may retain; 0 without one",
-            registry=self._registry,
         )
         self.messages_dropped = self._counter("messages_dropped", "Broker messages dropped unread", "reason")
         self.sessions = self._counter("sessions", "Sessions of nodes by how they began or ended", "event")
@@ -77,20 +74,13 @@ class Metrics:
             "one_way_frames", "Frames without an answer, by type", "type", "event"
         )
         self.telemetry_samples = self._counter("telemetry_samples", "Samples of nodes by verdict", "verdict")
-        self.telemetry_lost = Counter(
-            "edge_relay_telemetry_lost", "Samples that slow readers lost", registry=self._registry
-        )
-        self.telemetry_streams = Gauge(
-            "edge_relay_telemetry_streams", "Capabilities that are followed", registry=self._registry
-        )
-        self.telemetry_subscriptions = Gauge(
-            "edge_relay_telemetry_subscriptions", "Subscribers of these", registry=self._registry
-        )
-        calls = self._counter(
+        self.telemetry_lost = self._counter("telemetry_lost", "Samples that slow readers lost")
+        self.telemetry_streams = self._gauge("telemetry_streams", "Capabilities that are followed")
+        self.telemetry_subscriptions = self._gauge("telemetry_subscriptions", "Subscribers of these")
+        self._calls = self._counter(
             "calls", "Agents' calls by code, ok if they succeeded, and by the hop that failed", "code", "hop"
         )
-        self._calls = calls
-        self.calls = cache(calls.labels)
+        self.calls = cache(self._calls.labels)
         cluster_commands = self._counter(
             "cluster_commands", "Commands asked of other relays, or answered for them", "side", "outcome"
         )
@@ -101,10 +91,9 @@ class Metrics:
             "kind",
             "outcome",
         )
-        self.cluster_ledger_filled = Gauge(
-            "edge_relay_cluster_ledger_filled_ratio",
+        self.cluster_ledger_filled = self._gauge(
+            "cluster_ledger_filled_ratio",
             "Which share of the bytes is used that the stream of shared ledgers may have",
-            registry=self._registry,
         )
         self.cluster_ca_requests = self._counter(
             "cluster_ca_requests",
@@ -137,23 +126,16 @@ class Metrics:
             "source",
         )
         self._faults = self._counter("faults", "Exceptions that were not expected, by where", "source")
-        self.log_lines_lost = Counter(
-            "edge_relay_log_lines_lost", "Log lines that could not be written", registry=self._registry
-        )
+        self.log_lines_lost = self._counter("log_lines_lost", "Log lines that could not be written")
         self.caller_requests = self._counter(
             "caller_tool_requests", "Requests of local agents for callers' tools, by how they ended", "code"
         )
-        self.caller_sessions = Gauge(
-            "edge_relay_caller_sessions", "Live sessions of callers with nodes", registry=self._registry
-        )
-        self.nodes_connected = Gauge(
-            "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry
-        )
-        self.inventory_missing = Gauge(
-            "edge_relay_inventory_missing",
+        self.caller_sessions = self._gauge("caller_sessions", "Live sessions of callers with nodes")
+        self.nodes_connected = self._gauge("nodes_connected", "Nodes with an open session")
+        self.inventory_missing = self._gauge(
+            "inventory_missing",
             "Nodes that announced themselves before, and of which the broker has not sent an announce since "
             "the relay subscribed to it",
-            registry=self._registry,
         )
         self.call_seconds = Histogram(
             "edge_relay_call_seconds",
@@ -173,18 +155,17 @@ class Metrics:
 
     def watch_certificates(self, names: Iterable[str], end_ms: Callable[[str], int]) -> None:
         """Show when the certificates ``names`` end, as ``end_ms`` returns it."""
-        gauge = Gauge(
-            "edge_relay_certificate_expires_timestamp_seconds",
+        gauge = self._gauge(
+            "certificate_expires_timestamp_seconds",
             "When a certificate of the relay ends, in seconds since the epoch; 0 if it cannot be read",
-            ["certificate"],
-            registry=self._registry,
+            "certificate",
         )
         for name in names:
             gauge.labels(name).set_function(lambda name=name: end_ms(name) / 1000)  # type: ignore[misc]
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Show a gauge of what ``value`` returns."""
-        Gauge(f"edge_relay_{name}", text, registry=self._registry).set_function(value)
+        self._gauge(name, text).set_function(value)
 
     def watch_health(self, health: Callable[[], Mapping[str, Health]]) -> None:
         self._registry.register(HealthCollector(health))
@@ -198,3 +179,6 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"edge_relay_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"edge_relay_{name}", text, labels, registry=self._registry)
