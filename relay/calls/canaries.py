@@ -118,13 +118,7 @@ class Canaries:
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
         """Note that a node has connected, and is to be sent an echo, or that its connection is lost."""
-        self._forget(node.node_id)
-        if connected:
-            self._welcomed.add(node.node_id)
-            self._nodes[node.node_id] = node.tenant
-            self._answering.add(node.tenant, node.node_id)
-
-    def _forget(self, node_id: str) -> None:
+        node_id = node.node_id
         self._welcomed.discard(node_id)
         self.silent.pop(node_id, None)
         # By the tenant that it had: a renewal can give it another during a session.
@@ -132,6 +126,10 @@ class Canaries:
         if tenant is not None:
             self._answering.discard(tenant, node_id)
             self._not_answering.discard(tenant, node_id)
+        if connected:
+            self._welcomed.add(node_id)
+            self._nodes[node_id] = node.tenant
+            self._answering.add(node.tenant, node_id)
 
     def announced(self, node: NodeRef) -> None:
         if node.node_id in self._welcomed:
