@@ -228,7 +228,7 @@ class AuditWriter:
             loop = asyncio.get_running_loop()
             loop.call_later(_NOTED_AFTER_S, self._hand_over_noted, loop)
 
-    def append(self, members: str) -> None:
+    def write(self, **facts: Any) -> None:
         """Write a line that is not a call's, and return when it is in the file. Any thread may call.
 
         The event loop too, which it holds up for ``loop_wait_s`` at most.
@@ -236,10 +236,10 @@ class AuditWriter:
         Raises:
             AuditUnavailableError: as ``record``.
         """
-        self._append(members, _Asks.WRITTEN)
+        self._append(members_of(facts), _Asks.WRITTEN)
 
     def decide(self, members: str, otherwise: str) -> None:
-        """As ``append``, in the event loop alone; synced too, if each line is.
+        """As ``write``, of ``members``, in the event loop alone; synced too, if each line is.
 
         If it may be in the file although this raises, ``otherwise`` are the members of a line that follows.
 
@@ -247,10 +247,6 @@ class AuditWriter:
             AuditUnavailableError: as ``record``.
         """
         self._append(members, _Asks.DECIDED, otherwise)
-
-    def write(self, **facts: Any) -> None:
-        """As ``append``, of ``facts``."""
-        self._append(members_of(facts), _Asks.WRITTEN)
 
     def write_if_space(self, **facts: Any) -> None:
         """As ``write``, for lines that can wait: not into the space that is reserved for calls.
@@ -339,11 +335,8 @@ class AuditWriter:
                 self._queued += len(lines)
                 batch = (lines, self._chained(lines))
                 if more or not self._sends(*batch):
-                    self._to_thread(batch)
-
-    def _to_thread(self, batch: _Batch) -> None:
-        self._in_thread += len(batch[0])
-        self._queue.put(batch)
+                    self._in_thread += len(lines)
+                    self._queue.put(batch)
 
     def _sends(self, lines: Sequence[_Line], ready: Chained) -> bool:
         """Return whether the process writes ``lines``: only if nothing else is due, or comes before."""

@@ -111,9 +111,9 @@ async def test_what_is_noted_is_written_soon_and_before_what_comes_after_it(stag
 async def test_a_line_of_another_thread_does_not_look_like_a_clock_that_was_set_back(stage: Stage) -> None:
     stage.writer.note('"number":1')
     stage.clock.advance(5)
-    stage.writer.append('"number":2')
+    stage.writer.write(number=2)
     stage.writer.note('"number":3')
-    late = threading.Thread(target=lambda: stage.writer.append('"number":4'))
+    late = threading.Thread(target=lambda: stage.writer.write(number=4))
     late.start()
     late.join()
     assert numbers(stage.path) == [1, 2, 3, 4]
@@ -251,7 +251,7 @@ async def test_a_disk_that_stalls_holds_up_no_loop_and_what_waited_was_never_don
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
         await stage.record(4)  # at once
     with pytest.raises(AuditUnavailableError):
-        stage.writer.append('"number":5')
+        stage.writer.write(number=5)
     with pytest.raises(AuditUnavailableError):
         stage.writer.decide('"number":7', never_sent(AuditUnavailableError()))
     assert not stage.writer.available
@@ -297,7 +297,7 @@ async def test_a_call_whose_line_goes_with_one_that_is_no_calls_is_refused_in_ti
     waiting = asyncio.create_task(stage.record(2))
     await asyncio.sleep(0)  # its line is gathered in this turn
     with pytest.raises(AuditUnavailableError):
-        stage.writer.append('"number":3')
+        stage.writer.write(number=3)
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
         await waiting
     disk.resume()
@@ -320,6 +320,14 @@ def appenders(audit: Path, pid: int | None = None) -> list[psutil.Process]:
     return found
 
 
+async def hanging(stage: Stage) -> psutil.Process:
+    """Record a line, and return the process of ``stage``, which hangs from now on."""
+    await stage.record(1)
+    [process] = appenders(stage.path)
+    process.suspend()
+    return process
+
+
 @BY_DEFAULT
 async def test_only_while_calls_are_many_there_is_a_process(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
@@ -336,9 +344,7 @@ async def test_only_while_calls_are_many_there_is_a_process(tmp_path: Path) -> N
 
 @BY_PROCESS
 async def test_what_a_process_was_sent_and_has_not_written_is_written_by_the_thread(stage: Stage) -> None:
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    process = await hanging(stage)
     sent = [asyncio.create_task(stage.record(number)) for number in (2, 3)]
     await asyncio.sleep(0)
     stage.writer.note('"number":4')
@@ -376,9 +382,7 @@ async def test_what_ends_a_relay_does_not_end_its_process(stage: Stage) -> None:
 
 @BY_PROCESS
 async def test_a_line_of_a_process_that_hangs_is_refused_in_time(stage: Stage) -> None:
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    process = await hanging(stage)
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
         await stage.record(2, otherwise=never_sent)
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
@@ -392,9 +396,7 @@ async def test_a_line_of_a_process_that_hangs_is_refused_in_time(stage: Stage) -
 
 @BY_PROCESS
 async def test_a_process_that_hangs_is_killed_and_the_thread_writes_what_it_was_sent(stage: Stage) -> None:
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    await hanging(stage)
     with pytest.raises(AuditUnavailableError, match="does not answer in time"):
         await stage.record(2, otherwise=never_sent)
     await until(lambda: stage.writer.available)
@@ -406,9 +408,7 @@ async def test_a_process_that_hangs_is_killed_and_the_thread_writes_what_it_was_
 
 @BY_PROCESS
 async def test_a_process_that_hangs_with_what_no_call_waits_for_is_killed_too(stage: Stage) -> None:
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    await hanging(stage)
     stage.writer.note('"number":2')
     await until(lambda: numbers(stage.path) == [1, 2])
 
@@ -416,9 +416,7 @@ async def test_a_process_that_hangs_with_what_no_call_waits_for_is_killed_too(st
 @BY_PROCESS
 async def test_a_process_that_hangs_when_its_relay_ends_keeps_the_lock_from_no_other(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    await hanging(stage)
     stage.writer.note('"number":2')
     stage.writer.close()
     AuditLog(stage.path, FakeClock(NOW_MS)).close()
@@ -481,9 +479,7 @@ async def test_a_process_that_hangs_with_all_written_is_ended_at_the_next_file_i
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, max_bytes=1)
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    process = await hanging(stage)
     stage.clock.advance(1000)
     stage.writer.note('"number":2')
     await until(lambda: process.status() == psutil.STATUS_STOPPED)
@@ -529,9 +525,7 @@ async def test_the_thread_goes_on_where_the_loop_has_just_read_what_it_waits_for
         assert read.wait(BOUND_S)
         wait(appender)
 
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    process = await hanging(stage)
     sent = asyncio.create_task(stage.record(2))
     for _ in range(100):  # after which it has been sent
         await asyncio.sleep(0)
@@ -610,7 +604,7 @@ async def test_what_a_process_that_ends_before_it_answers_has_written_is_not_wri
     if cut:  # by who looks after the disk
         os.truncate(stage.path, 0)
         stage.clock.advance(1000)
-        stage.writer.append('"number":2')
+        stage.writer.write(number=2)
     await asyncio.gather(*(stage.record(number) for number in (3, 4)))
     await stage.lines.until("audit process ended; a thread writes the audit")
     whole = list[int]()
@@ -645,16 +639,14 @@ async def test_what_a_relay_has_sent_is_written_though_it_was_killed_with_an_ans
 async def test_a_loop_that_was_held_up_takes_the_answer_for_the_disks(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await stage.record(1)
-    [process] = appenders(stage.path)
-    process.suspend()
+    process = await hanging(stage)
     call = asyncio.create_task(stage.record(2))
     for _ in range(100):  # after which it has been sent
         await asyncio.sleep(0)
     process.resume()
     wait_until(lambda: len(numbers(stage.path)) == 2)  # the loop is held up
     monkeypatch.setattr("relay.audit.writer.monotonic", lambda: monotonic() + WAIT_S / 2)
-    stage.writer.append('"number":3')
+    stage.writer.write(number=3)
     await call
     assert numbers(stage.path) == [1, 2, 3]
 
@@ -677,7 +669,7 @@ def test_a_writer_outlives_its_loop(tmp_path: Path) -> None:
     asyncio.run(stage.record(1))
     asyncio.run(stage.record(2))
     stage.clock.advance(1000)
-    stage.writer.append('"number":3')  # to a new file
+    stage.writer.write(number=3)  # to a new file
     asyncio.run(stage.record(4))
     stage.writer.close()
     gc.collect()
@@ -774,7 +766,7 @@ class Chance:
     def append(self) -> None:
         self.begun += 1
         with suppress(AuditUnavailableError):
-            self.stage.writer.append(f'"number":{self.begun}')
+            self.stage.writer.write(number=self.begun)
             self.recorded.add(self.begun)
         self.explained.add(self.begun)  # it is no call's
 

@@ -34,13 +34,18 @@ def record(name: object = ECHO_NAME, **members: Any) -> CallRecord:
     return CallRecord(CORRELATION_ID, Call(message), 100.0, **members)
 
 
+def written(hub: Hub, *members: str) -> None:
+    for each in members:
+        hub.audit.decide(each, "")
+
+
 def only_line(hub: Hub) -> dict[str, Any]:
     (line,) = hub.audited()
     return line
 
 
 def test_of_a_call_that_is_refused_the_audit_says_who_what_and_why(hub: Hub) -> None:
-    hub.audit.append(record(principal=WHO).denied(DENIED))
+    written(hub, record(principal=WHO).denied(DENIED))
     assert only_line(hub) == {
         **AGENT,
         "ts_ms": NOW_MS,
@@ -56,7 +61,7 @@ def test_of_a_call_that_is_made_the_audit_says_so_by_its_canonical_name(hub: Hub
     hub.connect(hub.ca.issue())
     tool = hub.fleet.resolve(ECHO_NAME, WHO.rights)
     called = record(ECHO_NAME.replace(".", "-"), principal=WHO, tool=tool)
-    hub.audit.append(called.allowed())
+    written(hub, called.allowed())
     line = only_line(hub)
     assert (line["decision"], line["code"]) == ("allow", "ok")
     assert (line["tool"], line["node_id"]) == (ECHO_NAME, NODE_ID)
@@ -76,7 +81,7 @@ def test_of_a_call_that_is_made_the_audit_says_so_by_its_canonical_name(hub: Hub
 def test_of_a_call_that_has_ended_the_audit_says_how_and_how_long_it_took(
     hub: Hub, error: BaseException | None, outcome: str, code: str
 ) -> None:
-    hub.audit.append(record(principal=WHO).ended(error, 100.0123456))
+    written(hub, record(principal=WHO).ended(error, 100.0123456))
     line = only_line(hub)
     assert (line["outcome"], line["code"], line["duration_ms"]) == (outcome, code, 12.346)
     assert "decision" not in line
@@ -84,9 +89,7 @@ def test_of_a_call_that_has_ended_the_audit_says_how_and_how_long_it_took(
 
 def test_every_line_of_a_call_that_repeats_another_names_that_one(hub: Hub) -> None:
     repeated = record(principal=WHO, first=FIRST)
-    hub.audit.append(repeated.denied(DENIED))
-    hub.audit.append(repeated.allowed())
-    hub.audit.append(repeated.ended(None, 101.0))
+    written(hub, repeated.denied(DENIED), repeated.allowed(), repeated.ended(None, 101.0))
     assert [line["first"] for line in hub.audited()] == [FIRST] * 3
     assert {line["correlation_id"] for line in hub.audited()} == {CORRELATION_ID}
 
@@ -94,9 +97,7 @@ def test_every_line_of_a_call_that_repeats_another_names_that_one(hub: Hub) -> N
 def test_every_line_has_the_id_that_the_caller_gave_besides_the_relays_own(hub: Hub) -> None:
     params = {"name": ECHO_NAME, "_meta": {META_CORRELATION_ID: "order-17"}}
     given = CallRecord(CORRELATION_ID, Call({"params": params}), 100.0, principal=WHO)
-    hub.audit.append(given.denied(DENIED))
-    hub.audit.append(given.allowed())
-    hub.audit.append(given.ended(None, 101.0))
+    written(hub, given.denied(DENIED), given.allowed(), given.ended(None, 101.0))
     ids = [(line["correlation_id"], line["caller_correlation_id"]) for line in hub.audited()]
     assert ids == [(CORRELATION_ID, "order-17")] * 3
 
@@ -131,7 +132,7 @@ def test_so_has_its_span(hub: Hub) -> None:
 def test_of_a_call_to_no_tool_the_audit_says_what_can_be_said(
     hub: Hub, name: object, tool: str | None, node_id: str | None
 ) -> None:
-    hub.audit.append(record(name).denied(DENIED))
+    written(hub, record(name).denied(DENIED))
     line = only_line(hub)
     assert (line["tool"], line["node_id"]) == (name if tool is None else tool, node_id)
     assert line["tool"].isprintable()
