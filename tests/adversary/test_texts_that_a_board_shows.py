@@ -7,7 +7,6 @@ node, what is shown is printable ASCII, a name is no sentence, and a sentence st
 
 import asyncio
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -24,10 +23,6 @@ from kubelet.handlers.verbs import verbs_of
 from relay.auth.agent_tokens import Caller
 from relay.calls.envelope import Call
 from relay.limits.rate_limits import Allowance
-from relay.mcp_api.endpoint import Methods
-from relay.mcp_api.resources import ResourceCatalog
-from relay.mcp_api.tool_list import ToolList
-from relay.streams.telemetry.resource import TelemetryResource
 from schemas.kinds import RFC_0001, shipped_names
 from schemas.process.logs import make_logger
 from schemas.registry import read_contract
@@ -87,12 +82,7 @@ class Stage:
         self.router = HeldRouter()
         hub = self.hub
         self.seconds = Seconds()
-        gateway = hub.gateway(self.router, self.seconds, Allowance(1e6, 1e9, 99))
-        resources = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
-        tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
-        self.methods = Methods(
-            gateway, tools, hub.authenticator, resources, lambda _rights, _view: {}, os.urandom
-        )
+        self.methods = hub.mcp(hub.gateway(self.router, self.seconds, Allowance(1e6, 1e9, 99))).methods
         sensitive = [each.name for each in self.contract.kinds if each.sensitive]
         token = hub.token(ttl_s=60, kinds=["linux.*", *sensitive])
         self.caller = Caller(hub.authenticator.identify(token), "http", {})

@@ -1,6 +1,5 @@
 """The table of methods by itself; that both eras answer from it is for the tests of the endpoint."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,11 +11,8 @@ import pytest
 from relay.auth.agent_tokens import Caller
 from relay.calls.envelope import Call
 from relay.limits.rate_limits import Allowance
-from relay.mcp_api.endpoint import BYTES_LIKE_A_CALL, MethodError, Methods
-from relay.mcp_api.resources import ResourceCatalog
-from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.endpoint import BYTES_LIKE_A_CALL, MethodError
 from relay.routing.port import Command
-from relay.streams.telemetry.resource import TelemetryResource
 from schemas.errors import ToolError
 from schemas.payloads import CmdDone
 from schemas.registry import read_contract
@@ -40,12 +36,7 @@ class Stage:
         self.hub = hub
         self.router = ScriptedRouter()
         self.token = hub.token(ttl_s=60)
-        gateway = hub.gateway(self.router, Seconds(), per_agent)
-        resources = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
-        tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
-        self.methods = Methods(
-            gateway, tools, hub.authenticator, resources, lambda _rights, _view: {"of": "the SDK"}, os.urandom
-        )
+        self.methods = hub.mcp(hub.gateway(self.router, Seconds(), per_agent)).methods
         self.principal = hub.authenticator.identify(self.token)
         hub.connect(hub.ca.issue())
 

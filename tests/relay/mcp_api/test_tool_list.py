@@ -1,7 +1,6 @@
 """The pages of ``tools/list``. What clients make of them is in ``test_endpoint``."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,20 +11,16 @@ from relay.auth.agent_tokens import Caller
 from relay.auth.permissions import Rights
 from relay.calls.envelope import Call
 from relay.fleet.tools import Tool
-from relay.mcp_api.endpoint import Methods
-from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import (
     MAX_PAGE_BYTES,
     PAGE_SIZE,
     CursorError,
     Listed,
-    ToolList,
     page_of,
     text_of,
     with_documents,
 )
 from relay.observability.ascii_json import encoded
-from relay.streams.telemetry.resource import TelemetryResource
 from schemas.addresses import View
 from schemas.keys import base64url
 from schemas.labels import NodeName
@@ -44,16 +39,7 @@ OFFERS = {f"{kind.short}.{verb}" for kind in KINDS for verb in kind.verbs}
 class Stage:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        gateway = hub.gateway(ScriptedRouter())
-        resources = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
-        self.methods = Methods(
-            gateway,
-            ToolList(hub.fleet, hub.relay_tools, hub.options),
-            hub.authenticator,
-            resources,
-            lambda _rights, _view: {},
-            os.urandom,
-        )
+        self.methods = hub.mcp(hub.gateway(ScriptedRouter())).methods
 
     async def page(
         self, query: str = "", cursor: str | None = None, scope: str = "tools:call:read_only"

@@ -6,7 +6,6 @@ the ones that ship.
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,7 @@ from relay.auth.agent_tokens import Caller
 from relay.calls.envelope import Call
 from relay.fleet.node_record import Where
 from relay.limits.rate_limits import Allowance
-from relay.mcp_api.endpoint import Methods
-from relay.mcp_api.resources import ResourceCatalog
-from relay.mcp_api.tool_list import ToolList
 from relay.routing.port import Command, CommandAnswer, LocalRouter
-from relay.streams.telemetry.resource import TelemetryResource
 from schemas.addresses import KINDS_PATH
 from schemas.kinds import RFC_0001, shipped_names
 from schemas.labels import NodeName
@@ -132,14 +127,7 @@ class Agent:
         self.boards = Boards(boards)
         gateway = hub.gateway(self.boards, Seconds(), Allowance(1e6, 1e6, 99))
         hub.make_views()
-        self.methods = Methods(
-            gateway,
-            ToolList(hub.fleet, hub.relay_tools, hub.options),
-            hub.authenticator,
-            ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet)),
-            lambda _rights, _view: {},
-            os.urandom,
-        )
+        self.methods = hub.mcp(gateway).methods
         named = [name for name in KINDS if (kind := CONTRACT.kinds.get(name)) is not None and kind.sensitive]
         token = hub.token([READ_ONLY], kinds=["*", *named])
         self.caller = Caller(principal_of(token), "http", {}, path=KINDS_PATH)
@@ -231,20 +219,20 @@ async def test_what_is_wrong_with_the_greenhouse_and_what_its_log_says(agent: Ag
 Q = Callable[[Agent], Awaitable[bool]]
 
 
-async def _hot(agent: Agent) -> bool:
-    found = await agent.ask("find_nodes", finding="hot")
-    return [node["label"] for node in found["nodes"]] == ["greenhouse"]
+def finds(*labels: str, **query: Any) -> Q:
+    """Return whether ``query`` finds the nodes ``labels`` and no others."""
+
+    async def answered(agent: Agent) -> bool:
+        found = await agent.ask("find_nodes", **query)
+        return sorted(node["label"] for node in found["nodes"]) == sorted(labels)
+
+    return answered
 
 
 async def _how_hot(agent: Agent) -> bool:
     sensors = await agent.all("sensors-snapshot")
     hottest: float = max(each["c"] for each in sensors["greenhouse"]["temperatures"])
     return hottest == 96.0
-
-
-async def _urgent(agent: Agent) -> bool:
-    found = await agent.ask("find_nodes", finding="error")
-    return {node["label"] for node in found["nodes"]} == {"barn", "greenhouse"}
 
 
 async def _fills_up(agent: Agent) -> bool:
@@ -271,28 +259,8 @@ async def _failed_units(agent: Agent) -> bool:
     return [each["unit"] for each in units["units"]] == ["pump.service"]
 
 
-async def _killed_for_memory(agent: Agent) -> bool:
-    found = await agent.ask("find_nodes", finding="process_killed_for_memory")
-    return [node["label"] for node in found["nodes"]] == ["greenhouse"]
-
-
-async def _clock(agent: Agent) -> bool:
-    found = await agent.ask("find_nodes", finding="clock_not_synchronised")
-    return [node["label"] for node in found["nodes"]] == ["barn"]
-
-
-async def _offline(agent: Agent) -> bool:
-    found = await agent.ask("find_nodes", online=False)
-    return [node["label"] for node in found["nodes"]] == ["attic"]
-
-
 async def _yard_is_well(agent: Agent) -> bool:
     return codes(await agent.ask("health-snapshot", node="yard")) == []
-
-
-async def _north(agent: Agent) -> bool:
-    found = await agent.ask("find_nodes", tags=["site=north"], finding="any")
-    return [node["label"] for node in found["nodes"]] == ["greenhouse"]
 
 
 async def _memory_hogs(agent: Agent) -> bool:
@@ -331,18 +299,18 @@ async def _search(agent: Agent) -> bool:
 @pytest.mark.parametrize(
     ("question", "answered"),
     [
-        ("which board is hot", _hot),
+        ("which board is hot", finds("greenhouse", finding="hot")),
         ("how hot is the greenhouse", _how_hot),
-        ("is anything urgent", _urgent),
+        ("is anything urgent", finds("barn", "greenhouse", finding="error")),
         ("is anything about to fill up", _fills_up),
         ("which service keeps crashing", _crashing),
         ("why does the radio in the barn crash", _why_it_crashes),
         ("what has failed in the greenhouse", _failed_units),
-        ("where was something killed for memory", _killed_for_memory),
-        ("whose clock is wrong", _clock),
-        ("which board is away", _offline),
+        ("where was something killed for memory", finds("greenhouse", finding="process_killed_for_memory")),
+        ("whose clock is wrong", finds("barn", finding="clock_not_synchronised")),
+        ("which board is away", finds("attic", online=False)),
         ("is the yard well", _yard_is_well),
-        ("what is wrong in the north", _north),
+        ("what is wrong in the north", finds("greenhouse", tags=["site=north"], finding="any")),
         ("what uses the memory of the yard", _memory_hogs),
         ("which name server does the yard use", _network),
         ("is any board throttled", _throttled),
