@@ -9,6 +9,10 @@ from relay.observability.metrics import Metrics
 from tests.fakes.hub import counted
 
 BOUND_S = 30
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 
 
 async def exchange(port: int, raw: bytes) -> bytes:

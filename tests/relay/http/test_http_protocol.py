@@ -21,7 +21,7 @@ from relay.http.request_meter import RequestMeter
 from relay.http.websocket_protocol import BoundedWebSocket
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected, write_until_cut
-from tests.fakes.raw_http import exchange
+from tests.fakes.raw_http import UPGRADE, exchange
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,12 +33,14 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n
 
 
 class Held:
-    """An application that answers when it is told to, and notices when the client leaves."""
+    """An application that answers when it is told to, or at once, and notices when the client leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
         self.begun = 0
         self.left = asyncio.Event()
         self.answer = asyncio.Event()
+        if at_once:
+            self.answer.set()
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         self.begun += 1
@@ -87,15 +89,13 @@ async def test_a_head_or_what_follows_a_body_that_never_ends_ends_the_connection
     ],
 )
 async def test_a_head_over_its_limits_is_not_served_though_it_is_whole(server: Server, raw: bytes) -> None:
-    server.app = held = Held()
-    held.answer.set()
+    server.app = held = Held(at_once=True)
     assert b"200 OK" not in await exchange(server.address.port, raw)
     assert held.begun == 0
 
 
 async def test_a_head_of_as_many_fields_as_it_may_have_is_served(server: Server) -> None:
-    server.app = held = Held()
-    held.answer.set()
+    server.app = Held(at_once=True)
     fields = b"X: y\r\n" * (MAX_FIELDS - 2) + b"Connection: close\r\n"
     assert b"200 OK" in await exchange(server.address.port, REQUEST[:-2] + fields + b"\r\n")
 
@@ -152,8 +152,6 @@ async def test_fields_of_a_trailer_are_dropped(server: Server) -> None:
 
 async def test_an_upgrade_behind_a_request_waits_for_its_answer(server: Server) -> None:
     server.app = held = Held()
-    upgrade = REQUEST[:-2] + b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
-    upgrade += b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     accepted = asyncio.Event()
 
     async def accept(socket: BoundedWebSocket) -> None:
@@ -162,7 +160,7 @@ async def test_an_upgrade_behind_a_request_waits_for_its_answer(server: Server) 
 
     server.serve_socket = accept
     reader, writer = await connected(server)
-    writer.write(REQUEST + upgrade)
+    writer.write(REQUEST + UPGRADE)
     await until(lambda: held.begun)
     assert not accepted.is_set()
     held.answer.set()
@@ -186,8 +184,7 @@ async def test_a_body_may_be_longer_than_a_head(server: Server) -> None:
 
 
 async def test_as_many_requests_as_may_wait_are_answered(server: Server) -> None:
-    server.app = held = Held()
-    held.answer.set()
+    server.app = Held(at_once=True)
     reader, writer = await connected(server)
     writer.write(REQUEST * (MAX_PIPELINED + 1))
     async with asyncio.timeout(BOUND_S):
@@ -230,8 +227,7 @@ async def test_a_stream_ends_with_its_client_whatever_came_behind_it(server: Ser
     writer.write(behind)
     await writer.drain()
     # What came on another connection after it is answered, so it has been received.
-    server.app = at_once = Held()
-    at_once.answer.set()
+    server.app = Held(at_once=True)
     assert b"200 OK" in await exchange(server.address.port, REQUEST[:-2] + b"Connection: close\r\n\r\n")
     writer.close()
     async with asyncio.timeout(BOUND_S):
@@ -410,16 +406,14 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 @pytest.mark.usefixtures("short_idleness")
 async def test_an_idle_connection_is_closed_and_one_whose_request_is_served_is_not() -> None:
     async with Server.running() as server, asyncio.timeout(BOUND_S):
-        server.app = held = Held()
-        held.answer.set()
+        server.app = held = Held(at_once=True)
         reader, writer = await connected(server)
         await answered(reader, writer)
         held.answer.clear()
         writer.write(REQUEST)
         await until(lambda: held.begun == 2)
         # The timer of this connection began before that of one that is idle until it is closed.
-        server.app = at_once = Held()
-        at_once.answer.set()
+        server.app = Held(at_once=True)
         idle_reader, idle_writer = await connected(server)
         await answered(idle_reader, idle_writer)
         assert await idle_reader.read() == b""
@@ -434,8 +428,7 @@ async def test_an_idle_connection_is_closed_and_one_whose_request_is_served_is_n
 @pytest.mark.usefixtures("short_idleness")
 async def test_an_idle_connection_that_an_agent_holds_outlives_those_of_strangers() -> None:
     async with Server.running() as server, asyncio.timeout(BOUND_S):
-        served = Held()
-        served.answer.set()
+        served = Held(at_once=True)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             assert scope["path"] != "/agent" or admit(scope, "an agent")

@@ -30,6 +30,7 @@ from schemas.addresses import HostPort
 from schemas.tls import client_context
 from tests.fakes.hub import counted
 from tests.fakes.polling import until
+from tests.fakes.raw_http import UPGRADE
 from tests.fakes.serving import Server
 from tests.fakes.tls_broker import PlayedAuthority
 
@@ -39,10 +40,6 @@ BOUND_S = 30
 SOON_S = 0.1
 HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00"  # how a handshake begins
-UPGRADE = (
-    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
 PING = b"\x89\x80\x00\x00\x00\x00"
 GOODBYE = b"\x88\x80\x00\x00\x00\x00"
 PONG = 0x8A

@@ -11,7 +11,7 @@ from relay.http.turns import DEFERRED_S, LARGE_BYTES, Deferral, Keepalive, TurnE
 from tests.fakes.polling import until
 from tests.fakes.raw_http import exchange, read_ws_frame, until_closed, ws_frame
 from tests.fakes.serving import Server
-from tests.relay.http.test_websocket_protocol import REQUEST, Application, served, watched
+from tests.relay.http.test_websocket_protocol import REQUEST, Application, gone_on, served, watched
 
 BOUND_S = 30
 # A turn is a sixty-fourth of the interval: a quarter of a second.
@@ -306,10 +306,12 @@ def test_a_bug_of_one_that_is_resumed_ends_it_alone() -> None:
     assert len(others[0].resumed) == 2
 
 
-async def offered(application: Application, texts: list[str]) -> None:
-    """Have the texts that begin with w wait, and all of them put into ``texts`` when they are handled."""
-    application.go_on.set()
-    (await application.texts).handle_texts(texts.append, lambda beginning: beginning.startswith(b"w"))
+async def offered(application: Application, reader: asyncio.StreamReader) -> list[str]:
+    """Have the texts that begin with w wait; return the list to which each is added when it is handled."""
+    texts: list[str] = []
+    socket = await gone_on(application, reader)
+    socket.handle_texts(texts.append, lambda beginning: beginning.startswith(b"w"))
+    return texts
 
 
 @pytest.mark.integration
@@ -319,9 +321,7 @@ async def test_a_text_that_may_wait_is_handled_with_those_of_others() -> None:
         Server.running() as server,
         served(server, admits=True) as (one, one_reads, one_writes),
     ):
-        texts: list[str] = []
-        await offered(one, texts)
-        assert await read_ws_frame(one_reads) == b"going on"
+        texts = await offered(one, one_reads)
         one_writes.write(ws_frame(b"wait 1") + ws_frame(b"heartbeat 1"))
         await until(lambda: texts == ["wait 1", "heartbeat 1"])
 
@@ -333,9 +333,7 @@ async def test_what_arrives_behind_a_text_that_waits_ends_the_wait() -> None:
         Server.running(deferred_s=LATER_S) as server,
         served(server, admits=True) as (application, reader, writer),
     ):
-        texts: list[str] = []
-        await offered(application, texts)
-        assert await read_ws_frame(reader) == b"going on"
+        texts = await offered(application, reader)
         writer.write(ws_frame(b"wait"))
         # What came on another connection after it is answered, so the text has been received.
         assert b"200 OK" in await exchange(server.address.port, REQUEST)
@@ -362,12 +360,8 @@ async def test_a_text_that_raises_closes_its_connection_and_is_reported() -> Non
             served(server, admits=True) as (other, other_reads, other_writes),
             served(server, admits=True) as (application, reader, writer),
         ):
-            texts: list[str] = []
-            await offered(other, texts)
-            assert await read_ws_frame(other_reads) == b"going on"
-            application.go_on.set()
-            (await application.texts).handle_texts(raising, lambda _: True)
-            assert await read_ws_frame(reader) == b"going on"
+            texts = await offered(other, other_reads)
+            (await gone_on(application, reader)).handle_texts(raising, lambda _: True)
             writer.write(ws_frame(b"wait"))
             other_writes.write(ws_frame(b"wait"))
             async with asyncio.timeout(30):
@@ -393,9 +387,7 @@ async def test_of_a_connection_that_is_lost_nothing_waits(monkeypatch: pytest.Mo
         Server.running(deferred_s=LATER_S) as server,
         served(server, admits=True) as (application, reader, writer),
     ):
-        texts: list[str] = []
-        await offered(application, texts)
-        assert await read_ws_frame(reader) == b"going on"
+        texts = await offered(application, reader)
         writer.write(ws_frame(b"wait"))
         await until(lambda: of_server[0].waiting)
         writer.close()
@@ -475,9 +467,7 @@ async def test_a_bug_of_one_that_sends_ends_it_alone() -> None:
 @pytest.mark.integration
 async def test_texts_of_one_turn_are_one_write_and_a_close_follows_them(server: Server) -> None:
     async with served(server, admits=True) as (application, reader, writer):
-        application.go_on.set()
-        texts = await application.texts
-        assert await read_ws_frame(reader) == b"going on"
+        texts = await gone_on(application, reader)
         written = watched(texts)
         assert texts.send_now("a")
         assert texts.send_now("b")
@@ -493,9 +483,7 @@ async def test_texts_of_one_turn_are_one_write_and_a_close_follows_them(server: 
 @pytest.mark.integration
 async def test_a_long_text_is_sent_at_once_behind_what_was_held(server: Server) -> None:
     async with served(server, admits=True) as (application, reader, _writer):
-        application.go_on.set()
-        texts, long = await application.texts, "x" * LARGE_BYTES
-        assert await read_ws_frame(reader) == b"going on"
+        texts, long = await gone_on(application, reader), "x" * LARGE_BYTES
         written = watched(texts)
         assert texts.send_now("a")
         assert texts.send_now(long)
@@ -507,9 +495,7 @@ async def test_a_long_text_is_sent_at_once_behind_what_was_held(server: Server) 
 @pytest.mark.integration
 async def test_what_is_held_for_a_lost_connection_is_not_written(server: Server) -> None:
     async with served(server, admits=True) as (application, reader, _writer):
-        application.go_on.set()
-        texts = await application.texts
-        assert await read_ws_frame(reader) == b"going on"
+        texts = await gone_on(application, reader)
         written = watched(texts)
         assert texts.send_now("a")
         texts.transport.abort()

@@ -20,16 +20,12 @@ from relay.http.websocket_protocol import (
 )
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
-from tests.fakes.raw_http import exchange, read_ws_frame, until_closed, until_cut, ws_frame
+from tests.fakes.raw_http import UPGRADE, exchange, read_ws_frame, until_closed, until_cut, ws_frame
 from tests.fakes.serving import Server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 BOUND_S = 30
-UPGRADE = (
-    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
 REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 EMPTY = ws_frame(b"")
 PING = ws_frame(b"", opcode=9)
@@ -97,6 +93,13 @@ def watched(socket: BoundedWebSocket) -> list[bytes]:
     return written
 
 
+async def gone_on(application: Application, reader: asyncio.StreamReader) -> BoundedWebSocket:
+    """Let ``application`` go on, and return its socket once its peer has been told."""
+    application.go_on.set()
+    assert await read_ws_frame(reader) == b"going on"
+    return await application.texts
+
+
 @asynccontextmanager
 async def served(
     server: Server, *, admits: bool
@@ -118,8 +121,7 @@ async def test_nothing_is_parsed_before_the_application_asks_for_a_message(serve
         writer.write(PING)
         # What came on another connection after it is answered, so the ping has been received.
         assert b"200 OK" in await exchange(server.address.port, REQUEST)
-        application.go_on.set()
-        assert await read_ws_frame(reader) == b"going on"
+        await gone_on(application, reader)
         assert await read_ws_frame(reader) == b""  # the pong
 
 
@@ -237,10 +239,8 @@ async def test_texts_are_offered_as_they_arrive_and_received_where_that_is_not_e
 
 async def test_answers_to_texts_that_arrive_together_are_sent_together(server: Server) -> None:
     async with served(server, admits=True) as (application, reader, writer):
-        application.go_on.set()
-        texts = await application.texts
+        texts = await gone_on(application, reader)
         texts.handle_texts(lambda text: None if texts.send_now(f"answer to {text}") else "not sent")
-        assert await read_ws_frame(reader) == b"going on"
         written = watched(texts)
         writer.write(ws_frame(b"a") + ws_frame(b"b"))
         assert [await read_ws_frame(reader) for _ in range(2)] == [b"answer to a", b"answer to b"]
@@ -257,8 +257,7 @@ async def test_no_text_is_offered_before_the_application_asks_for_a_message(serv
         writer.write(ws_frame(b"early"))
         assert b"200 OK" in await exchange(server.address.port, REQUEST)
         assert offered == []
-        application.go_on.set()
-        assert await read_ws_frame(reader) == b"going on"
+        await gone_on(application, reader)
         await until(lambda: offered == ["early"])
 
 
@@ -291,8 +290,7 @@ async def test_what_is_no_text_is_offered_to_nothing_and_ends_the_connection(
     async with served(server, admits=True) as (application, reader, writer):
         offered: list[str] = []
         application.handler = offered.append
-        application.go_on.set()
-        assert await read_ws_frame(reader) == b"going on"
+        await gone_on(application, reader)
         for frame in frames:
             writer.write(frame)
         assert await until_cut(reader, writer) == code
@@ -322,9 +320,7 @@ async def test_many_texts_at_once_leave_the_event_loop_to_others(server: Server)
 async def test_a_text_is_sent_at_once_until_the_connection_is_closed(server: Server) -> None:
     async with served(server, admits=True) as (application, reader, writer):
         sent: list[bool] = []
-        application.go_on.set()
-        assert await read_ws_frame(reader) == b"going on"
-        texts = await application.texts
+        texts = await gone_on(application, reader)
         sent.append(texts.send_now("at once"))
         assert await read_ws_frame(reader) == b"at once"
         writer.write(ws_frame(b"close") + CLOSE)
