@@ -47,25 +47,24 @@ class RelayToolEntry:
     """The entry of one tool that the relay answers, encoded once, under both forms of its name."""
 
     place: Position
-    dotted: str
-    dashed: str
-    documents: tuple[dict[str, Any], dict[str, Any]]
+    texts: Sequence[str]
+    documents: Sequence[dict[str, Any]]
 
     @classmethod
     def of(cls, tool: RelayTool, safety_class: str) -> "RelayToolEntry":
         names = tool.canonical, alias_of(tool.canonical)
-        dotted, dashed = (_document(tool, name, safety_class) for name in names)
-        return cls((0, tool.canonical), encoded(dotted), encoded(dashed), (dotted, dashed))
+        documents = [_document(tool, name, safety_class) for name in names]
+        return cls((0, tool.canonical), [encoded(document) for document in documents], documents)
 
     @property
     def listed_bytes(self) -> int:
-        return len(self.dotted)
+        return len(self.texts[0])
 
     def listed(self, *, dashed: bool = False) -> dict[str, Any]:
         return self.documents[dashed]
 
     def listed_text(self, *, dashed: bool = False) -> str:
-        return self.dashed if dashed else self.dotted
+        return self.texts[dashed]
 
 
 ToolEntry = Tool | RelayToolEntry
