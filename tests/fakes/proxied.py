@@ -3,11 +3,22 @@
 import asyncio
 import os
 import shutil
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, ip_address
 
 import pytest
+
+from kubelet.session.channel import open_channel
+from kubelet.session.link import answer_to
+from kubelet.session.relay_addresses import RelayAddress
+from schemas.frames import FrameReader
+from schemas.ulids import UlidSource
+from tests.fakes.environment import PUBLIC_URL
+from tests.fakes.hub import Hub
+from tests.fakes.node import identity_of
+from tests.fakes.signer import NOW_MS
 
 PROXY_V2 = b"\r\n\r\n\0\r\nQUIT\n"
 _LOCAL, _PROXY = b"\x20\x00", b"\x21"
@@ -33,6 +44,20 @@ def installed(program: str) -> str:
     if os.environ.get("CI") == "true":
         pytest.fail(text)
     pytest.skip(text)
+
+
+async def welcomed(hub: Hub, port: int, tls: ssl.SSLContext) -> None:
+    """Have a node's own code begin a session through the proxy at ``port``."""
+    identity, ulids = identity_of(hub.ca.issue()), UlidSource(lambda: NOW_MS, os.urandom)
+    address, reader = RelayAddress(f"https://127.0.0.1:{port}"), FrameReader(hub.registry)
+    async with open_channel(PUBLIC_URL, address, tls, reader, ulids, _BOUND_S) as channel:
+        challenge = await channel.receive()
+        assert challenge is not None
+        auth = answer_to(challenge.payload, identity, PUBLIC_URL, ulids.new(), ulids.new())
+        await channel.send("auth", auth, challenge.msg_id)
+        welcome = await channel.receive()
+        assert welcome is not None
+        assert welcome.type == "welcome"
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -15,25 +14,17 @@ import httpx2
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from kubelet.session.channel import open_channel
-from kubelet.session.link import answer_to
-from kubelet.session.relay_addresses import RelayAddress
 from relay.http.proxies import TrustedProxies
 from schemas.addresses import HostPort
-from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
-from schemas.ulids import UlidSource
-from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire
-from tests.fakes.node import identity_of
 from tests.fakes.ports import unused_port
-from tests.fakes.proxied import installed, running_proxy
+from tests.fakes.proxied import installed, running_proxy, welcomed
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 from tests.fakes.serving import Server
-from tests.fakes.signer import NOW_MS
 
 pytestmark = pytest.mark.integration
 
@@ -145,20 +136,9 @@ async def test_the_new_era_goes_to_any_relay_and_a_session_of_the_old_one_stays(
 
 
 async def test_nodes_verify_the_relay_through_it_and_their_certificate_reaches_the_relay(
-    balanced: Balanced, registry: SchemaRegistry
+    balanced: Balanced,
 ) -> None:
-    identity = identity_of(balanced.relays[0].hub.ca.issue())
-    tls = client_context(balanced.roots)
-    ulids = UlidSource(lambda: NOW_MS, os.urandom)
-    address = RelayAddress(f"https://127.0.0.1:{balanced.nodes}")
-    async with open_channel(PUBLIC_URL, address, tls, FrameReader(registry), ulids, BOUND_S) as channel:
-        challenge = await channel.receive()
-        assert challenge is not None
-        auth = answer_to(challenge.payload, identity, PUBLIC_URL, ulids.new(), ulids.new())
-        await channel.send("auth", auth, challenge.msg_id)
-        welcome = await channel.receive()
-        assert welcome is not None
-        assert welcome.type == "welcome"
+    await welcomed(balanced.relays[0].hub, balanced.nodes, client_context(balanced.roots))
 
 
 @pytest.mark.parametrize("way", ["agents", "nodes"])

@@ -1,7 +1,6 @@
 """The configuration for nginx that docs/operations.md names, in front of a relay, with nginx itself."""
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,27 +11,19 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from kubelet.session.channel import open_channel
-from kubelet.session.link import answer_to
-from kubelet.session.relay_addresses import RelayAddress
 from relay.http.proxies import TrustedProxies
 from relay.http.request_meter import RequestMeter, RequestSource, Share
 from schemas.addresses import HostPort
-from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
-from schemas.ulids import UlidSource
-from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import NEW, OLD, McpWire
-from tests.fakes.node import identity_of
 from tests.fakes.ports import unused_port
-from tests.fakes.proxied import installed, running_proxy
+from tests.fakes.proxied import installed, running_proxy, welcomed
 from tests.fakes.seconds import Seconds
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 from tests.fakes.serving import Server
-from tests.fakes.signer import NOW_MS
 
 pytestmark = pytest.mark.integration
 
@@ -136,18 +127,8 @@ async def test_events_pass_as_they_come(proxied: Proxied) -> None:
                 break
 
 
-async def test_a_node_has_a_session(proxied: Proxied, registry: SchemaRegistry) -> None:
-    identity = identity_of(proxied.relay.hub.ca.issue())
-    ulids = UlidSource(lambda: NOW_MS, os.urandom)
-    address, tls = RelayAddress(f"https://{HERE}:{proxied.port}"), client_context(proxied.root)
-    async with open_channel(PUBLIC_URL, address, tls, FrameReader(registry), ulids, BOUND_S) as channel:
-        challenge = await channel.receive()
-        assert challenge is not None
-        auth = answer_to(challenge.payload, identity, PUBLIC_URL, ulids.new(), ulids.new())
-        await channel.send("auth", auth, challenge.msg_id)
-        welcome = await channel.receive()
-        assert welcome is not None
-        assert welcome.type == "welcome"
+async def test_a_node_has_a_session(proxied: Proxied) -> None:
+    await welcomed(proxied.relay.hub, proxied.port, client_context(proxied.root))
 
 
 async def test_the_relay_knows_the_address_of_the_client_whatever_that_writes(proxied: Proxied) -> None:
