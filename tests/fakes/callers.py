@@ -8,7 +8,7 @@ from relay.calls.envelope import Call
 from relay.calls.executor import CallRequest
 from relay.state.tokens import key_id
 from schemas.keys import from_base64url
-from tests.fakes.signer import key_named
+from tests.fakes.signer import TENANT, key_named
 
 TOKEN_KEY = key_named("the relay's token key")
 _PUBLIC = bytes(TOKEN_KEY.verify_key)
@@ -32,6 +32,12 @@ def principal_of(token: str) -> Principal:
         kinds=tuple(claims["kinds"]) if "kinds" in claims else None,
         nodes=tuple(claims["nodes"]) if "nodes" in claims else None,
     )
+
+
+def principal(tenant: str = TENANT, *scopes: str, sub: str = "agent-1", jti: str = "jti-1") -> Principal:
+    """Return an agent that may read, or what ``scopes`` allow."""
+    allowed = frozenset(scopes or ["tools:call:read_only"])
+    return Principal(tenant, sub, jti, "https://relay.example", allowed, 0, "kid-1", b"")
 
 
 def request_of(token: str, message: dict[str, Any], transport: str = "http") -> CallRequest:

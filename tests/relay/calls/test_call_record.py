@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from relay.auth.agent_tokens import Caller, Principal
+from relay.auth.agent_tokens import Caller
 from relay.calls.access_log import span_of
 from relay.calls.envelope import Call
 from relay.calls.executor import CallRecord, CallRequest, Following
 from relay.limits.rate_limits import Allowance, Limiter
 from schemas.errors import Failure, ToolError
 from schemas.projection import META_CORRELATION_ID, META_TRACEPARENT
+from tests.fakes.callers import principal
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
@@ -18,9 +19,7 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 
 CORRELATION_ID, FIRST = "01HZX9K3M4P7Q8R9S0T1V2W3XW", "01HZX9K3M4P7Q8R9S0T1V2W3XX"
 
-WHO = Principal(
-    "acme", "agent-1", "jti-1", "https://relay.example", frozenset({"tools:call:read_only"}), 0, "kid-1", b""
-)
+WHO = principal()
 
 DENIED = ToolError(Failure.SAFETY_DENIED)
 

@@ -35,6 +35,7 @@ from schemas.labels import NodeName
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.tally import Tally
+from tests.fakes.callers import principal
 from tests.fakes.followed import URI, Followed
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT, TTL_MS
@@ -125,15 +126,17 @@ class Stage:
             yield outbound
 
     def listening(
-        self, principal: Principal, outbound: Any
+        self, principal: Principal, outbound: Any, **wanted: object
     ) -> "asyncio.Task[types.SubscriptionsListenResult]":
+        """Return the task of a subscription of the new era, by default to changes of the tools."""
         connection = Connection.from_envelope("2026-07-28", None, None, outbound=outbound)
-        context = self.context(principal, connection)
-        wanted = {"notifications": {"toolsListChanged": True}}
         params = types.SubscriptionsListenRequestParams.model_validate(
-            {**wanted, "_meta": {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"}}
+            {
+                "notifications": wanted or {"toolsListChanged": True},
+                "_meta": {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"},
+            }
         )
-        return asyncio.create_task(self.streams.listen(context, params))
+        return asyncio.create_task(self.streams.listen(self.context(principal, connection), params))
 
     def change(self) -> None:
         self.hub.connect(self.hub.ca.issue(OTHER_NODE_ID))
@@ -310,14 +313,7 @@ class FollowedStage(Stage):
             yield outbound, ask
 
     def listening_to(self, outbound: Any, *uris: str) -> "asyncio.Task[types.SubscriptionsListenResult]":
-        connection = Connection.from_envelope("2026-07-28", None, None, outbound=outbound)
-        params = types.SubscriptionsListenRequestParams.model_validate(
-            {
-                "notifications": {"resourceSubscriptions": list(uris)},
-                "_meta": {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"},
-            }
-        )
-        return asyncio.create_task(self.streams.listen(self.context(self.agent, connection), params))
+        return self.listening(self.agent, outbound, resourceSubscriptions=list(uris))
 
 
 @pytest.fixture
@@ -441,12 +437,6 @@ async def test_a_client_that_does_not_read_gets_one_update_for_all_that_it_misse
     await asyncio.wait([listening])
 
 
-def principal(sub: str = "agent-1", jti: str = "jti-1", tenant: str = "acme") -> Principal:
-    return Principal(
-        tenant, sub, jti, "https://relay.example", frozenset({"tools:call:read_only"}), 0, "kid-1", b""
-    )
-
-
 def nothing() -> None:
     pass
 
@@ -474,10 +464,10 @@ def may_open(streams: OpenStreams, who: Principal) -> bool:
 
 def test_there_is_room_for_so_many_in_all() -> None:
     streams = OpenStreams(per_agent=10, in_all=3)
-    releases = [streams.hold(principal(f"agent-{number}"), nothing) for number in range(3)]
-    assert not may_open(streams, principal("a newcomer"))
+    releases = [streams.hold(principal(sub=f"agent-{number}"), nothing) for number in range(3)]
+    assert not may_open(streams, principal(sub="a newcomer"))
     releases[1]()
-    assert may_open(streams, principal("a newcomer"))
+    assert may_open(streams, principal(sub="a newcomer"))
 
 
 def test_what_is_closed_gives_its_place_back_once() -> None:
@@ -492,8 +482,8 @@ def test_what_is_closed_gives_its_place_back_once() -> None:
 def test_who_holds_nothing_is_forgotten() -> None:
     streams = OpenStreams()
     for number in range(100):
-        streams.check(principal(f"agent-{number}", f"jti-{number}"))
-        streams.hold(principal(f"agent-{number}", f"jti-{number}"), nothing)()
+        streams.check(principal(sub=f"agent-{number}", jti=f"jti-{number}"))
+        streams.hold(principal(sub=f"agent-{number}", jti=f"jti-{number}"), nothing)()
     assert (len(streams._held), len(streams._ends)) == (0, 0)  # noqa: SLF001 - a leak shows nowhere else
 
 

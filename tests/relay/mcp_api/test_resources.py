@@ -23,6 +23,7 @@ from schemas.labels import NodeName
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.times import iso
+from tests.fakes.callers import principal
 from tests.fakes.hub import Hub
 from tests.fakes.signer import (
     DAY_MS,
@@ -40,19 +41,6 @@ MANIFEST = f"node://{NODE_ID}/manifest"
 IDENTITY = f"node://{NODE_ID}/identity"
 OF_THE_FLEET = ["fleet://nodes", "fleet://changes"]
 SCHEMA = "schema://system.echo.invoke.input@1.0.0"
-
-
-def principal(tenant: str = TENANT, *scopes: str) -> Principal:
-    return Principal(
-        tenant,
-        "agent-1",
-        "jti-1",
-        "https://relay.example",
-        frozenset(scopes or ["tools:call:read_only"]),
-        0,
-        "kid-1",
-        b"",
-    )
 
 
 @pytest.fixture
