@@ -80,18 +80,6 @@ async def test_a_command_within_the_limits_is_passed_on_and_answered(
     assert router.commands == [command()]
 
 
-async def test_a_command_beyond_the_rate_is_not_sent_and_its_error_has_a_retry_time(
-    stage: Stage, router: ScriptedRouter
-) -> None:
-    await stage.limits.run(command())
-    stage.seconds.now += 0.5
-    error = await stage.failure(command())
-    assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 1500)
-    assert len(router.commands) == 1
-    stage.seconds.now += 1.5
-    await stage.limits.run(command())
-
-
 async def test_a_tool_that_is_announced_no_more_is_offline_and_nothing_is_sent(
     stage: Stage, router: ScriptedRouter
 ) -> None:
@@ -142,22 +130,3 @@ async def test_a_command_that_fails_no_longer_counts_as_in_flight(
     router.answer = echoed
     stage.seconds.now += 1
     await stage.limits.run(command())
-
-
-@pytest.mark.parametrize("ending", ["answered", "cancelled"])
-async def test_no_more_are_in_flight_than_are_announced(hub: Hub, ending: str) -> None:
-    router = HeldRouter()
-    stage = Stage(hub, router)
-    stage.announce(capability(rps=50, concurrency=1))
-    first = asyncio.create_task(stage.limits.run(command()))
-    _, answer = await router.next()
-    assert (await stage.failure(command())).failure is Failure.RATE_LIMITED
-    if ending == "answered":
-        answer.set_result(echoed(command()))
-    else:
-        first.cancel()
-    await asyncio.wait([first])
-    second = asyncio.create_task(stage.limits.run(command()))
-    _, answer = await router.next()
-    answer.set_result(echoed(command()))
-    assert (await second)["ok"] is True

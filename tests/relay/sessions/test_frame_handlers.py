@@ -1,4 +1,4 @@
-"""The interval of heartbeats by the size of the fleet."""
+"""What the frames of a connected node do: announcing, heartbeats, renewing and retiring."""
 
 import asyncio
 import json

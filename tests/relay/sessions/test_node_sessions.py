@@ -444,41 +444,28 @@ async def test_what_is_past_its_deadline_is_not_sent_again(stage: Stage) -> None
 
 @pytest.mark.holds("RFC-0005/12/no-auto-retry")
 @pytest.mark.parametrize(
-    ("boot_id", "resumes"),
+    ("boot_id", "resume"),
     [
-        pytest.param(OTHER_BOOT_ID, True, id="another process with the session's id"),
-        pytest.param(BOOT_ID, False, id="the process without asking"),
+        pytest.param(OTHER_BOOT_ID, "its own", id="another process with the session's id"),
+        pytest.param(BOOT_ID, None, id="the process without asking"),
+        pytest.param(BOOT_ID, STRANGE_ID, id="the process with an id that the relay does not know"),
     ],
 )
 async def test_what_was_sent_goes_to_no_other_session_and_the_caller_waits_until_the_deadline(
-    stage: Stage, boot_id: str, *, resumes: bool
+    stage: Stage, boot_id: str, resume: str | None
 ) -> None:
     async with stage.open() as end:
         task = stage.run(command(deadline_ms=200))
         await end.receive("cmd")
     await stage.until_ended()
     async with stage.end() as other:
-        welcome = await other.authenticate(boot_id, resume=end.session_id if resumes else None)
+        named = end.session_id if resume == "its own" else resume
+        welcome = await other.authenticate(boot_id, resume=named)
         assert welcome.payload["resumed"] is False
-        assert welcome.payload["session_id"] != end.session_id
+        assert welcome.payload["session_id"] not in {named, end.session_id}
         await goes_on(other)
         assert await failure(task) is Failure.DEADLINE_EXCEEDED
         await goes_on(other)
-
-
-async def test_a_session_that_the_relay_does_not_know_is_not_resumed_and_a_new_one_begins(
-    stage: Stage,
-) -> None:
-    async with stage.open() as end:
-        task = stage.run(command(deadline_ms=200))
-        await end.receive("cmd")
-    await stage.until_ended()
-    async with stage.end() as again:
-        welcome = await again.authenticate(BOOT_ID, resume=STRANGE_ID)
-        assert welcome.payload["resumed"] is False
-        assert welcome.payload["session_id"] not in {STRANGE_ID, end.session_id}
-        await goes_on(again)
-        assert await failure(task) is Failure.DEADLINE_EXCEEDED
 
 
 async def test_a_superseded_process_that_comes_back_is_not_sent_again_what_it_had(stage: Stage) -> None:
