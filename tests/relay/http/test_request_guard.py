@@ -75,16 +75,16 @@ class Bench:
         assert socket.closes == ([] if self.sockets == [socket] else [403])
         return self.sockets == [socket]
 
-    async def ask(self, path: str, headers: Headers, query: str = "") -> list[Message]:
+    async def ask(self, path: str, headers: Headers, **more: Any) -> list[Message]:
         scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
             "path": path,
-            "query_string": query.encode(),
+            "query_string": b"",
             "client": ("127.0.0.1", 40000),
             "headers": lines(headers),
         }
-        return await self.asked(scope)
+        return await self.asked(scope | more)
 
     async def asked(self, scope: Scope) -> list[Message]:
         sent: asyncio.Queue[Message] = asyncio.Queue()
@@ -340,16 +340,9 @@ async def test_asgi_rejects_a_request_of_an_agent_that_holds_too_many_connection
     agent = bench.hub.authenticator.identify(token).name
     for _ in range(held.per_holder):
         held.hold(agent)
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/mcp",
-        "query_string": b"",
-        "client": ("127.0.0.1", 40000),
-        "headers": [(b"host", PUBLIC[1].encode()), (b"authorization", f"Bearer {token}".encode())],
-        "state": {CONNECTION_IN_STATE: held.hold("another agent")},
-    }
-    assert (await bench.asked(scope))[0]["status"] == 429
+    headers = [PUBLIC, ("Authorization", f"Bearer {token}")]
+    state = {CONNECTION_IN_STATE: held.hold("another agent")}
+    assert (await bench.ask("/mcp", headers, state=state))[0]["status"] == 429
     assert bench.mcp.scopes == []
 
 

@@ -28,13 +28,16 @@ FIND = "find_nodes finds nodes."
 INVALID = "E_MANIFEST_INVALID"
 
 
-def names(stage: ViewStage, *scopes: str, **selected: Any) -> list[str]:
+def listed(stage: ViewStage, *scopes: str, **selected: Any) -> dict[str, dict[str, Any]]:
+    """Return the entries of the kinds view by their names, in order."""
     rights = stage.hub.authenticator.identify(stage.hub.token(scopes or (READ_ONLY,))).rights
     tools = ToolList(stage.hub.fleet, stage.hub.relay_tools, stage.hub.options)
-    return [
-        tool.listed()["name"]
-        for tool in tools.listed(rights, Selection(View.KINDS, **selected), (-1, ""), 99)
-    ]
+    found = tools.listed(rights, Selection(View.KINDS, **selected), (-1, ""), 99)
+    return {tool.place[1]: tool.listed() for tool in found}
+
+
+def names(stage: ViewStage, *scopes: str, **selected: Any) -> list[str]:
+    return [entry["name"] for entry in listed(stage, *scopes, **selected).values()]
 
 
 # --- one node -------------------------------------------------------------------------------------------
@@ -191,14 +194,8 @@ async def test_a_tool_of_each_kind_that_the_caller_reaches_is_listed(any_class: 
 
 async def test_an_entry_has_the_severest_class_that_its_tools_have(any_class: ViewStage) -> None:
     any_class.node("barn")
-    tools = ToolList(any_class.hub.fleet, any_class.hub.relay_tools, any_class.hub.options)
-    rights = any_class.hub.authenticator.identify(any_class.hub.token((READ_ONLY, ACTUATION))).rights
     for safety_class in ("read_only", "physical_actuation"):
-        echo = next(
-            tool.listed()
-            for tool in tools.listed(rights, Selection(View.KINDS), (-1, ""), 99)
-            if tool.place[1] == "sysecho.invoke"
-        )
+        echo = listed(any_class, READ_ONLY, ACTUATION)["sysecho.invoke"]
         assert echo["annotations"]["x-safety-class"] == safety_class
         any_class.node("yard", capabilities=[{**ECHO, "safety_class": "physical_actuation"}])
 
@@ -327,10 +324,7 @@ async def test_a_selection_narrows_what_can_be_named_and_what_is_meant(stage: Vi
 
 async def test_a_verb_that_streams_takes_one_node(stage: ViewStage) -> None:
     stage.node("barn", capabilities=[FOLLOWED])
-    tools = ToolList(stage.hub.fleet, stage.hub.relay_tools, stage.hub.options)
-    rights = stage.hub.authenticator.identify(stage.hub.token()).rights
-    listed = tools.listed(rights, Selection(View.KINDS), (-1, ""), 99)
-    entries = {tool.place[1]: tool.listed() for tool in listed}
+    entries = listed(stage)
     subscribe = entries["sys.subscribe"]["inputSchema"]["properties"]
     assert {"node", "capability", "interval_ms"} <= subscribe.keys()
     assert "nodes" not in subscribe
@@ -365,9 +359,9 @@ async def test_a_call_with_for_s_is_answered_once_with_statistics(followed: Foll
     }
     assert len(summary["times"]) == 3
     assert summary["times"][-1] == answer.result["ts"]
-    listed = followed.hub.relay_tools.find("sys-subscribe")
-    assert listed is not None
-    jsonschema.Draft202012Validator(listed.schemas.output_schema).validate(answer.result)
+    tool = followed.hub.relay_tools.find("sys-subscribe")
+    assert tool is not None
+    jsonschema.Draft202012Validator(tool.schemas.output_schema).validate(answer.result)
     assert followed.counted("telemetry_subscriptions") == 0
     outcomes = [line["outcome"] for line in followed.hub.audited() if "outcome" in line]
     assert outcomes == ["ok"]
