@@ -249,9 +249,6 @@ class AcceptedConnection:
             self.source is None or self.meter.take(self.source, Share.REQUESTS, 1)
         )
 
-    def refuse(self, reason: ConnectionRefusal) -> None:
-        self._connections.refuse(reason)
-
     def upgrade(self) -> None:
         """Expect no further requests, but the node's authentication."""
         self._is_upgraded = True

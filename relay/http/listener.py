@@ -151,7 +151,7 @@ class Acceptor:
             try:
                 client = await read_proxy_header(accepted)
             except ProxyHeaderError:
-                connection.refuse(ConnectionRefusal.PROXY)
+                self._connections.refuse(ConnectionRefusal.PROXY)
                 return False
             if client is None:
                 return True  # each request says whom it is from
