@@ -117,7 +117,6 @@ class CallRecord:
         return self.principal.rights if self.principal is not None else None
 
     def release_share(self) -> None:
-        """Give back what the call takes of its agent's concurrency."""
         share, self.share = self.share, None
         if share is not None:
             share.release()
@@ -211,7 +210,6 @@ class SampleStreams(Protocol):
         Raises:
             ToolError: RATE_LIMITED.
         """
-        ...
 
     async def start(self, call: StreamCall, first: CallAnswer) -> CallAnswer:
         """Start the stream, and return the answer of the call: at once, or when it is no longer followed.
@@ -219,7 +217,6 @@ class SampleStreams(Protocol):
         Raises:
             ToolError: the stream ended while it was followed; RATE_LIMITED: others were started meanwhile.
         """
-        ...
 
 
 _ENDING_S = 1.0

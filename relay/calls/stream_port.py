@@ -29,7 +29,6 @@ class NodeTelemetry(Protocol):
 
     def place_of(self, principal: Principal, uri: str) -> Place | None:
         """Return what ``uri`` names, however it is spelled; None if it is not one of these."""
-        ...
 
     async def read(self, principal: Principal, uri: str) -> str | None:
         """Return the content as JSON; None if there is no stream, or ``uri`` is not one of these.
@@ -37,7 +36,6 @@ class NodeTelemetry(Protocol):
         Raises:
             TelemetryQueryError: the query is malformed.
         """
-        ...
 
     def follow(self, principal: Principal, uri: str, notify: Notify) -> Callable[[], None] | None:
         """Call ``notify`` after every update; return what ends that, or None if there is no such resource.
@@ -45,7 +43,6 @@ class NodeTelemetry(Protocol):
         There need not be a stream yet. Ending it ends the agent's subscription, if this was its last way to
         follow the node.
         """
-        ...
 
 
 LOGGER = "oubliette.session"
@@ -65,20 +62,15 @@ class SessionEvents(Protocol):
 
     def attach(self, stream_id: str, send: SendEvent) -> None:
         """Note an MCP session, on whose event stream ``send`` sends."""
-        ...
 
     def detach(self, stream_id: str) -> None:
         """Note that an MCP session has ended."""
-        ...
 
     def opened(self, stream_id: str, principal: Principal) -> None:
         """Note that ``principal`` has opened the event stream."""
-        ...
 
     def renewed(self, stream_id: str, principal: Principal) -> None:
         """Note that the caller uses another token in the MCP session now."""
-        ...
 
     def closed(self, stream_id: str) -> None:
         """Note that the client has closed the event stream: a caller that has no other way is gone."""
-        ...

@@ -178,7 +178,6 @@ class SessionClock:
         self._offset = began_ms - ticks_ms()
 
     def __call__(self) -> SessionMs:
-        """Return the session's time in milliseconds."""
         return SessionMs(self._offset + self._ticks_ms())
 
 
