@@ -29,6 +29,7 @@ from tests.fakes.signer import NODE_ID
 
 BOUND_S = 30
 OLD, NEW = "2025-11-25", "2026-07-28"
+OPENING = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "wire", "version": "0"}}
 Era = Literal["legacy", "2026-07-28"]
 ERAS = [pytest.param("legacy", id="2025"), pytest.param(NEW, id="2026")]
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
@@ -151,12 +152,7 @@ class Wire:
         self._era = era
 
     async def initialize(self) -> None:
-        params = {
-            "protocolVersion": OLD,
-            "capabilities": {},
-            "clientInfo": {"name": "wire", "version": "0"},
-        }
-        response = await self.post("initialize", params)
+        response = await self.post("initialize", OPENING)
         response.raise_for_status()
         self.headers["mcp-session-id"] = response.headers["mcp-session-id"]
         self.headers["mcp-protocol-version"] = OLD

@@ -10,7 +10,7 @@ from mcp.shared.exceptions import MCPError
 from relay.http.body_parser import MAX_BODY_BYTES
 from tests.fakes.hub import Hub
 from tests.fakes.issuer import TwoIssuers, outside_token
-from tests.fakes.mcp_stage import BOUND_S, ECHO_NAME, ERAS, NEW, OLD, OTHER, Era, Stage, Wire
+from tests.fakes.mcp_stage import BOUND_S, ECHO_NAME, ERAS, NEW, OPENING, OTHER, Era, Stage, Wire
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.serving import Server
 from tests.fakes.signer import TENANT
@@ -79,8 +79,7 @@ async def test_a_client_that_says_again_that_it_is_ready_is_followed_once(stage:
 
 async def test_a_session_is_not_opened_by_a_url_with_an_option_that_there_is_not(stage: Stage) -> None:
     async with asyncio.timeout(BOUND_S), stage.http() as http:
-        params = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "wire", "version": "0"}}
-        answer = await Wire(http, "/mcp?veiw=kinds", "legacy").ask("initialize", params)
+        answer = await Wire(http, "/mcp?veiw=kinds", "legacy").ask("initialize", OPENING)
     assert (answer["error"]["code"], "result" in answer) == (-32602, False)
     assert answer["error"]["message"].endswith("; did you mean view?")
 
@@ -91,8 +90,7 @@ async def test_a_session_is_not_opened_by_a_url_with_an_option_that_there_is_not
 async def opening(stage: Stage, token: str | None = None) -> httpx2.Response:
     """Try to open a session of the old era by hand."""
     async with stage.http(token) as http:
-        params = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "wire", "version": "0"}}
-        return await Wire(http, "/mcp", "legacy").post("initialize", params)
+        return await Wire(http, "/mcp", "legacy").post("initialize", OPENING)
 
 
 @pytest.fixture
@@ -155,10 +153,9 @@ async def test_one_session_takes_one_place_however_often_it_begins(
 ) -> None:
     # Each would otherwise be one of the places of all, which a single agent could use up.
     monkeypatch.setattr(stage.streams, "_per_agent", 2)
-    params = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "wire", "version": "0"}}
     async with stage.wire("legacy") as wire:
         for _ in range(5):
-            await wire.post("initialize", params)
+            await wire.post("initialize", OPENING)
             await wire.notify("notifications/initialized")
         assert (await opening(stage)).status_code == 200
         assert (await opening(stage)).status_code == 429
