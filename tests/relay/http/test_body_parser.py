@@ -92,9 +92,9 @@ def refused(reason: str) -> Mapping[str, Any]:
     }
 
 
-async def post(body: bytes) -> tuple[Request, Inside]:
+async def post(*parts: Message, **options: Any) -> tuple[Request, Inside]:
     inside = Inside()
-    request = Request(inside, [part(body)])
+    request = Request(inside, parts, **options)
     async with asyncio.timeout(BOUND_S):
         await request.served()
     return request, inside
@@ -128,7 +128,7 @@ def message(params: bytes) -> bytes:
     ],
 )
 async def test_what_is_json_comes_through_as_it_was_with_what_it_says(body: bytes) -> None:
-    request, inside = await post(body)
+    request, inside = await post(part(body))
     assert request.status == 204
     assert inside.bodies == [body]
     (scope,) = inside.scopes
@@ -152,7 +152,7 @@ async def test_what_is_json_comes_through_as_it_was_with_what_it_says(body: byte
     ],
 )
 async def test_what_is_not_json_rpc_is_refused_without_a_dump_of_it(body: bytes, reason: str) -> None:
-    request, inside = await post(body)
+    request, inside = await post(part(body))
     assert request.status == 400
     expected = {"code": -32600, "message": f"Invalid Request: {reason}."}
     assert request.answer == {"jsonrpc": "2.0", "id": None, "error": expected}
@@ -160,22 +160,20 @@ async def test_what_is_not_json_rpc_is_refused_without_a_dump_of_it(body: bytes,
 
 
 async def test_a_message_that_is_refused_goes_no_further() -> None:
-    request, inside = await post(b'{"jsonrpc":"2.0","id":1,"method":"refused","result":{}}')
+    request, inside = await post(part(b'{"jsonrpc":"2.0","id":1,"method":"refused","result":{}}'))
     assert (request.status, request.answer) == (400, REFUSAL)
     assert inside.bodies == []
 
 
 @pytest.mark.parametrize("answered", [b'"result":{}', b'"error":{"code":1,"message":"m"}'])
 async def test_an_answer_of_a_client_comes_through(answered: bytes) -> None:
-    request, _ = await post(b'{"jsonrpc":"2.0","id":1,' + answered + b"}")
+    request, _ = await post(part(b'{"jsonrpc":"2.0","id":1,' + answered + b"}"))
     assert request.status == 204
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS", "PUT"])
 async def test_what_is_no_post_is_not_touched(method: str) -> None:
-    inside = Inside()
-    request = Request(inside, [part(b"\xff no JSON", more=True), part(b"{")], method)
-    await request.served()
+    request, inside = await post(part(b"\xff no JSON", more=True), part(b"{"), method=method)
     assert request.status == 204
     assert inside.bodies == [b"\xff no JSON{"]
     assert not {MESSAGE_IN_SCOPE} & inside.scopes[0].keys()
@@ -235,7 +233,7 @@ async def _nowhere(_message: Message) -> None:
 async def test_what_is_no_json_is_refused_with_the_reason_and_goes_no_further(
     body: bytes, reason: str
 ) -> None:
-    request, inside = await post(body)
+    request, inside = await post(part(body))
     assert request.status == 400
     assert request.answer == refused(reason)
     assert (b"content-type", b"application/json") in request.sent[0]["headers"]
@@ -243,7 +241,7 @@ async def test_what_is_no_json_is_refused_with_the_reason_and_goes_no_further(
 
 
 async def test_nothing_of_the_body_gets_into_the_refusal() -> None:
-    request, _ = await post(b'{"secret":"secret","secret":secret')
+    request, _ = await post(part(b'{"secret":"secret","secret":secret'))
     assert "secret" not in json.dumps(request.answer)
 
 
@@ -255,10 +253,7 @@ async def test_nothing_of_the_body_gets_into_the_refusal() -> None:
     ],
 )
 async def test_what_is_too_large_is_refused_as_soon_as_it_is(parts: list[Message]) -> None:
-    inside = Inside()
-    request = Request(inside, parts)
-    async with asyncio.timeout(BOUND_S):
-        await request.served()
+    request, inside = await post(*parts)
     assert request.status == 413
     assert request.answer["id"] is None
     assert request.answer["error"]["code"] == -32600
@@ -267,20 +262,14 @@ async def test_what_is_too_large_is_refused_as_soon_as_it_is(parts: list[Message
 
 @pytest.mark.parametrize("length", [b"%d" % (MAX_BODY_BYTES + 1), b"%d" % 2**62, b"9" * 10_000])
 async def test_what_is_announced_to_be_too_large_is_refused_before_it_comes(length: bytes) -> None:
-    inside = Inside()
-    request = Request(inside, length=length)
-    async with asyncio.timeout(BOUND_S):
-        await request.served()
+    request, inside = await post(length=length)
     assert (request.status, request.answer["error"]["code"]) == (413, -32600)
     assert inside.scopes == []
 
 
 @pytest.mark.parametrize("length", [b"%d" % len(CALL), b"%d" % MAX_BODY_BYTES, b"", b"-1", b"many"])
 async def test_any_other_announcement_is_not_looked_at(length: bytes) -> None:
-    inside = Inside()
-    request = Request(inside, [part(CALL)], length=length)
-    async with asyncio.timeout(BOUND_S):
-        await request.served()
+    _, inside = await post(part(CALL), length=length)
     assert inside.bodies == [CALL]
 
 
@@ -288,10 +277,8 @@ async def test_any_other_announcement_is_not_looked_at(length: bytes) -> None:
 
 
 async def test_a_body_in_small_pieces_is_whole_before_anything_looks_at_it() -> None:
-    inside = Inside()
     pieces = [part(CALL[at : at + 1], more=True) for at in range(len(CALL))]
-    request = Request(inside, [*pieces, part(b"")])
-    await request.served()
+    request, inside = await post(*pieces, part(b""))
     assert request.status == 204
     assert inside.bodies == [CALL]
 
@@ -311,18 +298,13 @@ async def test_while_pieces_are_still_to_come_nothing_is_done() -> None:
 
 
 async def test_a_part_without_a_body_is_none() -> None:
-    inside = Inside()
-    request = Request(inside, [{"type": "http.request", "more_body": True}, part(CALL)])
-    await request.served()
+    _, inside = await post({"type": "http.request", "more_body": True}, part(CALL))
     assert inside.bodies == [CALL]
 
 
 @pytest.mark.parametrize("before", [[], [part(CALL, more=True)]], ids=["at once", "in the middle"])
 async def test_of_a_client_that_has_gone_nothing_is_done(before: list[Message]) -> None:
-    inside = Inside()
-    request = Request(inside, [*before, {"type": "http.disconnect"}])
-    async with asyncio.timeout(BOUND_S):
-        await request.served()
+    request, inside = await post(*before, {"type": "http.disconnect"})
     assert request.sent == []
     assert inside.scopes == []
 
@@ -332,7 +314,7 @@ async def test_of_a_client_that_has_gone_nothing_is_done(before: list[Message]) 
 
 @given(st.binary(max_size=200) | st.text('{}[]":,\\ud801aeN-', max_size=60).map(str.encode))
 def test_any_bytes_either_come_through_unchanged_or_are_refused(body: bytes) -> None:
-    request, inside = asyncio.run(post(body))
+    request, inside = asyncio.run(post(part(body)))
     if request.status == 204:
         assert inside.bodies == [body]
         assert inside.scopes[0][MESSAGE_IN_SCOPE] == json.loads(body)
