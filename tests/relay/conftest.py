@@ -8,6 +8,7 @@ from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import Hub
+from tests.fakes.routers import ScriptedRouter
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 
@@ -41,6 +42,11 @@ async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
     """The parts of ``hub``, served."""
     async with ServedRelay.open(hub, server) as relay:
         yield relay
+
+
+@pytest.fixture
+def router() -> ScriptedRouter:
+    return ScriptedRouter()
 
 
 @pytest.fixture

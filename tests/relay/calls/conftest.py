@@ -22,11 +22,6 @@ def node(hub: Hub) -> SimulatedNode:
 
 
 @pytest.fixture
-def router() -> ScriptedRouter:
-    return ScriptedRouter()
-
-
-@pytest.fixture
 def gateway(hub: Hub, node: SimulatedNode, router: ScriptedRouter) -> CallGateway:
     assert node.node_id == NODE_ID
     return hub.gateway(router)

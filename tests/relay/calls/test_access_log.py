@@ -202,9 +202,7 @@ def test_no_control_character_of_a_caller_gets_into_the_log(written: Written) ->
 
 
 @pytest.mark.holds("ENVELOPE/log-fields")
-async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, router: ScriptedRouter) -> None:
-    hub.connect(hub.ca.issue())
-    gateway = hub.gateway(router)
+async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, gateway: CallGateway) -> None:
     token = hub.token()
     calls = [
         call_of(token, ECHO_NAME, {"message": "ping"}),
@@ -235,11 +233,9 @@ async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, router: 
 
 @pytest.mark.holds("ENVELOPE/log-fields")
 async def test_neither_arguments_nor_result_nor_token_get_into_the_line(
-    hub: Hub, router: ScriptedRouter
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
-    hub.connect(hub.ca.issue())
-    gateway, secret = hub.gateway(router), "correct horse battery staple"
-    token = hub.token()
+    secret, token = "correct horse battery staple", hub.token()
     call = call_of(token, ECHO_NAME, {"message": secret}, secret=secret)
     await gateway.call(call)
     router.answer = lambda _: {"ok": True, "result": {"message": secret}}

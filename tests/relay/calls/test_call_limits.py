@@ -24,7 +24,7 @@ from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.routers import HeldRouter, ScriptedRouter
 from tests.fakes.seconds import Seconds
 from tests.fakes.shipped_kinds import KINDS
-from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
+from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
 from tests.fakes.suite_kinds import write_documents
 
 SLOW_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 0.5, "max_concurrency": 1}}
@@ -34,6 +34,11 @@ BRISK_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 2
 def slowed(hub: Hub, router: LocalRouter, seconds: Seconds, *capabilities: Mapping[str, Any]) -> CallGateway:
     hub.connect(hub.ca.issue(), capabilities=list(capabilities))
     return hub.gateway(router, seconds)
+
+
+def limited(hub: Hub, router: LocalRouter, seconds: Seconds, per_agent: Allowance) -> CallGateway:
+    hub.connect(hub.ca.issue())
+    return hub.gateway(router, seconds, per_agent)
 
 
 @pytest.mark.holds("RFC-0005/8/rate-limit")
@@ -136,8 +141,7 @@ async def test_what_a_node_now_says_that_it_bears_counts_at_once(
 async def test_an_agents_limits_and_the_check_of_envelopes_can_be_changed(
     hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    hub.connect(hub.ca.issue())
-    gateway = hub.gateway(router, seconds, Allowance(0.001, 1, 9))
+    gateway = limited(hub, router, seconds, Allowance(0.001, 1, 9))
     assert await codes(gateway, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
     gateway.change(Allowance(1000, 1000, 9), EnvelopeMode.OFF)
     seconds.now += 1
@@ -234,20 +238,18 @@ async def test_every_way_out_of_a_call_leaves_the_gates(
     ],
 )
 async def test_a_refused_call_leaves_the_agents_gate(
-    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds, call: dict[str, Any]
+    hub: Hub, router: ScriptedRouter, seconds: Seconds, call: dict[str, Any]
 ) -> None:
-    assert node.node_id == NODE_ID
-    gateway = hub.gateway(router, seconds, Allowance(1000, 1000, 1))
+    gateway = limited(hub, router, seconds, Allowance(1000, 1000, 1))
     first = await codes(gateway, request(hub, **call))
     assert first != ["E_RATE_LIMITED"]
     assert await codes(gateway, request(hub, **call)) == first
 
 
 async def test_an_agent_that_calls_too_often_is_counted_in_the_audit_and_not_written_down_each_time(
-    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    assert node.node_id == NODE_ID
-    gateway = hub.gateway(router, seconds, Allowance(2, 2, 9))
+    gateway = limited(hub, router, seconds, Allowance(2, 2, 9))
     assert await codes(gateway, request(hub), request(hub)) == ["ok", "ok"]
     written = len(hub.audited())
     for _ in range(50):
@@ -259,11 +261,10 @@ async def test_an_agent_that_calls_too_often_is_counted_in_the_audit_and_not_wri
 
 
 async def test_an_agent_has_one_share_whatever_tokens_it_holds_and_the_others_have_theirs(
-    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
     hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
-    assert node.node_id == NODE_ID
-    gateway = hub.gateway(router, seconds, Allowance(1, 1, 9))
+    gateway = limited(hub, router, seconds, Allowance(1, 1, 9))
     assert await codes(gateway, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
     theirs = ECHO_NAME.replace(NODE_ID, OTHER_NODE_ID)
     others = [request(hub, sub="agent-2"), request(hub, theirs, tenant="globex")]
@@ -273,15 +274,13 @@ async def test_an_agent_has_one_share_whatever_tokens_it_holds_and_the_others_ha
 
 
 async def test_an_agents_calls_at_a_time_are_bounded_without_touching_anothers(
-    hub: Hub, node: SimulatedNode, seconds: Seconds
+    hub: Hub, held: HeldRouter, seconds: Seconds
 ) -> None:
-    assert node.node_id == NODE_ID
-    router = HeldRouter()
-    gateway = hub.gateway(router, seconds, Allowance(1000, 1000, 2))
-    held = [await begun(gateway, router, request(hub)) for _ in range(2)]
+    gateway = limited(hub, held, seconds, Allowance(1000, 1000, 2))
+    calls = [await begun(gateway, held, request(hub)) for _ in range(2)]
     assert await codes(gateway, request(hub)) == ["E_RATE_LIMITED"]
-    held.append(await begun(gateway, router, request(hub, sub="agent-2")))
-    for task, answer in held:
+    calls.append(await begun(gateway, held, request(hub, sub="agent-2")))
+    for task, answer in calls:
         answer()
         assert (await task).error is None
 
@@ -296,10 +295,9 @@ def charged(gateway: CallGateway, who: Principal, cost: float) -> int | None:
 
 
 async def test_what_is_charged_counts_towards_the_share_and_is_counted_when_refused(
-    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    assert node.node_id == NODE_ID
-    gateway = hub.gateway(router, seconds, Allowance(10, 10, 1))
+    gateway = limited(hub, router, seconds, Allowance(10, 10, 1))
     who = hub.authenticator.identify(hub.token())
     assert charged(gateway, who, 9.5) is None
     assert error(await gateway.call(request(hub)))["retry_after_ms"] == 50
@@ -309,12 +307,10 @@ async def test_what_is_charged_counts_towards_the_share_and_is_counted_when_refu
 
 
 async def test_what_is_charged_does_not_wait_for_the_agents_calls(
-    hub: Hub, node: SimulatedNode, seconds: Seconds
+    hub: Hub, held: HeldRouter, seconds: Seconds
 ) -> None:
-    assert node.node_id == NODE_ID
-    router = HeldRouter()
-    gateway = hub.gateway(router, seconds, Allowance(10, 10, 1))
-    task, answer = await begun(gateway, router, request(hub))
+    gateway = limited(hub, held, seconds, Allowance(10, 10, 1))
+    task, answer = await begun(gateway, held, request(hub))
     who = hub.authenticator.identify(hub.token())
     assert charged(gateway, who, 9) is None
     assert charged(gateway, who, 1) == 100

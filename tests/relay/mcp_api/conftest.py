@@ -13,11 +13,6 @@ from tests.fakes.signer import NODE_ID, SimulatedNode
 
 
 @pytest.fixture
-def router() -> ScriptedRouter:
-    return ScriptedRouter()
-
-
-@pytest.fixture
 def node(hub: Hub) -> SimulatedNode:
     node = hub.ca.issue()
     hub.connect(node)
