@@ -62,11 +62,6 @@ async def test_a_command_without_cost_uses_up_nothing_but_a_place(hub: Hub) -> N
 
 
 @pytest.fixture
-def router() -> ScriptedRouter:
-    return ScriptedRouter()
-
-
-@pytest.fixture
 def stage(hub: Hub, router: ScriptedRouter) -> Stage:
     stage = Stage(hub, router)
     stage.announce(capability())

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import rfc8785
 
-from relay.pki.authority import EndorsedRoots
 from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
 from schemas.certificates import make_csr, verify_leaf
@@ -21,7 +20,7 @@ from schemas.identity import Identity
 from schemas.manifest import etag_of
 from schemas.session import CloseCode, ProtocolError
 from tests.fakes.frames import PAYLOADS
-from tests.fakes.hub import Hub, NoAuthority
+from tests.fakes.hub import Hub
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa, csr_of
 from tests.fakes.serving import Server
@@ -326,26 +325,22 @@ async def test_a_request_for_another_node_or_key_is_refused_and_the_session_goes
     assert len(stage.real.ca.records().issued) == 1
 
 
-class Held(NoAuthority):
-    """A CA whose ledger is locked until the test releases it."""
+class Held:
+    """The ledger of the CA, which is locked until the test releases it."""
 
-    def __init__(self, real: RealCa) -> None:
+    def __init__(self) -> None:
         self.free = Event()
         self.asked = 0
-        self._ca = real.ca
 
-    def renew(self, csr_pem: str, node_id: str) -> str:
-        self.asked += 1
-        assert self.free.wait(BOUND_S)
-        return self._ca.renew(csr_pem, node_id)
+    def held(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``act``, which waits for the ledger."""
 
-    def roots(self) -> list[str]:
-        return self._ca.roots()
+        def waits(*arguments: str) -> Any:
+            self.asked += 1
+            assert self.free.wait(BOUND_S)
+            return act(*arguments)
 
-    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
-        self.asked += 1
-        assert self.free.wait(BOUND_S)
-        return self._ca.revoke(target, reason)
+        return waits
 
     async def until_asked(self) -> None:
         async with asyncio.timeout(BOUND_S):
@@ -354,10 +349,10 @@ class Held(NoAuthority):
 
 
 @pytest.fixture
-def held(stage: Stage, server: Server) -> Iterator[Held]:
-    held = Held(stage.real)
-    stage.sessions = stage.hub.sessions(authority=held)
-    server.serve_socket = stage.sessions.serve
+def held(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held, ca = Held(), stage.real.ca
+    for name in ("renew", "revoke"):
+        monkeypatch.setattr(ca, name, held.held(getattr(ca, name)))
     stage.hub.clock.advance(HALF_A_LIFE_MS)
     yield held
     held.free.set()
@@ -441,41 +436,23 @@ async def test_a_call_to_a_node_that_has_retired_finds_no_session(stage: Stage) 
         await stage.sessions.run(wanted)
 
 
-class RevokedFirst:
-    """A CA whose revocations take effect before they are acknowledged."""
+async def test_a_node_that_is_shut_out_as_it_retires_is_told_first_that_it_is_done(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, revoke = asyncio.get_running_loop(), stage.real.ca.revoke
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._loop = asyncio.get_running_loop()
-
-    def renew(self, csr_pem: str, node_id: str) -> str:
-        return self._stage.real.ca.renew(csr_pem, node_id)
-
-    def roots(self) -> list[str]:
-        return self._stage.real.ca.roots()
-
-    def endorsement(self) -> str | None:
-        return self._stage.real.ca.endorsement()
-
-    def server_roots(self) -> EndorsedRoots:
-        return self._stage.real.ca.server_roots()
-
-    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
-        kids = self._stage.real.ca.revoke(target, reason)
-        asyncio.run_coroutine_threadsafe(self._end_sessions(), self._loop).result(BOUND_S)
-        return kids
-
-    async def _end_sessions(self) -> None:
-        assert self._stage.end_sessions(self._stage.node) == [NODE_ID]
+    async def end_sessions() -> None:
+        assert stage.end_sessions(stage.node) == [NODE_ID]
         for _ in range(20):
             await asyncio.sleep(0)  # whatever was to be done aside is done
 
+    def revoked(*target: str) -> list[str]:
+        """Revoke with an effect before it is acknowledged."""
+        kids = revoke(*target)
+        asyncio.run_coroutine_threadsafe(end_sessions(), loop).result(BOUND_S)
+        return kids
 
-async def test_a_node_that_is_shut_out_as_it_retires_is_told_first_that_it_is_done(
-    stage: Stage, server: Server
-) -> None:
-    stage.sessions = stage.hub.sessions(authority=RevokedFirst(stage))
-    server.serve_socket = stage.sessions.serve
+    monkeypatch.setattr(stage.real.ca, "revoke", revoked)
     async with stage.open() as end:
         await end.send("retire", {})
         code, frames = await end.until_closed()

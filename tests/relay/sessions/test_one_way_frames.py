@@ -11,13 +11,13 @@ from relay.sessions.one_way_frames import MAX_QUEUED_BYTES, OneWayFrames
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
 from schemas.frames import FrameReader, OneWayType
-from schemas.websocket_frames import FrameHead
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, OTHER_BOOT_ID, NodeEnd
 from tests.fakes.seconds import Seconds
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, TENANT
+from tests.relay.http.test_websocket_parts import MESSAGE, taken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -136,6 +136,15 @@ async def test_a_handler_with_a_bug_does_not_end_the_session(stage: Stage) -> No
         await end.receive("heartbeat_ack")
 
 
+def connected(hub: Hub, connection: Any) -> tuple[OneWayFrames, Any]:
+    """Return frames to a node that is connected by ``connection``, and its session."""
+    frames, node = OneWayFrames(hub.metrics, hub.log), hub.ca.issue()
+    identity = hub.fleet.identify(NODE_ID, node.leaf_pem)
+    session: Any = type("Session", (), {"identity": identity, "session_id": "S"})
+    frames.connected(session, connection)
+    return frames, session
+
+
 async def test_what_waits_for_a_node_that_does_not_read_is_bounded(hub: Hub) -> None:
     class Unread:
         """A connection that takes nothing."""
@@ -148,20 +157,16 @@ async def test_what_waits_for_a_node_that_does_not_read_is_bounded(hub: Hub) -> 
         async def send_text(self, _text: str) -> None:
             await asyncio.Event().wait()
 
-    frames, node = OneWayFrames(hub.metrics, hub.log), hub.ca.issue()
-    identity = hub.fleet.identify(node.node_id, node.leaf_pem)
-    session: Any = type("Session", (), {"identity": identity, "session_id": "S"})
-    connection: Any = Unread()
-    frames.connected(session, connection)
+    frames, session = connected(hub, Unread())
     for _ in range(1 + MAX_QUEUED_BYTES // 60_000):
-        frames.send(node.node_id, OneWayType.TELEMETRY_LEASE, LEASE)
+        frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, LEASE)
     with pytest.raises(ToolError) as caught:
-        frames.send(node.node_id, OneWayType.TELEMETRY_LEASE, LEASE)
+        frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, LEASE)
     assert caught.value.failure is Failure.RATE_LIMITED
     assert hub.counted("one_way_frames_total", type="telemetry_lease", event="refused") == 1
     frames.lost(session)
     with pytest.raises(ToolError, match="E_NODE_OFFLINE"):
-        frames.send(node.node_id, OneWayType.TELEMETRY_LEASE, LEASE)
+        frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, LEASE)
 
 
 @pytest.mark.parametrize(
@@ -190,22 +195,10 @@ async def test_a_frame_that_a_local_agent_answers_lets_its_node_send_more(
         async def send_text(self, _text: str) -> None:
             return
 
-    def passing() -> int:
-        count = 0
-        while (
-            connection.meter.take(FrameHead(is_control=False, is_text=True, payload_bytes=0, head_bytes=6))
-            == 0
-        ):
-            count += 1
-        return count
-
-    frames, node = OneWayFrames(hub.metrics, hub.log), hub.ca.issue()
-    identity = hub.fleet.identify(node.node_id, node.leaf_pem)
-    session: Any = type("Session", (), {"identity": identity, "session_id": "S"})
-    connection: Any = Connection()
+    connection = Connection()
     connection.meter.admit()
-    frames.connected(session, connection)
-    assert passing() == FRAMES_AT_ONCE
-    frames.send(node.node_id, type_, PAYLOADS[type_])
-    assert passing() >= at_least
+    frames, session = connected(hub, connection)
+    assert taken(connection.meter, MESSAGE)[0] == FRAMES_AT_ONCE
+    frames.send(NODE_ID, type_, PAYLOADS[type_])
+    assert taken(connection.meter, MESSAGE)[0] >= at_least
     frames.lost(session)
