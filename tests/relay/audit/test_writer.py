@@ -71,6 +71,11 @@ class Stage:
         await until(lambda: self.writer.head == head)
 
 
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def numbers(path: Path) -> list[int]:
     return [json.loads(line)["number"] for line in path.read_bytes().splitlines()]
 
@@ -157,20 +162,18 @@ class HeldLog(AuditLog):
         return super().append_all(lines, ready)
 
 
-@pytest.mark.parametrize("turns", [0, 100], ids=["with the next", "before the next"])
+@pytest.mark.parametrize("count", [0, 100], ids=["with the next", "before the next"])
 async def test_a_line_that_is_withdrawn_is_not_written_and_those_after_it_continue_the_chain(
-    tmp_path: Path, turns: int
+    tmp_path: Path, count: int
 ) -> None:
     file = HeldLog(tmp_path / "audit.jsonl", FakeClock(NOW_MS))
     stage = Stage(tmp_path, file=file)
     first = asyncio.create_task(stage.record(1))
     await asyncio.to_thread(file.writes.wait, BOUND_S)
     withdrawn = asyncio.create_task(stage.record(2))
-    for _ in range(turns):  # after which it has been handed over by itself
-        await asyncio.sleep(0)
+    await turns(count)  # after which it has been handed over by itself
     third = asyncio.create_task(stage.record(3))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await turns(100)
     withdrawn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await withdrawn
@@ -527,8 +530,7 @@ async def test_the_thread_goes_on_where_the_loop_has_just_read_what_it_waits_for
 
     process = await hanging(stage)
     sent = asyncio.create_task(stage.record(2))
-    for _ in range(100):  # after which it has been sent
-        await asyncio.sleep(0)
+    await turns(100)  # after which it has been sent
     monkeypatch.setattr(Appender, "wait", late)
     flushed = asyncio.create_task(asyncio.to_thread(stage.writer.flush))
     await asyncio.to_thread(waits.wait, BOUND_S)
@@ -577,8 +579,7 @@ async def test_a_disk_that_does_not_tell_the_size_of_its_file_holds_up_no_loop(
     appenders(stage.path)[0].kill()
     await asyncio.to_thread(asked.wait, BOUND_S)
     waits = asyncio.create_task(stage.record(2))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await turns(100)
     released.set()
     await waits
 
@@ -641,8 +642,7 @@ async def test_a_loop_that_was_held_up_takes_the_answer_for_the_disks(
 ) -> None:
     process = await hanging(stage)
     call = asyncio.create_task(stage.record(2))
-    for _ in range(100):  # after which it has been sent
-        await asyncio.sleep(0)
+    await turns(100)  # after which it has been sent
     process.resume()
     wait_until(lambda: len(numbers(stage.path)) == 2)  # the loop is held up
     monkeypatch.setattr("relay.audit.writer.monotonic", lambda: monotonic() + WAIT_S / 2)
@@ -771,8 +771,7 @@ class Chance:
         self.explained.add(self.begun)  # it is no call's
 
     async def turns(self) -> None:
-        for _ in range(self.random.randrange(40)):
-            await asyncio.sleep(0)
+        await turns(self.random.randrange(40))
 
     async def full(self) -> None:
         more = self.random.randrange(600)

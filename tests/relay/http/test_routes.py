@@ -1,4 +1,3 @@
-import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
@@ -14,13 +13,13 @@ from schemas.addresses import MCP_PATHS, HostPort
 from schemas.canonical import blake3_hex
 from schemas.health import Health
 from schemas.registry import SchemaRegistry
+from tests.fakes import raw_http
 from tests.fakes.environment import PUBLIC_URL
 from tests.fakes.hub import Hub
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 30
 REF = "system.echo.invoke.input@1.0.0"
 
 
@@ -65,12 +64,8 @@ def address(site: Site, server: Server) -> HostPort:
 
 async def exchange(address: HostPort, request_line: str) -> tuple[int, bytes]:
     """Send a request as it stands: a client would tidy its path away. Return the status and all that came."""
-    async with asyncio.timeout(BOUND_S):
-        reader, writer = await asyncio.open_connection(address.host, address.port)
-        writer.write(f"{request_line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
+    request = f"{request_line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    answer = await raw_http.exchange(address.port, request.encode())
     return int(answer.split(b" ")[1]), answer
 
 

@@ -135,6 +135,13 @@ async def test_a_caller_whose_connection_ends_with_a_request_on_it_is_disconnect
     assert answer.payload["error"]["code"] == "caller_disconnected"
 
 
+async def lent(wire: McpWire) -> str:
+    """Open a session that lends a tool, and return its id."""
+    context = {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]}
+    answer = await wire.ask(wire.request("session_message", {"node_id": NODE_ID, "context": context}))
+    return str(answer["result"]["structuredContent"]["session_id"])
+
+
 class Reading:
     """A caller by hand, which has read one request by ``session_events``."""
 
@@ -145,9 +152,7 @@ class Reading:
 
     @classmethod
     async def opened(cls, node: NodeEnd, wire: McpWire) -> "Reading":
-        context = {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]}
-        answer = await wire.ask(wire.request("session_message", {"node_id": NODE_ID, "context": context}))
-        session_id = answer["result"]["structuredContent"]["session_id"]
+        session_id = await lent(wire)
         await node.receive("session_open")
         await ask(node, session_id)
         reading = cls(wire, node, session_id)
@@ -211,9 +216,7 @@ async def test_the_event_stream_of_the_old_era_follows_by_the_token_that_is_used
 ) -> None:
     first, second = (relay.hub.token([SCOPE]) for _ in range(2))
     async with McpWire.open(relay.address, OLD, first) as wire, wire.event_stream() as lines:
-        context = {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]}
-        opened = await wire.ask(wire.request("session_message", {"node_id": NODE_ID, "context": context}))
-        session_id = opened["result"]["structuredContent"]["session_id"]
+        session_id = await lent(wire)
         relay.hub.authenticator.revoke(frozenset({relay.hub.authenticator.identify(first).jti}))
         await wire.ask({"jsonrpc": "2.0", "id": 2, "method": "ping"}, Authorization=f"Bearer {second}")
         await ask(node, session_id)
