@@ -10,9 +10,6 @@ from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.calls.results import CallAnswer
 from relay.fleet.tools import ToolSchemas
-from relay.routing.port import Command
-from schemas.errors import Failure, ToolError
-from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
@@ -39,13 +36,6 @@ def error(answer: CallAnswer) -> dict[str, Any]:
 
 def audited(hub: Hub, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(line.get(name) for name in names) for line in hub.audited()]
-
-
-def refusing(failure: Failure, detail: str | None = None) -> Callable[[Command], CmdAck]:
-    def answer(_command: Command) -> CmdAck:
-        raise ToolError(failure, detail)
-
-    return answer
 
 
 async def codes(gateway: CallGateway, *requests: CallRequest) -> list[str]:

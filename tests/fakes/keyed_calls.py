@@ -12,7 +12,6 @@ from relay.calls.idempotency import QUOTA_OF_ALL
 from relay.calls.results import CallAnswer
 from relay.routing.port import Command, LocalRouter
 from relay.settings.config import EnvelopeMode
-from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.payloads import CmdAck, ErrorEnvelope
 from tests.fakes.callers import call_of
@@ -105,13 +104,6 @@ async def until_joined(stage: Stage, lines: int) -> None:
     async with asyncio.timeout(BOUND_S):
         while len(stage.hub.audited()) < lines:  # noqa: ASYNC110 - the audit is a file, without an event to await
             await asyncio.sleep(0)
-
-
-def raising(failure: Failure) -> Callable[[Command], dict[str, Any]]:
-    def answer(_command: Command) -> dict[str, Any]:
-        raise ToolError(failure)
-
-    return answer
 
 
 def answering(envelope_code: str) -> Callable[[Command], CmdAck]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from relay.routing.port import Command, CommandAnswer, LocalRouter
+from schemas.errors import Failure, ToolError
 from schemas.payloads import CmdAck, CmdDone
 
 _BOUND_S = 30
@@ -21,6 +22,15 @@ def echoed(command: Command) -> CmdDone:
         "node_id": command.node_id,
     }
     return {"ok": True, "result": result}
+
+
+def refusing(failure: Failure, detail: str | None = None) -> Script:
+    """Return what raises ``failure``, as if the node could not be reached, or had none of its time."""
+
+    def answer(_command: Command) -> CmdAck:
+        raise ToolError(failure, detail)
+
+    return answer
 
 
 def answered(ack: CmdAck) -> CommandAnswer:

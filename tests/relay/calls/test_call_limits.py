@@ -24,7 +24,7 @@ from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.routers import HeldRouter, ScriptedRouter
 from tests.fakes.seconds import Seconds
 from tests.fakes.shipped_kinds import KINDS
-from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
+from tests.fakes.signer import ECHO, NODE_ID, OTHER_NODE_ID, TENANT
 from tests.fakes.suite_kinds import write_documents
 
 SLOW_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 0.5, "max_concurrency": 1}}
@@ -124,18 +124,6 @@ async def test_two_verbs_of_one_capability_share(
     assert await codes(gateway, *reversed(calls)) == ["ok", "E_RATE_LIMITED"]
     assert [command.tool.rpartition(".")[2] for command in router.commands] == ["invoke", "get"]
     hub.close()
-
-
-async def test_what_a_node_now_says_that_it_bears_counts_at_once(
-    hub: Hub, router: ScriptedRouter, seconds: Seconds
-) -> None:
-    node = hub.ca.issue()
-    hub.connect(node, capabilities=[SLOW_ECHO])
-    gateway = hub.gateway(router, seconds)
-    assert await codes(gateway, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
-    hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[BRISK_ECHO])
-    seconds.now += 0.02
-    assert await codes(gateway, request(hub)) == ["ok"]
 
 
 async def test_an_agents_limits_and_the_check_of_envelopes_can_be_changed(

@@ -9,13 +9,14 @@ import pytest
 from relay.calls.canaries import WINDOW_S, Canaries
 from relay.calls.executor import CallExecutor
 from relay.calls.results import Hop
-from relay.routing.port import Command, CommandAnswer, LocalRouter, NodeRef
+from relay.routing.port import Command, NodeRef
 from relay.sessions.node_sessions import CapabilityLimits
 from schemas.errors import Failure, ToolError
+from schemas.payloads import CmdAck
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.pauses import Pauses
-from tests.fakes.routers import answered, echoed
+from tests.fakes.routers import ScriptedRouter, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT
 
@@ -27,18 +28,17 @@ OTHER = NodeRef(TENANT, OTHER_NODE_ID, "s2")
 THIRD = NodeRef(OTHER_TENANT, THIRD_NODE_ID, "s3")
 
 
-class Nodes(LocalRouter):
-    """A ``LocalRouter`` whose nodes answer, but for those that a test silences or breaks."""
+class Nodes(ScriptedRouter):
+    """Nodes that answer, but for those that a test silences or breaks."""
 
     def __init__(self) -> None:
-        self.commands: list[Command] = []
+        super().__init__(self._answer)
         self.failing: dict[str, Failure] = {}
 
-    def start(self, command: Command) -> CommandAnswer:
-        self.commands.append(command)
+    def _answer(self, command: Command) -> CmdAck:
         if (failure := self.failing.get(command.node_id)) is not None:
             raise ToolError(failure)
-        return answered(echoed(command))
+        return echoed(command)
 
 
 class Stage:

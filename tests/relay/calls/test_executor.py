@@ -16,7 +16,7 @@ from relay.sessions.node_sessions import CapabilityLimits
 from schemas.delivery import CALL_BUDGET_MS
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
-from tests.fakes.routers import ScriptedRouter
+from tests.fakes.routers import ScriptedRouter, refusing
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
@@ -103,10 +103,7 @@ async def test_a_call_is_recorded_sent_checked_and_recorded(stage: Stage, router
 async def test_a_node_that_is_not_reached_has_not_answered(
     stage: Stage, router: ScriptedRouter, failure: Failure, hop: Hop
 ) -> None:
-    def unreached(_command: Command) -> dict[str, Any]:
-        raise ToolError(failure)
-
-    router.answer = unreached
+    router.answer = refusing(failure)
     record = stage.record()
     assert (await stage.failure(record)).failure is failure
     assert (record.answered, record.hop) == (False, hop)

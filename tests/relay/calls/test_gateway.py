@@ -12,16 +12,16 @@ import pytest
 from relay.calls.executor import CallRecord
 from relay.calls.gateway import CallGateway, explained
 from relay.fleet.node_record import Where
-from relay.routing.port import Command, CommandAnswer, LocalRouter
+from relay.routing.port import Command
 from schemas.errors import Failure, ToolError
 from schemas.labels import NodeName
 from schemas.payloads import CmdAck
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
-from tests.fakes.gateway_calls import ECHO_NAME, PING, audited, error, refusing, request
+from tests.fakes.gateway_calls import ECHO_NAME, PING, audited, error, request
 from tests.fakes.hub import Hub
-from tests.fakes.routers import HeldRouter, ScriptedRouter, SilentRouter, echoed
+from tests.fakes.routers import HeldRouter, ScriptedRouter, SilentRouter, echoed, refusing
 from tests.fakes.signer import METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
 
 METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
@@ -350,13 +350,8 @@ async def test_a_call_to_a_node_that_left_says_when_it_left(hub: Hub) -> None:
     node = hub.ca.issue()
     hub.connect(node)
     hub.fleet.connection_changed(NODE_ID, Where.NOWHERE)
-    gateway = hub.gateway(OfflineRouter())
+    gateway = hub.gateway(ScriptedRouter(refusing(Failure.NODE_OFFLINE)))
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, PING))
     assert answer.error is not None
     assert "is not connected since 20" in answer.error["message"]
     assert "retry_after_ms" in answer.error
-
-
-class OfflineRouter(LocalRouter):
-    def start(self, command: Command) -> CommandAnswer:  # noqa: ARG002 - whatever it is
-        raise OFFLINE

@@ -45,11 +45,10 @@ from tests.fakes.keyed_calls import (
     error_of,
     hung_up,
     kinds,
-    raising,
     until_joined,
 )
 from tests.fakes.polling import until
-from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
+from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed, refusing
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, NODE_ID
 
@@ -385,16 +384,16 @@ async def test_revoking_the_token_of_a_caller_who_has_gone_ends_its_command(
 
 
 @pytest.mark.parametrize(
-    "refusing",
+    "answer",
     [
-        pytest.param(raising(Failure.NODE_OFFLINE), id="the node is offline"),
+        pytest.param(refusing(Failure.NODE_OFFLINE), id="the node is offline"),
         pytest.param(answering("E_RATE_LIMITED"), id="the node has too much to do"),
     ],
 )
 async def test_a_refusal_before_anything_ran_is_not_remembered(
-    stage: Stage, router: ScriptedRouter, refusing: Callable[[Command], dict[str, Any]]
+    stage: Stage, router: ScriptedRouter, answer: Callable[[Command], dict[str, Any]]
 ) -> None:
-    router.answer = refusing
+    router.answer = answer
     assert code(await stage.call()) in {"E_NODE_OFFLINE", "E_RATE_LIMITED"}
     router.answer = echoed
     assert [code(await stage.call(arguments=PONG)), code(await stage.call(arguments=PONG))] == ["ok", "ok"]
@@ -451,9 +450,9 @@ async def test_an_outcome_that_could_not_be_recorded_is_remembered(
 
 
 UNKNOWN = [
-    pytest.param(raising(Failure.DEADLINE_EXCEEDED), id="no answer in time"),
-    pytest.param(raising(Failure.ATTESTATION_FAILED), id="the node was shut out"),
-    pytest.param(raising(Failure.INTERNAL), id="something went wrong on the way"),
+    pytest.param(refusing(Failure.DEADLINE_EXCEEDED), id="no answer in time"),
+    pytest.param(refusing(Failure.ATTESTATION_FAILED), id="the node was shut out"),
+    pytest.param(refusing(Failure.INTERNAL), id="something went wrong on the way"),
     pytest.param(answering("E_DEADLINE_EXCEEDED"), id="the node gave up"),
     pytest.param(breaking, id="a bug"),
 ]
@@ -494,7 +493,7 @@ async def test_what_may_have_run_stays_so_when_it_cannot_be_sent_again(
     stage = Stage(hub, router, seconds)
     codes = []
     for failure in (Failure.DEADLINE_EXCEEDED, Failure.NODE_OFFLINE):
-        router.answer = raising(failure)
+        router.answer = refusing(failure)
         codes.append(code(await stage.call()))
     with full_disk(stage.hub.audit_file.stat().st_size):
         codes.append(code(await stage.call()))
@@ -544,7 +543,7 @@ async def test_a_key_that_could_not_be_used_takes_no_room(
     single: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
     stage = Stage(single, router, seconds, max_keys=1)
-    router.answer = raising(Failure.NODE_OFFLINE)
+    router.answer = refusing(Failure.NODE_OFFLINE)
     assert [code(await stage.call(key)) for key in "abc"] == ["E_NODE_OFFLINE"] * 3
     router.answer = echoed
     assert code(await stage.call("d")) == "ok"
@@ -748,7 +747,7 @@ def keyed(router: LocalRouter, seconds: Seconds | None = None) -> KeyedCommands:
 
 @pytest.mark.parametrize("failure", [Failure.NODE_OFFLINE, Failure.RATE_LIMITED])
 async def test_what_was_never_sent_leaves_the_key_free(failure: Failure) -> None:
-    router = ScriptedRouter(raising(failure))
+    router = ScriptedRouter(refusing(failure))
     commands = keyed(router)
     assert await failure_of(commands, COMMAND) is failure
     router.answer = lambda _: refusal("E_RATE_LIMITED")
@@ -811,7 +810,7 @@ async def test_the_first_when_cancelled_is_cancelled_at_the_node_and_its_outcome
     assert await failure_of(commands, SECOND) is Failure.DEADLINE_EXCEEDED
 
 
-@pytest.mark.parametrize("answer", [raising(Failure.DEADLINE_EXCEEDED), answering("E_DEADLINE_EXCEEDED")])
+@pytest.mark.parametrize("answer", [refusing(Failure.DEADLINE_EXCEEDED), answering("E_DEADLINE_EXCEEDED")])
 async def test_what_may_have_run_is_sent_again_only_if_the_tool_is_idempotent(answer: Any) -> None:
     router = ScriptedRouter(answer)
     commands = keyed(router)

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from relay.cli.audit import app
 from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteTools, Risk
-from schemas.errors import Failure, ToolError
+from schemas.errors import Failure
 from schemas.projection import META_CORRELATION_ID, META_ERROR, META_HOP
 from schemas.times import iso
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_stage import ECHO_NAME, ERAS, METRICS_NAME, PING, Era, Stage
-from tests.fakes.routers import ScriptedRouter, SilentRouter
+from tests.fakes.routers import ScriptedRouter, SilentRouter, refusing
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS
 
@@ -89,10 +89,7 @@ async def test_the_audits_of_a_guarded_client_and_of_the_relay_are_joined_by_one
 async def test_an_error_is_a_result_whose_envelope_stands_in_text_and_meta_and_nowhere_else(
     stage: Stage, router: ScriptedRouter, era: Era
 ) -> None:
-    def offline(_command: object) -> dict[str, Any]:
-        raise ToolError(Failure.NODE_OFFLINE)
-
-    router.answer = offline
+    router.answer = refusing(Failure.NODE_OFFLINE)
     async with stage.wire(era) as wire:
         result = await wire.result("tools/call", {"name": ECHO_NAME, "arguments": PING})
     assert result["isError"] is True

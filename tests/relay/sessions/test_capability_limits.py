@@ -9,7 +9,7 @@ from relay.routing.port import Command, LocalRouter
 from relay.sessions.node_sessions import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
-from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
+from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed, refusing
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, NODE_ID, OTHER_NODE_ID
 
@@ -105,15 +105,11 @@ async def test_a_new_manifest_changes_the_limits_and_gives_back_nothing(stage: S
     await stage.limits.run(command())
 
 
-def fails(_: Command) -> dict[str, Any]:
-    raise ToolError(Failure.NODE_OFFLINE)
-
-
 def breaks(_: Command) -> dict[str, Any]:
     raise RuntimeError
 
 
-@pytest.mark.parametrize("answer", [fails, breaks])
+@pytest.mark.parametrize("answer", [refusing(Failure.NODE_OFFLINE), breaks])
 async def test_a_command_that_fails_no_longer_counts_as_in_flight(
     hub: Hub, router: ScriptedRouter, answer: Any
 ) -> None:
