@@ -13,7 +13,7 @@ from relay.http.websocket_protocol import BoundedWebSocket
 from relay.routing.port import Command
 from relay.sessions.node_sessions import NodeSessions
 from schemas.errors import Failure, ToolError
-from schemas.frames import SUBPROTOCOL, FrameReader
+from schemas.frames import SUBPROTOCOL, Frame, FrameReader
 from tests.fakes.frames import PAYLOADS, message
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, NodeEnd, device_token
@@ -78,6 +78,13 @@ class Stage:
     def run(self, wanted: Command | None = None) -> asyncio.Task[Mapping[str, Any]]:
         return asyncio.create_task(self.sessions.run(wanted or command()))
 
+    async def sent(
+        self, end: NodeEnd, wanted: Command | None = None
+    ) -> tuple[asyncio.Task[Mapping[str, Any]], Frame]:
+        """Run a command, and return its task and the frame that ``end`` has received for it."""
+        task = self.run(wanted)
+        return task, await end.receive("cmd")
+
     def known(self) -> NodeRecord:
         (node,) = self.hub.nodes_of(TENANT)
         return node
@@ -88,6 +95,12 @@ class Stage:
 
 async def answer(task: asyncio.Task[Mapping[str, Any]]) -> Mapping[str, Any]:
     return await asyncio.wait_for(task, BOUND_S)
+
+
+async def succeeds(end: NodeEnd, frame: Frame, task: asyncio.Task[Mapping[str, Any]]) -> None:
+    """Answer a command, and check that its caller gets that answer."""
+    await end.acknowledge(frame, RESULT)
+    assert await answer(task) == {"ok": True, "result": RESULT}
 
 
 async def failure(task: asyncio.Task[Mapping[str, Any]]) -> Failure:

@@ -15,7 +15,17 @@ from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, SUBPROTOCOL_1_1, SUBPRO
 from schemas.manifest import etag_of
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.node_end import BOOT_ID, OTHER_BOOT_ID
-from tests.fakes.session_stage import RESULT, STRANGE_ID, Stage, answer, command, dropped, failure, goes_on
+from tests.fakes.session_stage import (
+    RESULT,
+    STRANGE_ID,
+    Stage,
+    answer,
+    command,
+    dropped,
+    failure,
+    goes_on,
+    succeeds,
+)
 from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa, key_named
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
@@ -123,8 +133,7 @@ async def test_a_bug_in_serving_a_node_is_not_taken_for_the_end_of_its_connectio
 
 async def test_a_command_is_sent_and_its_answer_returned(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         assert frame.payload == {
             "tool": ECHO_NAME,
             "arguments": {"message": "ping"},
@@ -132,15 +141,13 @@ async def test_a_command_is_sent_and_its_answer_returned(stage: Stage) -> None:
             "sent_at_ms": NOW_MS,
             "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XW",
         }
-        await end.acknowledge(frame, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(end, frame, task)
 
 
 async def test_a_nodes_error_is_an_answer_too(stage: Stage) -> None:
     error = {"code": "E_RATE_LIMITED", "message": "Busy.", "suggested_fix": "Wait."}
     async with stage.open() as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         await end.send("cmd_ack", {"ok": False, "error": error}, frame.msg_id)
         assert await answer(task) == {"ok": False, "error": error}
 
@@ -178,8 +185,7 @@ async def test_nothing_is_sent_to_a_node_that_is_not_welcome_yet(stage: Stage) -
 @pytest.mark.holds("RFC-0005/7/deadline")
 async def test_without_an_answer_the_deadline_ends_the_call_and_the_node_is_told(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run(command(deadline_ms=20))
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end, command(deadline_ms=20))
         assert await failure(task) is Failure.DEADLINE_EXCEEDED
         cancelled = await end.receive("cmd_cancel")
         assert (cancelled.in_reply_to, cancelled.payload) == (frame.msg_id, {"reason": "deadline"})
@@ -199,8 +205,7 @@ async def test_a_node_before_1_2_gets_no_more_time_than_its_handler_has(
 ) -> None:
     stage.hub.announce(stage.node, capabilities=[HASTY])
     async with stage.open(subprotocols=subprotocols) as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         assert frame.payload["deadline_ms"] == deadline_ms
         await end.acknowledge(frame, RESULT)
         await answer(task)
@@ -212,18 +217,15 @@ async def test_a_node_before_1_2_gets_no_more_time_than_its_handler_has(
 async def test_an_answer_counts_that_comes_later_than_its_handler_may_end(stage: Stage) -> None:
     stage.hub.announce(stage.node, capabilities=[HASTY])
     async with stage.open(subprotocols=SUBPROTOCOLS) as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         later = stage.run(command(deadline_ms=2 * HANDLER_MS))
         assert await failure(later) is Failure.DEADLINE_EXCEEDED
-        await end.acknowledge(frame, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(end, frame, task)
 
 
 async def test_when_the_caller_goes_the_node_is_told(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         task.cancel()
         cancelled = await end.receive("cmd_cancel")
         assert (cancelled.in_reply_to, cancelled.payload) == (frame.msg_id, {"reason": "caller_gone"})
@@ -233,8 +235,7 @@ async def test_when_the_caller_goes_the_node_is_told(stage: Stage) -> None:
 
 async def test_a_connection_that_is_lost_after_sending_is_no_node_that_is_offline(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run(command(deadline_ms=200))
-        await end.receive("cmd")
+        task, _ = await stage.sent(end, command(deadline_ms=200))
     assert await failure(task) is Failure.DEADLINE_EXCEEDED
 
 
@@ -246,8 +247,7 @@ async def test_a_command_that_does_not_fit_a_frame_fails_and_costs_the_session_n
 
 async def test_a_node_with_a_newer_session_at_another_relay_is_ended(stage: Stage) -> None:
     async with stage.open() as end:
-        sent = stage.run(command(deadline_ms=200))
-        await end.receive("cmd")
+        sent, _ = await stage.sent(end, command(deadline_ms=200))
         stage.sessions.end_superseded(NODE_ID, "another relay")
         # Nothing more is sent to it, and what was sent is not known to have run or not.
         assert await failure(stage.run()) is Failure.NODE_OFFLINE
@@ -317,8 +317,7 @@ async def test_another_node_supersedes_no_session(stage: Stage) -> None:
 @pytest.mark.holds("RFC-0005/7/late-ack")
 async def test_a_late_answer_is_dropped_and_stands_in_the_audit(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run(command(deadline_ms=20))
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end, command(deadline_ms=20))
         assert await failure(task) is Failure.DEADLINE_EXCEEDED
         await end.receive("cmd_cancel")
         await end.acknowledge(frame, RESULT)
@@ -328,8 +327,7 @@ async def test_a_late_answer_is_dropped_and_stands_in_the_audit(stage: Stage) ->
 
 async def test_of_two_answers_the_first_counts_and_the_second_is_dropped(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         await end.acknowledge(frame, RESULT)
         await end.acknowledge(frame, {"message": "another"})
         assert await answer(task) == {"ok": True, "result": RESULT}
@@ -339,12 +337,10 @@ async def test_of_two_answers_the_first_counts_and_the_second_is_dropped(stage: 
 
 async def test_an_answer_to_nothing_is_dropped_and_the_caller_waits_on(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         await end.send("cmd_ack", {"ok": True, "result": {}}, STRANGE_ID)
         await dropped(stage, "unasked")
-        await end.acknowledge(frame, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(end, frame, task)
 
 
 @pytest.mark.parametrize(
@@ -361,26 +357,22 @@ async def test_a_malformed_answer_is_dropped_and_a_good_one_still_counts(
     stage: Stage, payload: dict[str, Any]
 ) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         raw = {"type": "cmd_ack", "msg_id": STRANGE_ID, "in_reply_to": frame.msg_id, "payload": payload}
         await end.send_raw(json.dumps(raw))
         await dropped(stage, "malformed")
-        await end.acknowledge(frame, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(end, frame, task)
 
 
 async def test_one_node_cannot_answer_for_another(stage: Stage) -> None:
     other = stage.hub.ca.issue(OTHER_NODE_ID)
     async with stage.open() as end, stage.end(other) as thief:
         await thief.authenticate()
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         await thief.acknowledge(frame, {"message": "stolen"})
         line = await stage.hub.lines.until("frame dropped")
         assert (line["reason"], line["node_id"]) == ("unasked", OTHER_NODE_ID)
-        await end.acknowledge(frame, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(end, frame, task)
 
 
 @pytest.mark.holds("RFC-0005/6.4/fresh-msg-id")
@@ -388,8 +380,7 @@ async def test_the_process_that_resumes_gets_what_it_has_not_answered_under_the_
     stage: Stage,
 ) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        first = await end.receive("cmd")
+        task, first = await stage.sent(end)
     await stage.until_ended()
     stage.hub.clock.advance(400)
     async with stage.end() as again:
@@ -398,26 +389,21 @@ async def test_the_process_that_resumes_gets_what_it_has_not_answered_under_the_
         second = await again.receive("cmd")
         assert second.msg_id == first.msg_id
         assert second.payload == {**first.payload, "deadline_ms": 9600, "sent_at_ms": NOW_MS + 400}
-        await again.acknowledge(second, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(again, second, task)
         assert stage.sessions_counted("resumed") == 1
-        another = stage.run()
-        fresh = await again.receive("cmd")
+        another, fresh = await stage.sent(again)
         assert fresh.msg_id > first.msg_id
-        await again.acknowledge(fresh, RESULT)
-        assert await answer(another) == {"ok": True, "result": RESULT}
+        await succeeds(again, fresh, another)
 
 
 async def test_a_resumed_command_is_answered_once(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        await end.receive("cmd")
+        task, _ = await stage.sent(end)
     await stage.until_ended()
     async with stage.open(resume=end.session_id) as again:
         frame = await again.receive("cmd")
         await again.acknowledge(frame, RESULT)
-        await again.acknowledge(frame, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(again, frame, task)
         await dropped(stage, "unasked")
 
 
@@ -433,8 +419,7 @@ async def test_what_was_answered_is_not_sent_again(stage: Stage) -> None:
 
 async def test_what_is_past_its_deadline_is_not_sent_again(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        await end.receive("cmd")
+        task, _ = await stage.sent(end)
     await stage.until_ended()
     stage.hub.clock.advance(10_000)
     async with stage.open(resume=end.session_id) as again:
@@ -455,8 +440,7 @@ async def test_what_was_sent_goes_to_no_other_session_and_the_caller_waits_until
     stage: Stage, boot_id: str, resume: str | None
 ) -> None:
     async with stage.open() as end:
-        task = stage.run(command(deadline_ms=200))
-        await end.receive("cmd")
+        task, _ = await stage.sent(end, command(deadline_ms=200))
     await stage.until_ended()
     async with stage.end() as other:
         named = end.session_id if resume == "its own" else resume
@@ -470,8 +454,7 @@ async def test_what_was_sent_goes_to_no_other_session_and_the_caller_waits_until
 
 async def test_a_superseded_process_that_comes_back_is_not_sent_again_what_it_had(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        first = await end.receive("cmd")
+        task, first = await stage.sent(end)
         async with stage.open(OTHER_BOOT_ID) as newer:
             assert (await end.until_closed())[0] == 4008
             await goes_on(newer)
@@ -490,8 +473,7 @@ async def test_an_answer_over_a_resumed_connection_that_is_too_late_is_dropped_a
     stage: Stage,
 ) -> None:
     async with stage.open() as end:
-        task = stage.run(command(deadline_ms=200))
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end, command(deadline_ms=200))
     await stage.until_ended()
     assert await failure(task) is Failure.DEADLINE_EXCEEDED
     async with stage.open(resume=end.session_id) as again:
@@ -502,25 +484,21 @@ async def test_an_answer_over_a_resumed_connection_that_is_too_late_is_dropped_a
 
 async def test_a_session_that_is_not_ones_own_cannot_be_resumed(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        frame = await end.receive("cmd")
+        task, frame = await stage.sent(end)
         async with stage.end(stage.hub.ca.issue(OTHER_NODE_ID)) as thief:
             welcome = await thief.authenticate(BOOT_ID, resume=end.session_id)
             assert welcome.payload["resumed"] is False
             await goes_on(thief)
-        await end.acknowledge(frame, RESULT)
-        assert await answer(task) == {"ok": True, "result": RESULT}
+        await succeeds(end, frame, task)
 
 
 async def test_a_connection_that_hangs_is_replaced_by_the_one_that_resumes(stage: Stage) -> None:
     async with stage.open() as hanging:
-        task = stage.run()
-        first = await hanging.receive("cmd")
+        task, first = await stage.sent(hanging)
         async with stage.open(resume=hanging.session_id) as again:
             second = await again.receive("cmd")
             assert second.msg_id == first.msg_id
             assert (await hanging.until_closed())[0] == 4008
             await stage.until_ended()
-            await again.acknowledge(second, RESULT)
-            assert await answer(task) == {"ok": True, "result": RESULT}
+            await succeeds(again, second, task)
             assert stage.known().connected

@@ -137,8 +137,7 @@ async def test_a_frame_on_its_way_when_the_relay_closes_breaks_no_protocol(hub: 
 
 async def test_who_is_shut_out_is_closed_and_its_calls_end(stage: Stage) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        await end.receive("cmd")
+        task, _ = await stage.sent(end)
         assert stage.sessions.end_sessions(is_any_node, CloseCode.REVOKED) == [NODE_ID]
         assert await failure(task) is Failure.ATTESTATION_FAILED
         assert await failure(stage.run()) is Failure.NODE_OFFLINE
@@ -153,8 +152,7 @@ async def test_a_call_that_waits_for_a_lost_connection_to_come_back_ends_when_it
     stage: Stage,
 ) -> None:
     async with stage.open() as end:
-        task = stage.run()
-        await end.receive("cmd")
+        task, _ = await stage.sent(end)
     await stage.until_ended()
     assert stage.sessions.end_sessions(is_any_node, CloseCode.REVOKED) == [NODE_ID]
     assert await failure(task) is Failure.ATTESTATION_FAILED
