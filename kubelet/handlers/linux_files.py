@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from kubelet.ceiling import OutsideCeilingError
 from kubelet.handlers.base import HandlerFactory, ToolFault
 from kubelet.handlers.beneath import Beneath, OutsideError, open_beneath
-from kubelet.handlers.machine import BlockingCalls, LinuxHandler, exact, fitting, page
+from kubelet.handlers.machine import LinuxHandler, exact, fitting, page
 from kubelet.handlers.redaction import redacted_lines
 from schemas.text import free_text
 
@@ -50,9 +50,6 @@ class _Page(NamedTuple):
 
 class FilesHandler(LinuxHandler):
     """Answers with what lies beneath ``directories``."""
-
-    def prepare(self) -> None:
-        self._calls = BlockingCalls()
 
     @property
     def missing(self) -> str | None:
@@ -126,7 +123,7 @@ class FilesHandler(LinuxHandler):
             OutsideCeilingError: it is outside of the owner's directories, or kept back.
         """
         try:
-            return await self._calls.run(lambda: call(*arguments))
+            return await self.calls.run(lambda: call(*arguments))
         except OutsideError:
             raise OutsideCeilingError("linux.files", "directories") from None
         except OSError as error:

@@ -15,7 +15,6 @@ from kubelet.handlers.base import HandlerFactory, ToolFault
 from kubelet.handlers.machine import (
     LONGEST_OUTPUT,
     MOST_BYTES,
-    BlockingCalls,
     LinuxHandler,
     LinuxMachine,
     Printed,
@@ -49,9 +48,6 @@ _CURSOR = re.compile(r"[A-Za-z0-9=;_-]{1,512}")
 
 class JournalHandler(LinuxHandler):
     """Answers with what ``journalctl`` prints."""
-
-    def prepare(self) -> None:
-        self._calls = BlockingCalls()
 
     @property
     def missing(self) -> str | None:
@@ -103,7 +99,7 @@ class JournalHandler(LinuxHandler):
             # With a malformed cursor it ends with 1 too: by itself one is seen for what it is.
             await _read(self.machine, [*_JOURNALCTL, "--lines=1", *after], SEARCH_S)
         # On a thread: megabytes are parsed, and all that is shown is searched for secrets.
-        answer = await self._calls.run(lambda: _answer(printed, number, since_ms))
+        answer = await self.calls.run(lambda: _answer(printed, number, since_ms))
         return {"withheld": withheld, **answer}
 
     async def _allowed(self) -> tuple[list[str], int]:

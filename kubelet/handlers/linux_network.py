@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from kubelet.handlers.base import HandlerFactory
-from kubelet.handlers.machine import BlockingCalls, LinuxHandler, LinuxMachine
+from kubelet.handlers.machine import LinuxHandler, LinuxMachine
 
 _MOST_INTERFACES, _MOST_ADDRESSES, _MOST_ROUTES, _MOST_RESOLVERS, _MOST_PORTS = 64, 16, 64, 8, 128
 LISTENING_S = 8.0
@@ -95,9 +95,6 @@ def _ip_6(digits: str) -> str:
 class NetworkHandler(LinuxHandler):
     """Answers with what the kernel knows of the network."""
 
-    def prepare(self) -> None:
-        self._calls = BlockingCalls()
-
     @property
     def lacks(self) -> str | None:
         """That the kernel is not asked for addresses."""
@@ -118,7 +115,7 @@ class NetworkHandler(LinuxHandler):
         addresses, names = _addresses(), interfaces(self.machine)
         allowed = [name for name in names if self.allows("interfaces", name)]
         known = [route for route in routes(self.machine) if self.allows("interfaces", route.interface)]
-        listening = await self._calls.run(_listening, LISTENING_S)
+        listening = await self.calls.run(_listening, LISTENING_S)
         if self.ceiling.of("linux.network").restricts("interfaces"):
             # Of an address that no allowed interface is known to have, the owner may not allow it.
             inside = {_ip(each) for name in allowed for each in addresses.get(name, ())}

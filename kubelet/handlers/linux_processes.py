@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kubelet.handlers.base import HandlerFactory
-from kubelet.handlers.machine import BlockingCalls, LinuxHandler
+from kubelet.handlers.machine import LinuxHandler
 
 INTERVAL_S = 0.5
 USUAL_NUMBER = 20
@@ -60,9 +60,6 @@ def parsed(pid: int, stat: str) -> Process | None:
 class ProcessesHandler(LinuxHandler):
     """Answers with what ``/proc`` shows."""
 
-    def prepare(self) -> None:
-        self._calls = BlockingCalls()
-
     @property
     def lacks(self) -> str | None:
         """That other users' processes are hidden."""
@@ -89,7 +86,7 @@ class ProcessesHandler(LinuxHandler):
         matching.sort(key=lambda each: (-(each.pages if by_memory else used[each.pid]), each.pid))
         users = self._users()
         greatest = matching[: arguments.get("limit", USUAL_NUMBER)]
-        shown = await self._calls.run(
+        shown = await self.calls.run(
             lambda: [self._shown(each, used[each.pid] * 1_000_000 / passed_us, users) for each in greatest]
         )
         return {"total": len(matching), "withheld": len(after) - len(allowed), "processes": shown}

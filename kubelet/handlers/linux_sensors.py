@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kubelet.handlers.base import HandlerFactory
-from kubelet.handlers.machine import BlockingCalls, LinuxHandler, LinuxMachine
+from kubelet.handlers.machine import LinuxHandler, LinuxMachine
 
 MOST = 128
 _MOST_BATTERIES = 16
@@ -162,9 +162,6 @@ def _set_limit(value: int | None, scale: int = 1000) -> float | None:
 class SensorsHandler(LinuxHandler):
     """Answers with all that can be read now."""
 
-    def prepare(self) -> None:
-        self._calls = BlockingCalls()
-
     @property
     def lacks(self) -> str | None:
         """That the kernel has no sensor of any sort."""
@@ -179,7 +176,7 @@ class SensorsHandler(LinuxHandler):
         Raises:
             ToolFault: ``no_answer``.
         """
-        return await self._calls.run(self._read)
+        return await self.calls.run(self._read)
 
     async def subscribe(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the same; the relay asks again for as long as somebody follows."""

@@ -212,7 +212,11 @@ def lacks_systemd(machine: LinuxMachine) -> str | None:
 
 
 class LinuxHandler(BuiltInHandler):
-    """A handler with the ``machine`` that it reads, and a method for each verb of its kind."""
+    """A handler with the ``machine`` that it reads, and a method for each verb of its kind.
+
+    Attributes:
+        calls: of what may block.
+    """
 
     def __init__(
         self,
@@ -224,6 +228,7 @@ class LinuxHandler(BuiltInHandler):
     ) -> None:
         super().__init__(capability, node_id, now_ms, log)
         self.machine = machine or LinuxMachine()
+        self.calls = BlockingCalls()
         self.prepare()
 
     def prepare(self) -> None:
