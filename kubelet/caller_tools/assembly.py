@@ -7,7 +7,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from kubelet.caller_tools.requests import CallerRequests, Send
 from kubelet.caller_tools.server import ClientParts, LocalMethods, SocketServer
 from kubelet.caller_tools.sessions import CallerNames, Session, SessionRefusedError, Sessions
 from kubelet.caller_tools.socket_file import bind_socket
-from schemas.caller_tools import NODE_MARGIN_S
 from schemas.faults import OncePerPlace
 from schemas.frames import OneWayType
 from schemas.payloads import CallerToolResult, SessionEnd, SessionOpen, SessionText
@@ -25,40 +23,32 @@ from schemas.payloads import CallerToolResult, SessionEnd, SessionOpen, SessionT
 _LOG_INTERVAL_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTimeouts:
-    """How long what is waited for, in seconds.
+class CallerTools:
+    """The sessions of one node, and its socket. ``send`` is as ``requests.Send``.
 
-    Attributes:
-        margin_s: for an answer, beyond the timeout that the relay keeps.
-        unreachable_s: for a request to be sent, and for a session to be named again after a reconnect.
-        outlive_s: how long sessions outlive the connection to the relay.
+    ``unreachable_s`` is how long a request waits to be sent, and a session to be named again after a
+    reconnect; ``outlive_s`` how long sessions outlive the connection to the relay.
     """
 
-    margin_s: float = NODE_MARGIN_S
-    unreachable_s: float = 10.0
-    outlive_s: float = 60.0
-
-
-class CallerTools:
-    """The sessions of one node, and its socket. ``send`` is as ``requests.Send``."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         node_id: str,
         send: Send,
         names: CallerNames,
         random_bytes: Callable[[int], bytes],
         log: FilteringBoundLogger,
-        timeouts: LocalTimeouts = LocalTimeouts(),
+        *,
+        unreachable_s: float = 10.0,
+        outlive_s: float = 60.0,
     ) -> None:
         self._log = log
         self._send = send
         self._logged = OncePerPlace(_LOG_INTERVAL_S)
-        self._timeouts = timeouts
+        self._unreachable_s = unreachable_s
+        self._outlive_s = outlive_s
         self._timers: list[asyncio.TimerHandle] = []
         self._sessions = Sessions(names, log)
-        self._requests = CallerRequests(send, random_bytes, timeouts.margin_s)
+        self._requests = CallerRequests(send, random_bytes)
         self.counts: Counter[str] = Counter()
         """What was refused or dropped, by what it was."""
         methods = self._methods = LocalMethods(node_id, self._sessions, self._requests, send)
@@ -99,7 +89,7 @@ class CallerTools:
             # The relay names its live sessions again. What it does not name has ended meanwhile.
             for session in self._sessions:
                 session.confirmed = False
-            self._after(self._timeouts.unreachable_s, self._end_unconfirmed)
+            self._after(self._unreachable_s, self._end_unconfirmed)
         else:
             # The relay has lost this node's session, and with it all that callers had open.
             self._end_all()
@@ -107,8 +97,8 @@ class CallerTools:
     def lost(self) -> None:
         self._cancel_timers()
         self._methods.is_connected = False
-        self._after(self._timeouts.unreachable_s, self._requests.unreachable)
-        self._after(self._timeouts.outlive_s, self._end_all)
+        self._after(self._unreachable_s, self._requests.unreachable)
+        self._after(self._outlive_s, self._end_all)
 
     def _open(self, opened: SessionOpen) -> None:
         self._requests.expect_requests()

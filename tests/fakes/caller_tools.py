@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from kubelet.caller_tools.assembly import CallerTools, LocalTimeouts
+from kubelet.caller_tools.assembly import CallerTools
 from kubelet.caller_tools.sessions import CallerNames
 from schemas.frames import ONE_WAY, OneWayType
 from schemas.process.logs import make_logger
@@ -165,7 +165,7 @@ async def served(
     registry: SchemaRegistry,
     log: LogLines,
     names: Path | None = None,
-    timeouts: LocalTimeouts = LocalTimeouts(),  # noqa: B008 - frozen
+    **timeouts: float,
 ) -> AsyncIterator[FakeRelay]:
     """Serve the socket of a node, connected to the relay that is yielded."""
     relay = FakeRelay(registry)
@@ -176,7 +176,7 @@ async def served(
         CallerNames(names, logger),
         os.urandom,
         logger,
-        timeouts,
+        **timeouts,
     )
     async with tools.serving(path, group=None):
         tools.connected(resumed=False)

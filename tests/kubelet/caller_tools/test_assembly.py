@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.caller_tools.assembly import LocalTimeouts
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import (
     ANT,
@@ -97,7 +96,7 @@ async def test_a_session_that_a_resumed_relay_does_not_name_has_ended(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
     async with (
-        served(path, registry, log, timeouts=LocalTimeouts(unreachable_s=0.01)) as relay,
+        served(path, registry, log, unreachable_s=0.01) as relay,
         connected(path) as client,
     ):
         relay.open()
@@ -116,7 +115,7 @@ async def test_requests_wait_for_the_relay_only_so_long(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
     async with (
-        served(path, registry, log, timeouts=LocalTimeouts(unreachable_s=0.01)) as relay,
+        served(path, registry, log, unreachable_s=0.01) as relay,
         connected(path) as client,
     ):
         relay.open()
@@ -147,7 +146,7 @@ async def test_sessions_do_not_outlive_a_relay_that_stays_away(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
     async with (
-        served(path, registry, log, timeouts=LocalTimeouts(outlive_s=0.01)) as relay,
+        served(path, registry, log, outlive_s=0.01) as relay,
         connected(path) as client,
     ):
         relay.open()
