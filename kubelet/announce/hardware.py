@@ -25,8 +25,10 @@ def read_hardware_ids(root: Path) -> dict[str, str]:
     """
     readings = {
         "cpu_serial": _cpu_serial(root),
-        "soc_uid": _soc_uid(root),
-        "machine_id": _machine_id(root),
+        # Not soc_id, which lies beside it: that is the model, the same on every board of a kind.
+        "soc_uid": _identifying(_SERIAL, _text(root / "sys/devices/soc0/serial_number")),
+        # The pattern rejects "uninitialized", which an image contains before its first boot.
+        "machine_id": _identifying(_MACHINE_ID, _text(root / "etc/machine-id")),
         "mac_primary": _mac_primary(root),
     }
     return {source: value for source, value in readings.items() if value is not None}
@@ -37,16 +39,6 @@ def _cpu_serial(root: Path) -> str | None:
     serial = _identifying(_SERIAL, match.group(1)) if match else None
     # 64-bit kernels may have it in the device tree alone.
     return serial or _identifying(_SERIAL, _text(root / "sys/firmware/devicetree/base/serial-number"))
-
-
-def _soc_uid(root: Path) -> str | None:
-    # Not soc_id, which lies beside it: that is the model, the same on every board of a kind.
-    return _identifying(_SERIAL, _text(root / "sys/devices/soc0/serial_number"))
-
-
-def _machine_id(root: Path) -> str | None:
-    # The pattern rejects "uninitialized", which an image contains before its first boot.
-    return _identifying(_MACHINE_ID, _text(root / "etc/machine-id"))
 
 
 def _mac_primary(root: Path) -> str | None:
