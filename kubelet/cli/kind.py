@@ -3,7 +3,6 @@
 Must not overwrite a file.
 """
 
-import grp
 import re
 import shlex
 import sys
@@ -17,7 +16,7 @@ from typing import Annotated
 import typer
 
 from kubelet.cli.options import StateDir, directory_of, print_facts
-from kubelet.cli.service import SERVICE
+from kubelet.cli.service import SERVICE, check_group
 from kubelet.config import SERVICE_KINDS, kinds_directory
 from kubelet.settings import KINDS, KUBELET
 from schemas.error_roots import CommandLineError
@@ -26,7 +25,7 @@ from schemas.process.cli_config import AsJson
 from schemas.process.cli_kinds import KindCommands, KindName, WheelFile
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_service import DryRun, need_root, show_steps
-from schemas.process.service_host import UNITS, Host, Remove, Run, ServiceError, Step, Write
+from schemas.process.service_host import UNITS, Host, Remove, Run, Step, Write
 from schemas.text import unknown
 
 _CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -39,18 +38,6 @@ _CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """The group that a distribution gives the devices to, and their names in /proc/devices."""
-DEVICE_CLASSES = tuple(_CLASSES)
-
-
-def group_of(name: str) -> str:
-    """Return the group whose members may open devices of the class ``name``.
-
-    Raises:
-        CommandLineError: there is no such class.
-    """
-    if name not in _CLASSES:
-        raise CommandLineError(unknown("class of devices", name, _CLASSES))
-    return _CLASSES[name][0]
 
 
 def device_steps(unit: str, name: str, *, remove: bool) -> Iterator[Step]:
@@ -177,20 +164,15 @@ def new(
 
 @app.command("allow-device", epilog=example("kubelet kind allow-device i2c --dry-run"))
 def allow_device(
-    name: Annotated[
-        str, typer.Argument(metavar="CLASS", help=f"A class of devices: {', '.join(DEVICE_CLASSES)}.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="CLASS", help=f"A class of devices: {', '.join(_CLASSES)}.")],
     remove: Annotated[bool, typer.Option("--remove", help="The service may not open it any more.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Let the service open devices of one class, by a drop-in of its unit; it sees none otherwise."""
-    owner = group_of(name)
-    try:
-        grp.getgrnam(owner)
-    except KeyError:
-        # The unit would not start again.
-        raise ServiceError(f"this system has no group {owner}, to which devices of {name} belong") from None
+    if name not in _CLASSES:
+        raise CommandLineError(unknown("class of devices", name, _CLASSES))
+    check_group(_CLASSES[name][0], f"to which devices of {name} belong")
     steps = Host().due(device_steps(SERVICE.unit, name, remove=remove))
     if not dry_run:
         need_root(f"kubelet kind allow-device {name}")

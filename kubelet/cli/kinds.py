@@ -4,7 +4,6 @@ The choice is kept beside what the enrolment decided, and counts less than the f
 Must not write a ceiling, nor choose a kind by itself: an upgrade enables nothing, and no relay does.
 """
 
-import grp
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import typer
 
 from kubelet.ceiling import FLAGS, LISTS, NUMBERS
 from kubelet.cli.options import StateDir, print_facts, say, settings_for_command
-from kubelet.cli.service import SERVICE
+from kubelet.cli.service import SERVICE, check_group
 from kubelet.config import SERVICE_STATE_DIR, NodeConfig, read_stored, store, stored_file
 from kubelet.process import fail
 from kubelet.settings import (
@@ -135,20 +134,12 @@ def service_steps(directory: Path, kinds: Sequence[str], *, remove: bool = False
         return []
     for directive in (each for kind in kinds for each in LOOSENED.get(kind, ()) if not remove):
         if directive.startswith(_GROUP):
-            _check_group(directive.removeprefix(_GROUP))
+            check_group(directive.removeprefix(_GROUP), "which may read what the kind shows")
     due = Host().due(drop_in_steps(kinds, remove=remove))
     changes = [
         step for step in due if isinstance(step, Write) or (isinstance(step, Remove) and not step.if_empty)
     ]
     return due if changes else []
-
-
-def _check_group(name: str) -> None:
-    try:
-        grp.getgrnam(name)
-    except KeyError:
-        # The unit would not start again.
-        raise ServiceError(f"this system has no group {name}, which may read what the kind shows") from None
 
 
 def apply_steps(steps: Sequence[Step], command: str) -> None:
@@ -163,16 +154,6 @@ def apply_steps(steps: Sequence[Step], command: str) -> None:
         raise ServiceError(f"the service's unit needs a drop-in, which takes root: sudo {command}")
     with as_operator():
         Host().apply(steps)
-
-
-def restart_text(directory: Path) -> str:
-    """Return how a choice takes effect."""
-    how = (
-        "systemctl restart edge-kubelet"
-        if directory == SERVICE_STATE_DIR
-        else "stop the daemon, and run it again"
-    )
-    return f"it takes effect with a restart: {how}"
 
 
 def chosen(text: str, directory: Path | None) -> tuple[str, ...]:
@@ -410,4 +391,6 @@ def _choose(
         typer.echo(f"keep {', '.join(config.kinds) or NONE} in {stored_file(directory)}")
         for line in as_lines(steps):
             typer.echo(line)
-    say(restart_text(directory))
+    is_service = directory == SERVICE_STATE_DIR
+    how = "systemctl restart edge-kubelet" if is_service else "stop the daemon, and run it again"
+    say(f"it takes effect with a restart: {how}")
