@@ -148,10 +148,6 @@ class MockFleet:
 _HEADINGS = ("seconds", *Counts._fields)
 
 
-class FleetProcessError(OperatorError):
-    """A process of the fleet has ended by itself; it has printed why."""
-
-
 async def run_all(identities: Path, config: NodeConfig) -> None:
     """Run a mock node for each of ``identities`` until cancelled, and print how many are connected.
 
@@ -274,7 +270,7 @@ class Parts:
         """Run them until cancelled, and stop them all.
 
         Raises:
-            FleetProcessError: one has ended by itself.
+            OperatorError: one has ended by itself; it has printed why.
         """
         processes: list[asyncio.subprocess.Process] = []
         try:
@@ -296,7 +292,7 @@ class Parts:
             raise RuntimeError("the process has no standard output")
         async for line in process.stdout:
             self._counts[part] = Counts(*map(int, line.split()))
-        raise FleetProcessError(f"a process of the fleet ended with exit code {await process.wait()}")
+        raise OperatorError(f"a process of the fleet ended with exit code {await process.wait()}")
 
     def _sum(self) -> Counts:
         return Counts(*map(sum, zip(*self._counts, strict=True)))

@@ -7,7 +7,6 @@ from kubelet.caller_tools.requests import CallerFailedError
 from kubelet.caller_tools.sessions import CallerNamesError, SessionRefusedError
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.ceiling import OutsideCeilingError
-from kubelet.cli.fleet import FleetProcessError
 from kubelet.cli.retire import RetiredBeforeError, RetirementError
 from kubelet.config import StoredConfigError
 from kubelet.handlers.base import ToolFault
@@ -39,7 +38,6 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     ClockNotSetError: StateError,
     StoredConfigError: StateError,
     # The operator's options, and the fleet that they start.
-    FleetProcessError: OperatorError,
     SocketFileError: OperatorError,
     # The daemon's, of another version.
     DaemonMessageError: PeerError,

@@ -16,7 +16,6 @@ import structlog
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.cli.fleet import (
     Counts,
-    FleetProcessError,
     MadeUpMetrics,
     MockFleet,
     Parts,
@@ -102,7 +101,7 @@ async def test_a_process_that_ends_by_itself_ends_the_fleet(tmp_path: Path) -> N
     with pytest.raises(ExceptionGroup) as ended:
         async with asyncio.timeout(BOUND_S):
             await Parts(commands, lambda _: None).run()
-    assert ended.group_contains(FleetProcessError, match="ended with exit code 3")
+    assert ended.group_contains(OperatorError, match="ended with exit code 3")
     with pytest.raises(ProcessLookupError):
         os.kill(int(left.read_text()), 0)
 
