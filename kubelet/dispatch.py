@@ -8,7 +8,6 @@ repeated command.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,21 +43,16 @@ _REFUSED_HERE = frozenset(
 )
 
 
-@dataclass(slots=True)
-class _Slots:
-    """How many commands of one capability may run at once, and how many do."""
-
-    limit: int
-    running: int = 0
-
-
 class NodeTool(NamedTuple):
-    """One verb of one capability. ``longest_ms`` is how long a command may take."""
+    """One verb of one capability. ``longest_ms`` is how long a command may take.
+
+    ``slots`` are those of its capability, one for each command that may run at once.
+    """
 
     verb: HandlerVerb
     alias: str
     longest_ms: int
-    slots: _Slots
+    slots: asyncio.Semaphore
 
 
 class Dispatcher:
@@ -85,7 +79,7 @@ class Dispatcher:
         for handler in handlers:
             cap_id, constraints = handler.capability["cap_id"], handler.capability["constraints"]
             longest_ms = constraints.get("deadline_ms_default", DEFAULT_HANDLER_MS)
-            slots = _Slots(constraints.get("max_concurrency", 1))
+            slots = asyncio.Semaphore(constraints.get("max_concurrency", 1))
             for each in verbs_of(handler, kinds, registry, log):
                 name = ToolName(each.kind.short, node_id, cap_id, each.verb.name)
                 self.tools[name.canonical] = NodeTool(each, name.alias, longest_ms, slots)
@@ -209,14 +203,12 @@ class Dispatcher:
             )
         if self._is_draining:
             raise ToolError(Failure.RATE_LIMITED, "The node is stopping.", retry_after_ms=_DRAINING_RETRY_MS)
-        slots = tool.slots
-        if slots.running >= slots.limit:
+        if tool.slots.locked():
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
-        slots.running += 1
         deadline = asyncio.timeout(min(budget_ms, tool.longest_ms) / 1000)
         self._deadlines.add(deadline)
         try:
-            async with deadline:
+            async with tool.slots, deadline:
                 return await tool.verb.invoke(
                     arguments, tool=command["tool"], correlation_id=command["correlation_id"]
                 )
@@ -237,7 +229,6 @@ class Dispatcher:
             raise ToolError(Failure.INTERNAL) from error
         finally:
             self._deadlines.discard(deadline)
-            slots.running -= 1
 
     def _stated(self, error: Exception, tool: NodeTool, command: Cmd) -> ToolError | None:
         """Return what an agent reads where ``error`` is a reason that the handler states; else None."""
