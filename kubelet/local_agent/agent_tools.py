@@ -5,10 +5,10 @@ Arguments are validated here, before anything leaves this process. Must not know
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -186,11 +186,8 @@ class OwnTools:
             raise ToolError(Failure.RESULT_INVALID) from error
 
 
-class Daemon(Protocol):
-    """What is requested of the daemon."""
-
-    async def request(self, method: str, params: Mapping[str, Any]) -> Any:
-        """Return the result of a request, or raise a ToolError."""
+Request = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""Returns what the daemon answers to a method with params, or raises a ToolError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +234,7 @@ class AgentTools:
         if self._own is not None:
             await self._own.close()
 
-    async def call(self, daemon: Daemon, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
+    async def call(self, request: Request, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         """Return what a call ends with; a failure is an answer too."""
         correlation_id = self._correlation_id()
         try:
@@ -247,7 +244,7 @@ class AgentTools:
                     return ToolAnswer(error=answer["error"])
                 value, images = self._own.apart(canonical, answer["result"])
                 return ToolAnswer(value, images=images)
-            return ToolAnswer(await self._requested(daemon, name, arguments))
+            return ToolAnswer(await self._requested(request, name, arguments))
         except ResponseError as error:
             envelope = error.sent or ToolError(Failure.INTERNAL).envelope()
             return ToolAnswer(
@@ -256,25 +253,25 @@ class AgentTools:
         except ToolError as error:
             return ToolAnswer(error=error.envelope(correlation_id))
 
-    async def _requested(self, daemon: Daemon, name: str, arguments: Mapping[str, Any]) -> Any:
+    async def _requested(self, request: Request, name: str, arguments: Mapping[str, Any]) -> Any:
         if (lent := self._toolbox.lent(name)) is not None:
             lent.schema.check(arguments)
             # With its caller_id: the request must not reach another caller that has followed meanwhile.
             params = {"caller_id": lent.caller_id, "tool": lent.name, "arguments": arguments}
-            return await daemon.request("caller_tool", params)
+            return await request("caller_tool", params)
         if (schema := self._schemas.get(name)) is None:
             raise ToolError(Failure.NAME_UNKNOWN)
         schema.check(arguments)
         if name == READ:
             return {"messages": await self._mailbox.take(arguments.get("wait_ms", 0))}
-        return await self._replied(daemon, arguments)
+        return await self._replied(request, arguments)
 
-    async def _replied(self, daemon: Daemon, arguments: Mapping[str, Any]) -> Any:
+    async def _replied(self, request: Request, arguments: Mapping[str, Any]) -> Any:
         """Reply to the caller whose messages were read last, if any were: another may have followed it."""
         if not (session_id := self._mailbox.session_id):
-            return await daemon.request("session_reply", arguments)
+            return await request("session_reply", arguments)
         try:
-            return await daemon.request("session_reply", {**arguments, "session_id": session_id})
+            return await request("session_reply", {**arguments, "session_id": session_id})
         except ResponseError as error:
             if error.sent.get("code") == Failure.SESSION_UNKNOWN.value.code:
                 self._mailbox.session_id = ""  # refused once: what the agent sends now is for the next caller

@@ -168,10 +168,10 @@ async def run_local_agent(  # noqa: PLR0913, PLR0917 - what comes in from outsid
         daemon = DaemonClient(socket, session_id, tools, backoff, log)
         server = McpServer(
             toolbox.entries,
-            lambda name, arguments: tools.call(daemon, name, arguments),
+            lambda name, arguments: tools.call(daemon.request, name, arguments),
             version("edge-kubelet"),
         )
-        toolbox.on_change(server.list_changed)
+        toolbox.on_change = server.list_changed
         # Without the daemon, and without any network: the node's own tools are there at once.
         if (node_id := _own_node_id(state_dir)) is not None:
             tools.node_known(node_id)

@@ -136,17 +136,18 @@ class LentTool:
 
 
 class Toolbox:
-    """All tools of one local agent."""
+    """All tools of one local agent.
+
+    Attributes:
+        on_change: called after each change of what is listed.
+    """
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
-        self._listeners: list[Callable[[], None]] = []
+        self.on_change: Callable[[], None] = lambda: None
         self._own: Mapping[str, Mapping[str, Any]] = {}
         self._lent: dict[str, LentTool] = {}
         self._config: tuple[str, list[Mapping[str, Any]]] = ("", [])
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
 
     def entries(self) -> list[Mapping[str, Any]]:
         """Return the entries of ``tools/list``: the node's own first, each part by name."""
@@ -161,7 +162,7 @@ class Toolbox:
         if entries != self._own:
             self._own = entries
             self._rebuild()
-            self._changed()
+            self.on_change()
 
     def lend(self, caller_id: str, tools: list[Mapping[str, Any]]) -> None:
         """Replace what is lent, all of it: one caller's tools are shown at a time."""
@@ -171,14 +172,10 @@ class Toolbox:
         self._config = (caller_id, tools)
         self._rebuild()
         if [tool.entry for tool in before.values()] != [tool.entry for tool in self._lent.values()]:
-            self._changed()
+            self.on_change()
 
     def withdraw(self) -> None:
         self.lend(self._config[0], [])
-
-    def _changed(self) -> None:
-        for listener in self._listeners:
-            listener()
 
     def _rebuild(self) -> None:
         caller_id, tools = self._config

@@ -129,7 +129,7 @@ async def _daemon_lines(data: bytes) -> None:
     far_writer.write(data + b"\n")
     await asyncio.sleep(_SETTLED_S)
     for entry in toolbox.entries():
-        await tools.call(client, str(entry["name"]), {"wait_ms": 0})
+        await tools.call(client.request, str(entry["name"]), {"wait_ms": 0})
     far_writer.close()
     await asyncio.wait([serving])
     serving.result()

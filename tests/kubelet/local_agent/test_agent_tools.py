@@ -27,7 +27,7 @@ from tests.fakes.shipped_kinds import METRICS, SYSTEM_ECHO, echo_handler
 from tests.fakes.signer import NODE_ID
 
 CORRELATION_ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
-ECHO = f"sysecho-{NODE_ID}-echo-invoke"
+ECHO, METRIC = f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"
 
 
 class Daemon:
@@ -70,7 +70,7 @@ async def tools(
 
 @pytest.mark.parametrize("name", ["ant_get_memory", ECHO, "nothing"])
 async def test_a_name_that_is_not_listed_is_an_error(tools: AgentTools, daemon: Daemon, name: str) -> None:
-    answer = await tools.call(daemon, name, {})
+    answer = await tools.call(daemon.request, name, {})
     assert answer.error is not None
     assert answer.error["code"] == "E_VERB_UNSUPPORTED"
     assert daemon.requests == []
@@ -79,7 +79,7 @@ async def test_a_name_that_is_not_listed_is_an_error(tools: AgentTools, daemon: 
 async def test_a_tool_that_was_withdrawn_is_no_longer_called(tools: AgentTools, daemon: Daemon) -> None:
     tools.lend("ant", [dict(SEND)])
     tools.withdraw()
-    answer = await tools.call(daemon, "ant_send_response", {"message": "hi"})
+    answer = await tools.call(daemon.request, "ant_send_response", {"message": "hi"})
     assert answer.error is not None
     assert daemon.requests == []
 
@@ -88,7 +88,7 @@ async def test_what_the_daemon_answers_is_the_error(tools: AgentTools, daemon: D
     tools.lend("ant", [dict(SEND)])
     envelope = ToolError(Failure.CALLER_TOOL_FAILED).envelope()
     daemon.error = ResponseError({"code": -32603, "data": {**envelope, "caller_message": "no"}})
-    answer = await tools.call(daemon, "ant_send_response", {"message": "hi"})
+    answer = await tools.call(daemon.request, "ant_send_response", {"message": "hi"})
     assert answer.error == {**envelope, "correlation_id": CORRELATION_ID}
     assert answer.caller_text == "no"
 
@@ -96,32 +96,32 @@ async def test_what_the_daemon_answers_is_the_error(tools: AgentTools, daemon: D
 async def test_an_error_of_the_protocol_is_a_fault_of_ours(tools: AgentTools, daemon: Daemon) -> None:
     tools.lend("ant", [dict(SEND)])
     daemon.error = ResponseError({"code": -32602, "message": "params"})
-    answer = await tools.call(daemon, "ant_send_response", {"message": "hi"})
+    answer = await tools.call(daemon.request, "ant_send_response", {"message": "hi"})
     assert answer.error is not None
     assert answer.error["code"] == "E_INTERNAL"
 
 
 async def test_messages_are_read_and_answered_by_tools(tools: AgentTools, daemon: Daemon) -> None:
     tools.message(ANT, "hello")
-    assert (await tools.call(daemon, "caller-messages", {})).value == {"messages": ["hello"]}
-    assert (await tools.call(daemon, "caller-messages", {"wait_ms": -1})).error is not None
-    assert (await tools.call(daemon, "caller-reply", {"message": "hi"})).error is None
+    assert (await tools.call(daemon.request, "caller-messages", {})).value == {"messages": ["hello"]}
+    assert (await tools.call(daemon.request, "caller-messages", {"wait_ms": -1})).error is not None
+    assert (await tools.call(daemon.request, "caller-reply", {"message": "hi"})).error is None
     assert daemon.requests == [("session_reply", {"message": "hi", "session_id": ANT})]
 
 
 async def test_a_reply_is_for_the_caller_whose_messages_were_read(tools: AgentTools, daemon: Daemon) -> None:
-    await tools.call(daemon, "caller-reply", {"message": "before any"})
+    await tools.call(daemon.request, "caller-reply", {"message": "before any"})
     tools.message(ANT, "one")
     tools.message(ANT, "two")
     tools.message(BEE, "three")
-    read = [(await tools.call(daemon, "caller-messages", {})).value["messages"] for _ in range(2)]
+    read = [(await tools.call(daemon.request, "caller-messages", {})).value["messages"] for _ in range(2)]
     assert read == [["one", "two"], ["three"]]
     daemon.error = ResponseError({"code": -32000, "data": ToolError(Failure.RATE_LIMITED).envelope()})
-    await tools.call(daemon, "caller-reply", {"message": "again later"})
+    await tools.call(daemon.request, "caller-reply", {"message": "again later"})
     daemon.error = ResponseError({"code": -32000, "data": ToolError(Failure.SESSION_UNKNOWN).envelope()})
-    answer = await tools.call(daemon, "caller-reply", {"message": "bee has gone"})
+    answer = await tools.call(daemon.request, "caller-reply", {"message": "bee has gone"})
     assert answer.error is not None
-    await tools.call(daemon, "caller-reply", {"message": "to the next"})
+    await tools.call(daemon.request, "caller-reply", {"message": "to the next"})
     assert [params.get("session_id") for _, params in daemon.requests] == [None, BEE, BEE, None]
 
 
@@ -143,9 +143,6 @@ async def test_of_too_many_the_newest_are_kept() -> None:
         mailbox.put(ANT, str(number))
     messages = await mailbox.take(0)
     assert (len(messages), messages[0]) == (MAX_UNREAD, "1")
-
-
-ECHO, METRIC = f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"
 
 
 @pytest_asyncio.fixture

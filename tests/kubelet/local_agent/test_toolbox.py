@@ -29,7 +29,7 @@ def toolbox(log: LogLines) -> Toolbox:
 @pytest.fixture
 def changes(toolbox: Toolbox) -> list[int]:
     seen: list[int] = []
-    toolbox.on_change(lambda: seen.append(len(toolbox.entries())))
+    toolbox.on_change = lambda: seen.append(len(toolbox.entries()))
     return seen
 
 
