@@ -75,7 +75,8 @@ class TelemetrySampler:
             following = self._leases[cap_id] = _Lease(lease["interval_ms"] / 1000, until_s, arguments)
         if before is not None and following is not None and following.interval_s >= before.interval_s:
             return  # the loop reads it after the sample that is due
-        self._stop(cap_id)
+        if (loop := self._loops.pop(cap_id, None)) is not None:
+            loop.cancel()
         if following is not None:
             loop = asyncio.create_task(self._run(cap_id))
             self._loops[cap_id] = loop
@@ -87,10 +88,6 @@ class TelemetrySampler:
             for loop in loops:
                 loop.cancel()
             await asyncio.wait(loops)
-
-    def _stop(self, cap_id: str) -> None:
-        if (loop := self._loops.pop(cap_id, None)) is not None:
-            loop.cancel()
 
     def _ended(self, cap_id: str, loop: asyncio.Task[None]) -> None:
         if self._loops.get(cap_id) is loop:
