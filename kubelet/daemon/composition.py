@@ -129,15 +129,12 @@ def _node(
     contract = read_contract(plan.config.kinds, kinds_directory(plan.state_dir))
     client_id = f"edge-kubelet-{identity.node_id}"
     environment = node_environment(plan.config, client_id, log, files, contract, spans=spans)
-    handlers = make_handlers(identity.node_id, log, contract, now_ms, own=_own_files(plan), ceiling=ceiling)
+    named = (plan.state_dir, SERVICE_SETTINGS, plan.config_file, plan.socket)
+    own = OwnFiles(plan.state_dir, tuple(each for each in named if each is not None))
+    handlers = make_handlers(identity.node_id, log, contract, now_ms, own=own, ceiling=ceiling)
     hardware = fingerprint(read_hardware_ids(Path("/")))
     node = Node(identity, handlers, hardware, environment, last_issued_file(plan.state_dir), files)
     return node, handlers
-
-
-def _own_files(plan: DaemonPlan) -> OwnFiles:
-    named = (plan.state_dir, SERVICE_SETTINGS, plan.config_file, plan.socket)
-    return OwnFiles(plan.state_dir, tuple(each for each in named if each is not None))
 
 
 def _caller_tools(
