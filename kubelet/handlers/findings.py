@@ -37,9 +37,10 @@ class Ask(NamedTuple):
     unit: str | None = None
     search: str | None = None
 
-    def shown(self) -> dict[str, str]:
-        """Return it as a result has it."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+
+def stated(row: NamedTuple) -> dict[str, str]:
+    """Return what ``row`` has, without members that are None."""
+    return {name: value for name, value in row._asdict().items() if value is not None}
 
 
 class HealthFinding(NamedTuple):
@@ -54,7 +55,7 @@ class HealthFinding(NamedTuple):
 
     def shown(self) -> dict[str, Any]:
         """Return it as a result has it."""
-        return {**self._asdict(), "ask": self.ask and self.ask.shown()}
+        return {**self._asdict(), "ask": self.ask and stated(self.ask)}
 
 
 class Growth:

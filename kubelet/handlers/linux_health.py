@@ -24,6 +24,7 @@ from kubelet.handlers.findings import (
     mounts,
     network_findings,
     space_findings,
+    stated,
     storage_findings,
     unit_findings,
 )
@@ -79,10 +80,6 @@ class Unavailable(NamedTuple):
     why: str
     group: str | None = None
 
-    def shown(self) -> dict[str, str]:
-        """Return it as a result has it."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
-
 
 class HealthFound(NamedTuple):
     """The findings that the board's owner lets be seen, the worst first, and how many there are besides."""
@@ -114,7 +111,7 @@ class HealthHandler(LinuxHandler, FindingSource):
             "findings": [each.shown() for each in found.findings[:MOST]],
             "total": len(found.findings),
             "withheld": found.withheld,
-            "unavailable": [each.shown() for each in found.unavailable],
+            "unavailable": [stated(each) for each in found.unavailable],
         }
 
     async def found(self) -> HealthFound:
@@ -127,7 +124,7 @@ class HealthHandler(LinuxHandler, FindingSource):
             "storage": self._space(look),
             "clock": self._clock(),
             "files": self._of_files(look),
-            "sensors": self._of_sensors(look),
+            "sensors": self._sensors.run(lambda: list(heat_findings(look))),
             "kernel_messages": self._kernel_messages(unavailable),
         }
         answers = await asyncio.gather(*sources.values(), return_exceptions=True)
@@ -292,9 +289,6 @@ class HealthHandler(LinuxHandler, FindingSource):
         if not await self._journal.run(lambda: journal_is_readable(self.machine)):
             unavailable.append(Unavailable("kernel_messages", "needs_group", "systemd-journal"))
         return ()
-
-    async def _of_sensors(self, look: Look) -> Iterable[HealthFinding]:
-        return await self._sensors.run(lambda: list(heat_findings(look)))
 
     async def _units(self, look: Look) -> Iterable[HealthFinding]:
         return list(unit_findings(look, await units(self.machine, "*")))

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -59,12 +59,9 @@ class WaitingUpdates(NamedTuple):
         except (OSError, StateError, StrictJsonError, TypeError, AttributeError):
             return None
 
-    def after(self, found: Iterable[Update], now_ms: int) -> "WaitingUpdates":
+    def after(self, found: Collection[Update], now_ms: int) -> "WaitingUpdates":
         """Return what is to be kept after ``found`` are known to wait."""
-        pending, security = 0, 0
-        for each in found:
-            pending += 1
-            security += bool(each.security)
+        pending, security = len(found), sum(bool(each.security) for each in found)
         return WaitingUpdates(
             pending,
             security,
@@ -241,11 +238,9 @@ class PackagesHandler(LinuxHandler):
     @property
     def lacks(self) -> str | None:
         """That no package manager is known."""
-        return (
-            None
-            if self._manager
-            else f"there is none of {', '.join(each.name for each in _MANAGERS)}: updates are not known"
-        )
+        if self._manager:
+            return None
+        return f"there is none of {', '.join(each.name for each in _MANAGERS)}: updates are not known"
 
     async def snapshot(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the system, a page of its updates, and whether it needs a reboot."""
