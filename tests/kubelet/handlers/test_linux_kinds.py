@@ -248,18 +248,9 @@ async def test_a_board_is_looked_at_between_calls_and_what_is_open_is_reported_b
         "timedatectl": Printed("no\n", 0),
     }
     health = pi.handler("linux.health")
-    assert isinstance(health, FindingSource)
-    reported: list[Sequence[OpenFinding]] = []
-    health.on_findings = reported.append
-    running = asyncio.create_task(health.run())
-    await until(lambda: reported)
-    running.cancel()
-    await asyncio.wait([running])
-    assert reported == [
-        [
-            {"code": "unit_failed", "severity": "error", "count": 2, "since_ms": NOW_MS - 3_600_000},
-            {"code": "clock_not_synchronised", "severity": "warning", "count": 1, "since_ms": None},
-        ]
+    assert await run_once(health) == [
+        {"code": "unit_failed", "severity": "error", "count": 2, "since_ms": NOW_MS - 3_600_000},
+        {"code": "clock_not_synchronised", "severity": "warning", "count": 1, "since_ms": None},
     ]
     pi.programs = {"systemctl": show(), "timedatectl": Printed("yes\n", 0)}
     pi.write({"/sys/class/net/wlan0/carrier_changes": "8"})
@@ -327,15 +318,20 @@ async def test_when_a_disk_is_full_at_the_present_rate(pi: Board) -> None:
         pi.monotonic_us += 60_000_000
 
 
-async def run_once(health: BuiltInHandler) -> None:
-    """Run ``health`` in the background until it has looked once, then stop it as the daemon does."""
+async def run_once(health: BuiltInHandler) -> Sequence[OpenFinding]:
+    """Run ``health`` in the background until it has looked once, then stop it as the daemon does.
+
+    Returns what it has reported.
+    """
     assert isinstance(health, FindingSource)
-    looked: list[object] = []
-    health.on_findings = looked.append
+    reported: list[Sequence[OpenFinding]] = []
+    health.on_findings = reported.append
     running = asyncio.create_task(health.run())
-    await until(lambda: looked)
+    await until(lambda: reported)
     running.cancel()
     await asyncio.wait([running])
+    [findings] = reported
+    return findings
 
 
 @pytest.mark.parametrize(("stopped", "expected"), [(True, []), (False, ["last_boot_unclean"])])
