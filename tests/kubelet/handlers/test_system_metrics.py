@@ -219,40 +219,24 @@ class Counters:
         return step
 
 
-def test_usage_is_work_by_total_over_all_cpus_and_for_each() -> None:
-    before = [CpuTimes(10, 100), CpuTimes(20, 100)]
-    after = [CpuTimes(11, 104), CpuTimes(23, 104)]
-    assert usage_between(before, after) == CpuUsage(50.0, (25.0, 75.0))
-
-
-def test_percentages_have_two_decimals() -> None:
-    assert usage_between([CpuTimes(0, 0)], [CpuTimes(1, 3)]) == CpuUsage(33.33, (33.33,))
-
-
-def test_counters_that_run_backwards_stay_within_bounds() -> None:
-    before = [CpuTimes(10, 100), CpuTimes(10, 100), CpuTimes(10, 100)]
-    after = [CpuTimes(9, 101), CpuTimes(12, 101), CpuTimes(11, 99)]
-    assert usage_between(before, after) == CpuUsage(100.0, (0.0, 100.0, 0.0))
-
-
-def test_a_cpu_whose_counters_stand_still_is_idle() -> None:
-    before = [CpuTimes(10, 100), CpuTimes(10, 100)]
-    after = [CpuTimes(10, 100), CpuTimes(11, 102)]
-    assert usage_between(before, after) == CpuUsage(50.0, (0.0, 50.0))
-
-
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("before", "after", "usage"),
     [
-        pytest.param([], [], id="no CPU"),
-        pytest.param([], [CpuTimes(5, 10)], id="no reading before"),
-        pytest.param([CpuTimes(0, 0)], [CpuTimes(1, 2), CpuTimes(1, 2)], id="a CPU came"),
-        pytest.param([CpuTimes(5, 10)], [CpuTimes(5, 10)], id="no time has passed"),
-        pytest.param([CpuTimes(5, 10)], [CpuTimes(1, 2)], id="counters began anew"),
+        pytest.param([(10, 100), (20, 100)], [(11, 104), (23, 104)], (50.0, (25.0, 75.0)), id="of two CPUs"),
+        pytest.param([(0, 0)], [(1, 3)], (33.33, (33.33,)), id="two decimals"),
+        pytest.param([(10, 100)] * 3, [(9, 101), (12, 101), (11, 99)], (100.0, (0.0, 100.0, 0.0)), id="back"),
+        pytest.param([(10, 100)] * 2, [(10, 100), (11, 102)], (50.0, (0.0, 50.0)), id="one stands still"),
+        pytest.param([], [], None, id="no CPU"),
+        pytest.param([], [(5, 10)], None, id="no reading before"),
+        pytest.param([(0, 0)], [(1, 2), (1, 2)], None, id="a CPU came"),
+        pytest.param([(5, 10)], [(5, 10)], None, id="no time has passed"),
+        pytest.param([(5, 10)], [(1, 2)], None, id="counters began anew"),
     ],
 )
-def test_readings_that_make_no_interval_give_no_usage(before: list[CpuTimes], after: list[CpuTimes]) -> None:
-    assert usage_between(before, after) is None
+def test_usage_is_work_by_total_over_all_cpus_and_for_each_where_readings_make_an_interval(
+    before: list[tuple[float, float]], after: list[tuple[float, float]], usage: tuple[object, ...] | None
+) -> None:
+    assert usage_between([CpuTimes(*each) for each in before], [CpuTimes(*each) for each in after]) == usage
 
 
 async def test_the_first_interval_is_short_and_the_others_are_not() -> None:
