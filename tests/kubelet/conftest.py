@@ -1,5 +1,6 @@
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,10 +39,14 @@ def node(ca: SimulatedCa) -> SimulatedNode:
 
 
 @pytest.fixture(scope="session")
-def node_of_today() -> SimulatedNode:
-    """A node whose leaf is valid by the system's clock."""
-    now = now_ms()
-    return SimulatedCa("root of today", now).issue(now_ms=now)
+def ca_of_today() -> SimulatedCa:
+    """A CA whose leaves are valid by the system's clock."""
+    return SimulatedCa("root of today", now_ms())
+
+
+@pytest.fixture(scope="session")
+def node_of_today(ca_of_today: SimulatedCa) -> SimulatedNode:
+    return ca_of_today.issue(now_ms=now_ms())
 
 
 @pytest.fixture
@@ -61,3 +66,9 @@ def clock() -> FakeClock:
 @pytest.fixture
 def log() -> LogLines:
     return LogLines()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where local agents connect."""
+    return tmp_path / "relay.sock"

@@ -3,17 +3,11 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 import pytest_asyncio
 
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import FakeRelay, SocketClient, connected, served
 from tests.fakes.lines import LogLines
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "relay.sock"
 
 
 @pytest_asyncio.fixture

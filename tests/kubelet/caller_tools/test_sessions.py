@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from kubelet.caller_tools import sessions as caller_names
 from kubelet.caller_tools import sessions as sessions_module
 from kubelet.caller_tools.sessions import (
     MAX_UNREAD,
@@ -23,7 +22,7 @@ from tests.fakes.lines import LogLines
 
 @pytest.fixture
 def sessions(log: LogLines) -> Sessions:
-    return Sessions(CallerNames(None, make_logger("kubelet", log)), make_logger("kubelet", log))
+    return Sessions(names(None, log), make_logger("kubelet", log))
 
 
 def opened(session_id: str = ANT, caller_id: str = "ant", owner: str = OWNER, *tools: Any) -> Any:
@@ -172,14 +171,14 @@ def test_only_its_user_can_read_the_file(file: Path, log: LogLines) -> None:
 
 def test_one_owner_cannot_take_all_names(file: Path, log: LogLines) -> None:
     known = names(file, log)
-    count = caller_names.MAX_NAMES_OF_ONE_OWNER
+    count = sessions_module.MAX_NAMES_OF_ONE_OWNER
     assert [known.claim(f"ant-{number}", "a") for number in range(count + 1)] == [True] * count + [False]
     assert known.claim("bee", "b")
     assert log.entries("caller_id refused: no more are kept")
 
 
 def test_all_owners_together_have_a_limit(log: LogLines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller_names, "MAX_NAMES", 2)
+    monkeypatch.setattr(sessions_module, "MAX_NAMES", 2)
     known = names(None, log)
     assert [known.claim(name, name) for name in "abc"] == [True, True, False]
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from kubelet.cli.commands import main
-from relay.settings.environment import now_ms
 from schemas.identity_files import IdentityFiles
 from tests.fakes.built_commands import build_commands_once
 from tests.fakes.node import write_identity
 from tests.fakes.node_command import Ran, Run, run_as_process
-from tests.fakes.signer import SimulatedCa, SimulatedNode
+from tests.fakes.signer import SimulatedNode
 
 
 @pytest.fixture
@@ -48,8 +47,3 @@ def state(tmp_path: Path) -> IdentityFiles:
 def enrolled(state: IdentityFiles, node_of_today: SimulatedNode) -> IdentityFiles:
     """The files of a node that has a leaf of a CA."""
     return write_identity(state.root, node_of_today)
-
-
-@pytest.fixture
-def ca_of_today() -> SimulatedCa:
-    return SimulatedCa("a root of today", now_ms())

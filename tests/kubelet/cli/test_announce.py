@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import kubelet.cli.announce_once
-import kubelet.daemon.composition
-import kubelet.identity.provisioning
 from kubelet.cli.announce_once import sign_once
 from kubelet.config import NodeConfig, last_issued_file, store
 from kubelet.handlers.factory import make_handlers
@@ -86,7 +83,7 @@ def test_an_enrolled_node_announces_to_the_broker_of_its_enrolment(
 def test_a_broker_that_takes_nothing_is_a_no(
     run: Run, enrolled: IdentityFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubelet.cli.announce_once, "_CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("kubelet.cli.announce_once._CONNECT_TIMEOUT_S", 0.05)
     ran = run("announce", "--state-dir", enrolled.root, "--broker", "127.0.0.1:9")
     assert (ran.code, ran.out) == (NO, b"")
     assert ran.err.splitlines()[-1] == "kubelet: the broker at mqtt://127.0.0.1:9 did not take the manifest"

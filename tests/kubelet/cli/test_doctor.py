@@ -25,9 +25,8 @@ from schemas.settings import Given, Settings
 from tests.fakes.broker import Broker
 from tests.fakes.daemon import NO_BROKER, NO_RELAY, Daemon, daemon
 from tests.fakes.lines import LogLines
-from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
-from tests.fakes.signer import DAY_MS, NODE_ID, SimulatedCa, SimulatedNode
+from tests.fakes.signer import DAY_MS, NODE_ID, SimulatedCa
 
 pytestmark = pytest.mark.integration
 
@@ -52,16 +51,11 @@ NAMES = [
 
 
 @pytest.fixture
-def files(tmp_path: Path, node_of_today: SimulatedNode) -> IdentityFiles:
-    return write_identity(tmp_path / "state", node_of_today)
-
-
-@pytest.fixture
-def checks(files: IdentityFiles) -> NodeChecks:
+def checks(enrolled: IdentityFiles) -> NodeChecks:
     """The checks of a node whose daemon does not run, with neither relay nor broker."""
-    expected = Settings(KUBELET.table, [{"state_dir": Given(str(files.root), "--state-dir")}])
-    process = AskedProcess.ask(KUBELET, files.root)
-    return NodeChecks(NodeConfig(NO_BROKER, NO_RELAY), process, expected, files, now_ms)
+    expected = Settings(KUBELET.table, [{"state_dir": Given(str(enrolled.root), "--state-dir")}])
+    process = AskedProcess.ask(KUBELET, enrolled.root)
+    return NodeChecks(NodeConfig(NO_BROKER, NO_RELAY), process, expected, enrolled, now_ms)
 
 
 async def made(checks: NodeChecks, name: str) -> Finding:
@@ -83,9 +77,9 @@ def test_each_check_has_an_explanation() -> None:
 # --- what lies on this machine ----------------------------------------------------------------------------
 
 
-async def test_a_key_that_others_can_read_is_found(checks: NodeChecks, files: IdentityFiles) -> None:
+async def test_a_key_that_others_can_read_is_found(checks: NodeChecks, enrolled: IdentityFiles) -> None:
     assert (await made(checks, "keys")).severity is OK
-    files.key.chmod(0o644)
+    enrolled.key.chmod(0o644)
     finding = await made(checks, "keys")
     assert (finding.severity, "chmod 600" in finding.found) == (FAILURE, True)
 
@@ -96,9 +90,9 @@ async def test_a_leaf_that_ends_is_found(checks: NodeChecks, days: int, severity
     assert (await made(later, "certificate")).severity is severity
 
 
-async def test_a_leaf_of_another_root_is_found(checks: NodeChecks, files: IdentityFiles) -> None:
+async def test_a_leaf_of_another_root_is_found(checks: NodeChecks, enrolled: IdentityFiles) -> None:
     assert (await made(checks, "chain")).found == "the leaf is the root's, for tenant acme"
-    files.root_certificate.write_text(SimulatedCa("another", now_ms()).root_pem)
+    enrolled.root_certificate.write_text(SimulatedCa("another", now_ms()).root_pem)
     assert (await made(checks, "chain")).severity is FAILURE
 
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-import kubelet.cli.announce_once
-import kubelet.daemon.composition
-import kubelet.identity.provisioning
 from kubelet.cli.commands import main
 from kubelet.config import read_stored
 from relay.settings.environment import now_ms
@@ -246,7 +243,7 @@ def test_a_fault_of_a_command_is_not_taken_for_an_answer(
     def broken(*_arguments: object) -> str:
         raise ValueError("a fault")
 
-    monkeypatch.setattr(kubelet.identity.provisioning, "create_identity", broken)
+    monkeypatch.setattr("kubelet.identity.provisioning.create_identity", broken)
     monkeypatch.setattr(sys, "argv", ["kubelet", "init", "--state-dir", str(state.root)])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.cli.kinds import BY_ENROLMENT, LOOSENED, KindRow, drop_in_steps
+from kubelet.cli.kinds import LOOSENED, KindRow, drop_in_steps
 from kubelet.config import NodeConfig, read_stored, store
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
@@ -179,7 +179,3 @@ def test_the_drop_in_of_a_kind_has_the_directives_that_its_row_names(name: str) 
     assert all(each.partition("=")[2] in KindRow.of(name, None).about["needs"] for each in LOOSENED[name])
     removed = [step.path for step in drop_in_steps([name], remove=True) if isinstance(step, Remove)]
     assert removed == [write.path, write.path.parent]
-
-
-def test_nothing_that_an_enrolment_enables_is_sensitive() -> None:
-    assert not [name for name in BY_ENROLMENT if KindRow.of(name, None).sensitive]

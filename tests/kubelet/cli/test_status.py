@@ -10,12 +10,12 @@ import pytest
 
 from schemas.addresses import BrokerAddress
 from schemas.frames import SUBPROTOCOLS, FrameReader
+from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
 from tests.fakes.daemon import daemon
 from tests.fakes.lines import LogLines
-from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay
-from tests.fakes.signer import NODE_ID, SimulatedNode
+from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.integration
 
@@ -27,22 +27,17 @@ async def kubelet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def state_dir(tmp_path: Path, node_of_today: SimulatedNode) -> Path:
-    return write_identity(tmp_path / "state", node_of_today).root
-
-
 async def test_ten_lines_say_what_the_daemon_does_now(
-    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
+    enrolled: IdentityFiles, log: LogLines, broker: BrokerAddress, reader: FrameReader
 ) -> None:
     relay = PlayedRelay(reader, subprotocols=SUBPROTOCOLS)
-    async with relay.running(), daemon(state_dir, log, broker, relay.url) as running:
+    async with relay.running(), daemon(enrolled.root, log, broker, relay.url) as running:
         end = await relay.next()
         await end.admit()
         announce = await end.accept()
         beat = await end.receive("heartbeat")
         await log.until("broker connected")
-        waiting = await kubelet("status", "--state-dir", state_dir)
+        waiting = await kubelet("status", "--state-dir", enrolled.root)
         assert (waiting.returncode, len(waiting.stdout.splitlines())) == (1, 10)
         assert "ready        no; calls: no command answered yet" in waiting.stdout
         echo = f"sysecho.{NODE_ID}.echo.invoke"
@@ -50,7 +45,7 @@ async def test_ten_lines_say_what_the_daemon_does_now(
         await end.command(tool=f"sysecho.{NODE_ID}.echo.other", arguments={})
         await running.until_ready()
         await end.send("heartbeat_ack", answers=beat.msg_id, broker_etag=etag_of(announce.wire))
-        shown = await kubelet("status", "--state-dir", state_dir, "--json")
+        shown = await kubelet("status", "--state-dir", enrolled.root, "--json")
         status = json.loads(shown.stdout)
     assert (shown.returncode, status["ready"], status["node_id"]) == (0, True, NODE_ID)
     assert status["calls"]["outcomes"] == [
@@ -60,7 +55,9 @@ async def test_ten_lines_say_what_the_daemon_does_now(
     assert status["broker"]["relay_received"] in status["broker"]["published"]
 
 
-async def test_without_a_daemon_one_line_says_what_to_do(state_dir: Path) -> None:
-    nothing = await kubelet("status", "--state-dir", state_dir)
+async def test_without_a_daemon_one_line_says_what_to_do(enrolled: IdentityFiles) -> None:
+    nothing = await kubelet("status", "--state-dir", enrolled.root)
     assert nothing.returncode == 3
-    assert nothing.stderr == f"kubelet: nothing runs with {state_dir}: start it, or name its --state-dir\n"
+    assert (
+        nothing.stderr == f"kubelet: nothing runs with {enrolled.root}: start it, or name its --state-dir\n"
+    )

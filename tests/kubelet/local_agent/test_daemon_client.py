@@ -40,11 +40,6 @@ class Follower:
         self.messages.append(message)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "relay.sock"
-
-
 @asynccontextmanager
 async def followed(
     path: Path, log: LogLines, session_id: str | None = None, probe_after_s: float = PROBE_AFTER_S

@@ -88,11 +88,6 @@ def error_of(result: types.CallToolResult) -> Any:
     return envelope
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "relay.sock"
-
-
 async def answered(relay: FakeRelay, result: Any) -> None:
     relay.answer((await relay.requests())[-1], result)
 

@@ -1,6 +1,5 @@
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -114,19 +113,13 @@ def test_a_leaf_of_its_own_making_is_never_renewed(tmp_path: Path, node: Simulat
     assert bench.renewal.request(server_roots=True) is None
 
 
-def missing(path: Path) -> None:
-    path.unlink()
-
-
-def no_text(path: Path) -> None:
-    path.write_bytes(b"\xff\xfe")
-
-
-@pytest.mark.parametrize("damage", [missing, no_text])
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["missing", "no text"])
 def test_a_request_that_cannot_be_read_is_said_once_an_hour_and_stops_nothing(
-    bench: Bench, damage: Any
+    bench: Bench, content: bytes | None
 ) -> None:
-    damage(bench.files.csr)
+    bench.files.csr.unlink()
+    if content is not None:
+        bench.files.csr.write_bytes(content)
     bench.clock.now_ms = DUE_MS
     for _ in range(3):
         assert bench.renewal.request(server_roots=True) is None
@@ -202,11 +195,6 @@ async def test_a_leaf_that_cannot_be_read_back_changes_nothing(
 
 
 # --- putting it in place, in a process ----------------------------------------------------------------
-
-
-@pytest.fixture
-def ca_of_today() -> SimulatedCa:
-    return SimulatedCa("root of today", now_ms())
 
 
 @pytest.fixture
