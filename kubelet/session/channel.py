@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.client import ClientProtocol
@@ -271,7 +271,7 @@ async def open_channel(  # noqa: PLR0913, PLR0917 - what comes in from outside
     )
     async with AsyncExitStack() as opened:
         try:
-            socket = await opened.enter_async_context(connecting)
+            socket = cast("MeteredConnection", await opened.enter_async_context(connecting))
         except (ImportError, ValueError):
             if is_direct:
                 raise
@@ -284,7 +284,7 @@ async def open_channel(  # noqa: PLR0913, PLR0917 - what comes in from outside
 class Channel:
     """Frames in and out of ``socket``."""
 
-    def __init__(self, socket: ClientConnection, session: SessionMachine, ulids: UlidSource) -> None:
+    def __init__(self, socket: MeteredConnection, session: SessionMachine, ulids: UlidSource) -> None:
         self._socket = socket
         self._session = session
         self._ulids = ulids
@@ -318,7 +318,7 @@ class Channel:
             ProtocolError, OverRateError: as ``SessionMachine.send``.
         """
         text = self._text(type_, payload)
-        if type_ == OneWayType.CALLER_TOOL and isinstance(self._socket, MeteredConnection):
+        if type_ == OneWayType.CALLER_TOOL:
             self._socket.expect_answer()
         return text
 
@@ -335,9 +335,7 @@ class Channel:
 
     async def send_text(self, text: str) -> bool:
         """Send a frame that is encoded; return whether the connection could take it."""
-        if isinstance(self._socket, MeteredConnection) and self._socket.is_unread():
-            return False
-        return await self._write([text])
+        return not self._socket.is_unread() and await self._write([text])
 
     async def send_together(self, frames: Sequence[tuple[str, Mapping[str, Any] | bytes]]) -> bool:
         """Send frames, each a type and a payload as ``send`` has them, in one write; return as ``send`` does.
@@ -381,8 +379,7 @@ class Channel:
                 return False  # ``receive`` raises it
             return frame is not None and begin(frame)
 
-        if isinstance(self._socket, MeteredConnection):
-            self._socket.take_now = take_now
+        self._socket.take_now = take_now
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None for one that was dropped.
@@ -394,15 +391,14 @@ class Channel:
         try:
             text = await self._socket.recv(decode=False)
         except ConnectionClosed:
-            if isinstance(self._socket, MeteredConnection) and self._socket.is_flooded:
+            if self._socket.is_flooded:
                 raise PeerProtocolError("more frames than this node accepts") from None
             raise
         return self._session.receive(text)
 
     def expect_answers_again(self) -> None:
         """Accept what the relay has answered lately once more: it resumes the session."""
-        if isinstance(self._socket, MeteredConnection):
-            self._socket.expect_answers_again()
+        self._socket.expect_answers_again()
 
     def take_dropped(self) -> dict[DropReason, int]:
         """Return how many frames were dropped since the last call, by reason."""

@@ -41,7 +41,9 @@ async def connected(
         max_size=MAX_FRAME_BYTES,
         proxy=None,
         close_timeout=1,
+        create_connection=partial(MeteredConnection, commands_per_s=0.0),  # type: ignore[arg-type]  # as in channel
     ) as socket:
+        assert isinstance(socket, MeteredConnection)
         channel = Channel(
             socket, SessionMachine(Role.NODE, reader, time.monotonic), UlidSource(clock, os.urandom)
         )
@@ -56,9 +58,8 @@ async def fresh(
         yield pair
 
 
-@pytest.fixture
-async def opened(fresh: tuple[Channel, RelayEnd]) -> tuple[Channel, RelayEnd]:
-    channel, end = fresh
+async def welcomed(channel: Channel, end: RelayEnd) -> None:
+    """Open the session of a connection on which nothing was said yet."""
     await end.challenge()
     challenge = await channel.receive()
     assert challenge is not None
@@ -66,7 +67,12 @@ async def opened(fresh: tuple[Channel, RelayEnd]) -> tuple[Channel, RelayEnd]:
     auth = await end.receive()
     await end.send("welcome", answers=auth.msg_id)
     await channel.receive()
-    return channel, end
+
+
+@pytest.fixture
+async def opened(fresh: tuple[Channel, RelayEnd]) -> tuple[Channel, RelayEnd]:
+    await welcomed(*fresh)
+    return fresh
 
 
 async def test_a_channel_is_open_from_the_welcome_on(fresh: tuple[Channel, RelayEnd]) -> None:
@@ -187,12 +193,7 @@ async def test_answers_that_local_agents_requested_exceed_no_rate(
     ulids, address = UlidSource(clock, os.urandom), RelayAddress(relay.url)
     async with open_channel(relay.url, address, None, reader, ulids, BOUND_S) as channel:
         end = await relay.next()
-        await end.challenge()
-        challenge = await channel.receive()
-        assert challenge is not None
-        await channel.send("auth", PAYLOADS["auth"], challenge.msg_id)
-        await end.send("welcome", answers=(await end.receive()).msg_id)
-        await channel.receive()
+        await welcomed(channel, end)
         for _ in range(requests):
             await channel.send_text(channel.encoded("caller_tool", PAYLOADS["caller_tool"]))
         for _ in range(requests):
