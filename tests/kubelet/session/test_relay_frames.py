@@ -44,13 +44,8 @@ def channel_of(held: Any) -> Channel:
 
 
 @pytest.fixture
-def lines() -> LogLines:
-    return LogLines()
-
-
-@pytest.fixture
-def frames(lines: LogLines) -> RelayFrames:
-    return RelayFrames(make_logger("kubelet", lines))
+def frames(log: LogLines) -> RelayFrames:
+    return RelayFrames(make_logger("kubelet", log))
 
 
 @pytest.fixture
@@ -102,14 +97,14 @@ async def test_a_frame_over_its_rate_is_not_sent(frames: RelayFrames, held: Held
 
 
 async def test_a_frame_that_does_not_fit_its_type_is_a_fault_of_ours(
-    frames: RelayFrames, held: Held, lines: LogLines
+    frames: RelayFrames, held: Held, log: LogLines
 ) -> None:
     held.error = ProtocolError("a frame over the limit")
     assert not frames.send(OneWayType.TELEMETRY, SAMPLE)
-    assert lines.entries("frame does not fit its type")
+    assert log.entries("frame does not fit its type")
 
 
-async def test_a_frame_goes_to_the_one_handler_of_its_type(frames: RelayFrames, lines: LogLines) -> None:
+async def test_a_frame_goes_to_the_one_handler_of_its_type(frames: RelayFrames, log: LogLines) -> None:
     frames.received(LEASE)  # no handler: not an error
     received: list[Mapping[str, Any]] = []
     frames.on_frame(OneWayType.TELEMETRY_LEASE, received.append)
@@ -117,10 +112,10 @@ async def test_a_frame_goes_to_the_one_handler_of_its_type(frames: RelayFrames, 
         frames.on_frame(OneWayType.TELEMETRY_LEASE, received.append)
     frames.received(LEASE)
     assert received == [LEASE.payload]
-    assert lines.entries("frame not handled") == []
+    assert log.entries("frame not handled") == []
 
 
-async def test_a_handler_with_a_bug_is_logged_and_ends_nothing(frames: RelayFrames, lines: LogLines) -> None:
+async def test_a_handler_with_a_bug_is_logged_and_ends_nothing(frames: RelayFrames, log: LogLines) -> None:
     def fails(_: object) -> None:
         raise ZeroDivisionError
 
@@ -131,8 +126,8 @@ async def test_a_handler_with_a_bug_is_logged_and_ends_nothing(frames: RelayFram
     frames.on_link(fails_too)
     frames.attach(channel_of(Held()), resumed=False)
     frames.received(LEASE)
-    assert lines.entries("frame not handled")
-    assert lines.entries("connection not followed")
+    assert log.entries("frame not handled")
+    assert log.entries("connection not followed")
 
 
 async def test_followers_learn_of_connect_resume_and_loss(frames: RelayFrames) -> None:
@@ -146,9 +141,9 @@ async def test_followers_learn_of_connect_resume_and_loss(frames: RelayFrames) -
 
 
 def test_dropped_frames_are_counted_and_the_first_of_each_reason_is_logged(
-    frames: RelayFrames, lines: LogLines
+    frames: RelayFrames, log: LogLines
 ) -> None:
     for _ in range(2):
         frames.count_dropped({DropReason.OVER_RATE: 2})
     assert frames.dropped == {DropReason.OVER_RATE: 4}
-    assert len(lines.entries("a frame of the relay is dropped")) == 1
+    assert len(log.entries("a frame of the relay is dropped")) == 1
