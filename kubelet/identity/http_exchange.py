@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from http.client import HTTPResponse as ResponseParser
 from ssl import SSLCertVerificationError, SSLContext
+from types import SimpleNamespace
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from schemas.addresses import is_loopback
+from schemas.addresses import host_of, is_loopback, is_secure, port_of
 from schemas.error_roots import PeerError
 from schemas.faults import connection_advice, connection_reason, no_http_reason
 
@@ -27,7 +28,7 @@ _TIMEOUT_S = 10.0
 _MAX_BYTES = 64 * 1024
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _LONGEST_RETRY_S = 86_400
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+_PROXY_PORT = 80
 
 
 class NoAnswerError(PeerError):
@@ -103,13 +104,12 @@ async def _exchanged(request: HttpRequest, tls: SSLContext) -> bytes:
 
 
 async def _connected(url: str, tls: SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
-    encrypted = tls if parts.scheme == "https" else None
-    proxy = None if is_loopback(host) or proxy_bypass(host) else _proxy(parts.scheme)
+    host, port = host_of(url), port_of(url)
+    encrypted = tls if is_secure(url) else None
+    proxy = None if is_loopback(host) or proxy_bypass(host) else _proxy("https" if is_secure(url) else "http")
     if proxy is None:
         return await asyncio.open_connection(host, port, ssl=encrypted)
-    reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or _DEFAULT_PORTS["http"])
+    reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or _PROXY_PORT)
     try:
         await _open_tunnel(reader, writer, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", proxy)
         if encrypted is not None:
@@ -154,7 +154,8 @@ async def _open_tunnel(
 
 
 def _parsed(received: bytes, url: str) -> HttpResponse:
-    response = ResponseParser(_Received(received))  # type: ignore[arg-type]  # it uses no more of a socket
+    # All that the parser uses of a socket.
+    response = ResponseParser(SimpleNamespace(makefile=lambda _mode: io.BytesIO(received)))  # type: ignore[arg-type]
     try:
         response.begin()
         return HttpResponse(response.status, response.read(), _seconds(response.getheader("retry-after")))
@@ -164,16 +165,6 @@ def _parsed(received: bytes, url: str) -> HttpResponse:
 
 def _seconds(text: str | None) -> int | None:
     return min(int(text), _LONGEST_RETRY_S) if text is not None and _SECONDS.fullmatch(text) else None
-
-
-class _Received:
-    """What the standard library's parser needs of a socket."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, _mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
 
 
 def _head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
