@@ -58,9 +58,8 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
         await _revoke_at_any(environment, identity)
         files.remove()
         forget(state_dir)
-        last_issued_file(state_dir).unlink(missing_ok=True)
-        caller_ids_file(state_dir).unlink(missing_ok=True)
-        relay_kinds_file(state_dir).unlink(missing_ok=True)
+        for kept in (last_issued_file, caller_ids_file, relay_kinds_file):
+            kept(state_dir).unlink(missing_ok=True)
     return forgotten
 
 
