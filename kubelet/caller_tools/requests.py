@@ -77,10 +77,6 @@ class _SessionQueue:
     queued: deque[_Pending] = field(default_factory=deque)
     cancelled: deque[CallerToolCancel] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.pending or self.queued or self.cancelled)
-
     def all(self) -> list[_Pending]:
         return [*self.pending.values(), *self.queued]
 
@@ -246,7 +242,7 @@ class CallerRequests:
         self._drop_if_empty(session_id, queue)
 
     def _drop_if_empty(self, session_id: str, queue: _SessionQueue) -> None:
-        if queue.is_empty:
+        if not (queue.pending or queue.queued or queue.cancelled):
             self._queues.pop(session_id, None)
 
 

@@ -28,7 +28,6 @@ _CREDENTIALS = struct.Struct("iII")
 _SO_PEERGROUPS = 59  # not in Python's socket module
 _MAX_GROUPS = 256  # of which Python reads no more
 _GROUP = struct.Struct("I")
-_ROOT_UID = 0
 
 
 class SocketFileError(OperatorError):
@@ -63,7 +62,8 @@ def bind_socket(path: Path, group: int | None) -> Iterator[BoundSocket]:
             listener.bind(os.fspath(path))
         made = path.lstat()
         try:
-            given = _restrict(path, group)
+            given = _give(path, group)
+            path.chmod(_PRIVATE if given is None else _FOR_THE_GROUP)
             # Not before: until now a connection would have been made by the process's umask.
             listener.listen(_BACKLOG)
             yield BoundSocket(listener, given)
@@ -117,13 +117,6 @@ def _remove_stale(path: Path) -> None:
     path.unlink()
 
 
-def _restrict(path: Path, group: int | None) -> int | None:
-    """Let the group use the file, or its user alone where it cannot be given; return who may."""
-    given = _give(path, group)
-    path.chmod(_PRIVATE if given is None else _FOR_THE_GROUP)
-    return given
-
-
 def _give(path: Path, group: int | None) -> int | None:
     """Give ``path`` to the group; return it, or None if there is none or this user is no member."""
     if group is None:
@@ -155,7 +148,7 @@ class Peer:
 
     def may_use(self, group: int | None) -> bool:
         """Return whether this is the daemon's own user, root, or a member of ``group``."""
-        if self.uid in {os.geteuid(), _ROOT_UID}:
+        if self.uid in {os.geteuid(), _ROOT}:
             return True
         return group is not None and (self.gid == group or group in self.groups)
 

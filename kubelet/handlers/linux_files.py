@@ -92,7 +92,8 @@ class FilesHandler(LinuxHandler):
         if "path" in arguments:
             entries, withheld, complete = await self._answered(self._listed, arguments["path"])
         else:
-            entries, withheld, complete = [_named(each) for each in self.directories], 0, True
+            facts = {"type": "directory", "size": None, "modified_ms": None}
+            entries, withheld, complete = [{"name": each, **facts} for each in self.directories], 0, True
         shown, following = page(entries, start, limit)
         return {
             "total": len(entries),
@@ -171,10 +172,6 @@ class FilesHandler(LinuxHandler):
             "lines": shown,
             "next": end if end < found.st_size else None,
         }
-
-
-def _named(path: str) -> dict[str, Any]:
-    return {"name": path, "type": "directory", "size": None, "modified_ms": None}
 
 
 def _entry(name: str, found: os.stat_result) -> dict[str, Any]:

@@ -155,8 +155,8 @@ async def _read(
     """
     try:
         printed = await machine.run(command, LONGEST_OUTPUT, within_s)
-        if _is_part_of_one_line(printed.text):
-            # Nothing would be known of it, nor of all that is older: not even a cursor.
+        if "\n" not in printed.text and len(printed.text.encode()) >= LONGEST_OUTPUT:
+            # Nothing would be known of this line, nor of all that is older: not even a cursor.
             shorter = [each for each in command if each != _WHOLE_TEXTS]
             printed = await machine.run(shorter, LONGEST_OUTPUT, within_s)
     except (OSError, RuntimeError) as error:  # the latter as in ``LinuxMachine.printed``
@@ -167,10 +167,6 @@ async def _read(
         code = "program_failed" if is_readable else "journal_unreadable"
         raise ToolFault(code, f"journalctl ends with {printed.code}")
     return printed
-
-
-def _is_part_of_one_line(text: str) -> bool:
-    return "\n" not in text and len(text.encode()) >= LONGEST_OUTPUT
 
 
 def _answer(printed: Printed, number: int, since_ms: int) -> dict[str, Any]:
