@@ -211,9 +211,7 @@ async def test_arguments_have_a_size_as_they_travel(
     calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
     text = "ö" * (MAX_VALUE_BYTES // 6)  # six bytes each as an escape
-    with pytest.raises(ToolError) as raised:
-        await calls.request(session, "get_memory", {"text": text})
-    assert raised.value.failure is Failure.ARGUMENTS_INVALID
+    assert await failure_of(await started(calls, session, {"text": text})) is Failure.ARGUMENTS_INVALID
     assert relay.sent == []
 
 
@@ -222,9 +220,7 @@ async def test_the_arguments_of_all_requests_have_a_limit(
 ) -> None:
     monkeypatch.setattr(requests, "MAX_HELD_BYTES", 100)
     task = await started(calls, session, {"text": "x" * 60})
-    with pytest.raises(ToolError) as raised:
-        await calls.request(session, "get_memory", {"text": "x" * 60})
-    assert raised.value.failure is Failure.RATE_LIMITED
+    assert await failure_of(await started(calls, session, {"text": "x" * 60})) is Failure.RATE_LIMITED
     calls.end_session(ANT)
     await failure_of(task)
     again = await started(calls, session, {"text": "x" * 60})
@@ -301,9 +297,7 @@ async def test_unreachable_ends_what_was_never_sent_and_nothing_else(
     calls.unreachable()
     assert await failure_of(unsent) is Failure.CALLER_DISCONNECTED
     assert not sent.done()
-    with pytest.raises(ToolError) as raised:
-        await calls.request(session, "get_memory", {})
-    assert raised.value.failure is Failure.CALLER_DISCONNECTED
+    assert await failure_of(await started(calls, session)) is Failure.CALLER_DISCONNECTED
     relay.takes = True
     calls.reachable()
     calls.answer(answered(relay.of("caller_tool")[0], result=1))
