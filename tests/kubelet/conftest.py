@@ -1,5 +1,5 @@
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
+from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.signer import NOW_MS, SimulatedCa, SimulatedNode
 
 
@@ -66,6 +67,12 @@ def clock() -> FakeClock:
 @pytest.fixture
 def log() -> LogLines:
     return LogLines()
+
+
+@pytest.fixture
+async def relay(reader: FrameReader) -> AsyncIterator[PlayedRelay]:
+    async with PlayedRelay(reader).running() as relay:
+        yield relay
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -21,11 +20,11 @@ from schemas.canonical import jcs
 from schemas.frames import SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles
 from schemas.session import CloseCode
-from tests.fakes.caller_tools import ANT, SocketClient, connected
+from tests.fakes.caller_tools import ANT, connected
 from tests.fakes.daemon import BOUND_S, NO_BROKER, NO_RELAY, daemon
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
-from tests.fakes.played_relay import PlayedRelay, RelayEnd
+from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
 
@@ -65,9 +64,9 @@ async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
 
 
 async def test_a_daemon_is_ready_when_the_relay_has_taken_its_manifest(
-    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
+    state_dir: Path, log: LogLines, broker: BrokerAddress, relay: PlayedRelay
 ) -> None:
-    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
+    async with daemon(state_dir, log, broker, relay.url) as running:
         end = await relay.next()
         await end.admit()
         status, _ = await running.until_relay_is("open")
@@ -107,7 +106,7 @@ async def test_a_daemon_is_ready_only_when_it_has_answered_the_relays_echo(
 
 @pytest.mark.integration
 async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_and_says_goodbye(
-    state_dir: Path, log: LogLines, reader: FrameReader, monkeypatch: pytest.MonkeyPatch
+    state_dir: Path, log: LogLines, relay: PlayedRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, release = asyncio.Event(), asyncio.Event()
 
@@ -118,7 +117,7 @@ async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_an
 
     monkeypatch.setattr(EchoHandler, "invoke", held)
     echo: dict[str, Any] = {"tool": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "echo"}}
-    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, relay_url=relay.url) as running:
+    async with daemon(state_dir, log, relay_url=relay.url) as running:
         end = await relay.next()
         await end.admit()
         await end.accept()
@@ -135,9 +134,9 @@ async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_an
 
 
 async def test_a_node_that_was_revoked_stays_to_be_looked_at(
-    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
+    state_dir: Path, log: LogLines, broker: BrokerAddress, relay: PlayedRelay
 ) -> None:
-    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
+    async with daemon(state_dir, log, broker, relay.url) as running:
         end = await relay.next()
         await end.challenge()
         await end.socket.close(CloseCode.REVOKED)
@@ -154,38 +153,16 @@ SESSION: dict[str, Any] = {
 }
 
 
-class InSession(NamedTuple):
-    """A daemon in the session of a caller, by the relay's end and by that of its local agent."""
-
-    relay: PlayedRelay
-    end: RelayEnd
-    agent: SocketClient
-
-
-@asynccontextmanager
-async def in_session(state_dir: Path, log: LogLines, reader: FrameReader) -> AsyncIterator[InSession]:
+@pytest.mark.integration
+async def test_a_request_survives_a_dropped_connection_that_resumes(
+    state_dir: Path, log: LogLines, relay: PlayedRelay
+) -> None:
     path = state_dir / "relay.sock"
-    async with (
-        PlayedRelay(reader).running() as relay,
-        daemon(state_dir, log, relay_url=relay.url, socket=path),
-        connected(path) as agent,
-    ):
+    async with daemon(state_dir, log, relay_url=relay.url, socket=path), connected(path) as agent:
         end = await relay.next()
         await end.admit()
         await end.send_payload("session_open", SESSION)
         assert (await agent.notification())["params"]["caller_id"] == "ant"
-        yield InSession(relay, end, agent)
-
-
-def answer_to(request: Mapping[str, Any], result: object) -> dict[str, Any]:
-    return {"session_id": request["session_id"], "request_id": request["request_id"], "result": result}
-
-
-@pytest.mark.integration
-async def test_a_request_survives_a_dropped_connection_that_resumes(
-    state_dir: Path, log: LogLines, reader: FrameReader
-) -> None:
-    async with in_session(state_dir, log, reader) as (relay, end, agent):
         id_ = agent.send("caller_tool", {"tool": "get_memory"})
         request = (await end.receive("caller_tool")).payload
         end.drop()
@@ -193,7 +170,8 @@ async def test_a_request_survives_a_dropped_connection_that_resumes(
         await again.admit(resumed=True)
         await again.send_payload("session_open", SESSION)
         assert (await again.receive("caller_tool")).payload == request
-        await again.send_payload("caller_tool_result", answer_to(request, "there"))
+        ids = {name: request[name] for name in ("session_id", "request_id")}
+        await again.send_payload("caller_tool_result", {**ids, "result": "there"})
         assert (await agent.response(id_))["result"] == "there"
 
 

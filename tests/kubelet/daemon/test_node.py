@@ -30,7 +30,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import Message, MqttListener
-from tests.fakes.node import announce_again, identity_of, write_identity
+from tests.fakes.node import HARDWARE, announce_again, identity_of, write_identity
 from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.shipped_kinds import echo_handler
 from tests.fakes.signer import DAY_MS, ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
@@ -38,7 +38,6 @@ from tests.fakes.signer import DAY_MS, ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, S
 pytestmark = pytest.mark.integration
 
 BOUND_S = 30
-HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
 CLOSED_PORT_URL = "http://127.0.0.1:9"
 NO_BROKER = BrokerAddress("127.0.0.1", 9)
 TOPICS = [f"$devices/{NODE_ID}/{channel}" for channel in ("identity", "announce", "heartbeat")]
@@ -108,18 +107,13 @@ class Sampled(EchoHandler):
 
 @pytest.mark.holds("RFC-0001/5.3/subscribe")
 async def test_a_lease_of_the_relay_sends_samples_to_it_and_to_the_broker(
-    world: World, broker: BrokerAddress, registry: SchemaRegistry
+    world: World, broker: BrokerAddress, relay: PlayedRelay
 ) -> None:
     sample = {"node_id": NODE_ID, "verb": "subscribe", "interval_ms": 60_000, "include": ["cpu"]}
     listener = MqttListener(broker, f"$devices/{NODE_ID}/telemetry")
     heartbeats = MqttListener(broker, TOPICS[2])
     handler = echo_handler(NODE_ID, now_ms, Sampled)
-    async with (
-        PlayedRelay(FrameReader(registry)).running() as relay,
-        listener.listening(),
-        heartbeats.listening(),
-        world.running(broker, relay.url, handler),
-    ):
+    async with listener.listening(), heartbeats.listening(), world.running(broker, relay.url, handler):
         # A sample that comes before the connection to the broker goes to the relay alone.
         await heartbeats.next()
         end = await relay.next()
@@ -234,23 +228,19 @@ async def test_everything_is_published_again_after_a_reconnect(world: World, bro
 
 
 async def test_the_broker_and_the_relay_get_the_same_manifest(
-    world: World, broker: BrokerAddress, reader: FrameReader
+    world: World, broker: BrokerAddress, relay: PlayedRelay
 ) -> None:
     listener = MqttListener(broker, TOPICS[1])
-    async with (
-        PlayedRelay(reader).running() as relay,
-        listener.listening(),
-        world.running(broker, relay.url),
-    ):
+    async with listener.listening(), world.running(broker, relay.url):
         end = await relay.next()
         await end.admit()
         assert jcs((await end.accept()).payload) == (await listener.next()).payload
 
 
 async def test_a_node_without_a_broker_serves_its_relay_whatever_its_clock(
-    world: World, reader: FrameReader, clock: FakeClock
+    world: World, relay: PlayedRelay, clock: FakeClock
 ) -> None:
-    async with PlayedRelay(reader).running() as relay, world.running(relay_url=relay.url) as node:
+    async with world.running(relay_url=relay.url) as node:
         end = await relay.next()
         await end.admit()
         await end.accept()
@@ -274,10 +264,9 @@ class Failing(EchoHandler):
 
 
 async def test_a_handler_that_fails_between_calls_ends_nothing_else(
-    world: World, reader: FrameReader, log: LogLines
+    world: World, relay: PlayedRelay, log: LogLines
 ) -> None:
-    handler = echo_handler(NODE_ID, now_ms, Failing)
-    async with PlayedRelay(reader).running() as relay, world.running(relay_url=relay.url, handler=handler):
+    async with world.running(relay_url=relay.url, handler=echo_handler(NODE_ID, now_ms, Failing)):
         await log.until("background work failed")
         end = await relay.next()
         await end.admit()
@@ -286,12 +275,12 @@ async def test_a_handler_that_fails_between_calls_ends_nothing_else(
 
 
 async def test_a_node_remembers_its_newest_manifest(
-    world: World, broker: BrokerAddress, reader: FrameReader, tmp_path: Path
+    world: World, broker: BrokerAddress, relay: PlayedRelay, tmp_path: Path
 ) -> None:
     world.last_issued = tmp_path / "last_issued_ms"
     issued = []
     for _ in range(2):
-        async with PlayedRelay(reader).running() as relay, world.running(broker, relay.url):
+        async with world.running(broker, relay.url):
             end = await relay.next()
             await end.admit()
             issued.append((await end.accept()).payload["issued_at_ms"])
@@ -299,7 +288,7 @@ async def test_a_node_remembers_its_newest_manifest(
 
 
 async def test_a_renewed_leaf_is_published_with_the_one_before_and_then_what_it_signed(
-    broker: BrokerAddress, registry: SchemaRegistry, reader: FrameReader, log: LogLines, tmp_path: Path
+    broker: BrokerAddress, registry: SchemaRegistry, relay: PlayedRelay, log: LogLines, tmp_path: Path
 ) -> None:
     # Today's: the leaf is verified by a process of its own, which goes by the system's clock.
     today = now_ms()
@@ -310,11 +299,7 @@ async def test_a_renewed_leaf_is_published_with_the_one_before_and_then_what_it_
     world = World(node, registry, FakeClock(today), log, files)
     fresh = ca.issue(key=node.key, now_ms=today)
     listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
-    async with (
-        PlayedRelay(reader).running() as relay,
-        listener.listening(),
-        world.running(broker, relay.url),
-    ):
+    async with listener.listening(), world.running(broker, relay.url):
         end = await relay.next()
         await end.admit()
         await end.accept()
@@ -358,20 +343,19 @@ class Hanging(Handler):
 
 
 async def test_when_a_node_ends_everything_in_it_ends(
-    world: World, broker: BrokerAddress, reader: FrameReader
+    world: World, broker: BrokerAddress, relay: PlayedRelay
 ) -> None:
     handler = Hanging()
-    async with PlayedRelay(reader).running() as relay:
-        async with world.running(broker, relay.url, handler) as node:
-            end = await relay.next()
-            await end.admit()
-            await end.accept()
-            await end.send("cmd")
-            begun = {await asyncio.wait_for(handler.calls.get(), BOUND_S) for _ in range(2)}
-            assert begun == {"background", "invoke ping"}
-        assert handler.stopped == begun
-        assert node.dispatcher.inflight == 0
-        assert (await end.receive("bye")).payload == {"reason": "shutting_down"}
+    async with world.running(broker, relay.url, handler) as node:
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        await end.send("cmd")
+        begun = {await asyncio.wait_for(handler.calls.get(), BOUND_S) for _ in range(2)}
+        assert begun == {"background", "invoke ping"}
+    assert handler.stopped == begun
+    assert node.dispatcher.inflight == 0
+    assert (await end.receive("bye")).payload == {"reason": "shutting_down"}
 
 
 WHERE = 'relay = "http://127.0.0.1:9"\nbroker = "127.0.0.1:9"\nloopback_port = 0\n'

@@ -27,12 +27,6 @@ def world(  # noqa: PLR0913, PLR0917 - the fixtures that it bundles
 
 
 @pytest.fixture
-async def relay(reader: FrameReader) -> AsyncIterator[PlayedRelay]:
-    async with PlayedRelay(reader).running() as relay:
-        yield relay
-
-
-@pytest.fixture
 def rig(world: World, relay: PlayedRelay) -> Rig:
     return world.rig(relay)
 
