@@ -1,7 +1,6 @@
 import asyncio
 import json
 import os
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -14,9 +13,8 @@ from websockets.utils import accept_key
 from kubelet.session.channel import SILENCE_S, Channel, MeteredConnection, open_channel
 from kubelet.session.relay_addresses import RelayAddress
 from relay.http.listener import WRITE_TIMEOUT_S
-from schemas.addresses import connect_url
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameBudgets, FrameReader, OneWayType, Role
-from schemas.session import CloseCode, ProtocolError, SessionMachine
+from schemas.frames import MAX_FRAME_BYTES, FrameBudgets, FrameReader, OneWayType, Role
+from schemas.session import CloseCode, ProtocolError
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS
@@ -28,38 +26,19 @@ pytestmark = pytest.mark.integration
 BOUND_S = 30
 
 
-@asynccontextmanager
-async def connected(
-    relay: PlayedRelay, reader: FrameReader, clock: FakeClock
-) -> AsyncIterator[tuple[Channel, RelayEnd]]:
-    """Hold a connection on which nothing was said yet."""
-    protocols = [SUBPROTOCOL]
-    async with connect(
-        connect_url(relay.url),
-        subprotocols=protocols,  # type: ignore[arg-type]  # a NewType over str
-        compression=None,
-        max_size=MAX_FRAME_BYTES,
-        proxy=None,
-        close_timeout=1,
-        create_connection=partial(MeteredConnection, commands_per_s=0.0),  # type: ignore[arg-type]  # as in channel
-    ) as socket:
-        assert isinstance(socket, MeteredConnection)
-        channel = Channel(
-            socket, SessionMachine(Role.NODE, reader, time.monotonic), UlidSource(clock, os.urandom)
-        )
-        yield channel, await relay.next()
-
-
 @pytest.fixture
 async def fresh(
     relay: PlayedRelay, reader: FrameReader, clock: FakeClock
 ) -> AsyncIterator[tuple[Channel, RelayEnd]]:
-    async with connected(relay, reader, clock) as pair:
-        yield pair
+    """Hold a connection on which nothing was said yet."""
+    ulids, address = UlidSource(clock, os.urandom), RelayAddress(relay.url)
+    async with open_channel(relay.url, address, None, reader, ulids, BOUND_S) as channel:
+        yield channel, await relay.next()
 
 
-async def welcomed(channel: Channel, end: RelayEnd) -> None:
-    """Open the session of a connection on which nothing was said yet."""
+@pytest.fixture
+async def opened(fresh: tuple[Channel, RelayEnd]) -> tuple[Channel, RelayEnd]:
+    channel, end = fresh
     await end.challenge()
     challenge = await channel.receive()
     assert challenge is not None
@@ -67,11 +46,6 @@ async def welcomed(channel: Channel, end: RelayEnd) -> None:
     auth = await end.receive()
     await end.send("welcome", answers=auth.msg_id)
     await channel.receive()
-
-
-@pytest.fixture
-async def opened(fresh: tuple[Channel, RelayEnd]) -> tuple[Channel, RelayEnd]:
-    await welcomed(*fresh)
     return fresh
 
 
@@ -186,24 +160,18 @@ async def test_nothing_is_sent_after_the_relay_has_said_goodbye(opened: tuple[Ch
         await end.socket.recv()
 
 
-async def test_answers_that_local_agents_requested_exceed_no_rate(
-    relay: PlayedRelay, reader: FrameReader, clock: FakeClock
-) -> None:
+async def test_answers_that_local_agents_requested_exceed_no_rate(opened: tuple[Channel, RelayEnd]) -> None:
+    channel, end = opened
     requests, answers = 20, 500
-    ulids, address = UlidSource(clock, os.urandom), RelayAddress(relay.url)
-    async with open_channel(relay.url, address, None, reader, ulids, BOUND_S) as channel:
-        end = await relay.next()
-        await welcomed(channel, end)
-        for _ in range(requests):
-            await channel.send_text(channel.encoded("caller_tool", PAYLOADS["caller_tool"]))
-        for _ in range(requests):
-            await end.receive("caller_tool")
+    for _ in range(requests):
+        await channel.send_text(channel.encoded("caller_tool", PAYLOADS["caller_tool"]))
+    for _ in range(requests):
+        await end.receive("caller_tool")
+    for _ in range(answers):
+        await end.send("caller_tool_result")
+    async with asyncio.timeout(BOUND_S):
         for _ in range(answers):
-            await end.send("caller_tool_result")
-        async with asyncio.timeout(BOUND_S):
-            for _ in range(answers):
-                frame = await channel.receive()
-                assert frame is not None
+            assert await channel.receive() is not None
 
 
 TEXT = b"\x81\x02hi"
