@@ -13,7 +13,7 @@ from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
-from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa, SimulatedNode, key_named
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa, SimulatedNode
 
 LEAF_LIFE_MS = 90 * DAY_MS + 300_000  # it begins five minutes before it was issued
 DUE_MS = NOW_MS - 300_000 + LEAF_LIFE_MS * 2 // 3
@@ -202,37 +202,22 @@ def todays(tmp_path: Path, ca_of_today: SimulatedCa) -> IdentityFiles:
     return write_identity(tmp_path / "today", ca_of_today.issue(now_ms=now_ms()))
 
 
+# What is verified there: tests/kubelet/identity/test_install.py.
 @pytest.mark.integration
-async def test_what_is_verified_is_installed(todays: IdentityFiles, ca_of_today: SimulatedCa) -> None:
-    own = todays.read()
-    fresh = ca_of_today.issue(own.node_id, key=own.key, now_ms=now_ms())
-    answer: RenewDone = {"certificate": fresh.leaf_pem, "roots": ca_of_today.root_pem, "ok": True}
-    assert await installer(todays)(answer) is None
-    assert todays.read().kid == fresh.kid != own.kid
-
-
-@pytest.mark.integration
-async def test_an_endorsement_is_handed_on(todays: IdentityFiles, ca_of_today: SimulatedCa) -> None:
+async def test_what_is_not_believed_has_a_reason_of_one_line_and_an_endorsement_is_handed_on(
+    todays: IdentityFiles, ca_of_today: SimulatedCa
+) -> None:
     own, new = todays.read(), SimulatedCa("root of tomorrow", now_ms())
     fresh = new.issue(own.node_id, key=own.key, now_ms=now_ms())
     answer: RenewDone = {"ok": True, "certificate": fresh.leaf_pem, "roots": new.root_pem}
-    assert "nor endorsed" in str(await installer(todays)(answer))
-    endorsed: RenewDone = {**answer, "endorsement": endorse(ca_of_today.key, new.root_pem)}
-    assert await installer(todays)(endorsed) is None
-    assert todays.read().root_pem == new.root_pem
-
-
-@pytest.mark.integration
-async def test_what_is_not_believed_is_not_installed_and_the_reason_is_one_line(
-    todays: IdentityFiles, ca_of_today: SimulatedCa
-) -> None:
-    own = todays.read()
-    thief = ca_of_today.issue(own.node_id, key=key_named("a thief"), now_ms=now_ms())
-    reason = await installer(todays)({"certificate": thief.leaf_pem, "roots": ca_of_today.root_pem})
+    reason = await installer(todays)(answer)
     assert reason is not None
-    assert "for another key" in reason
+    assert "nor endorsed" in reason
     assert "\n" not in reason
     assert todays.read().chain_pem == own.chain_pem
+    endorsed: RenewDone = {**answer, "endorsement": endorse(ca_of_today.key, new.root_pem)}
+    assert await installer(todays)(endorsed) is None
+    assert (todays.read().kid, todays.read().root_pem) == (fresh.kid, new.root_pem)
 
 
 @pytest.mark.integration
