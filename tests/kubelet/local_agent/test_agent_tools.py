@@ -49,21 +49,14 @@ def daemon() -> Daemon:
     return Daemon()
 
 
-@pytest.fixture
-def toolbox() -> Toolbox:
-    return Toolbox(make_logger("kubelet", io.StringIO()))
-
-
 @pytest_asyncio.fixture
-async def tools(
-    toolbox: Toolbox, registry: SchemaRegistry, kinds: KindRegistry, clock: FakeClock
-) -> AsyncIterator[AgentTools]:
+async def tools(registry: SchemaRegistry, kinds: KindRegistry, clock: FakeClock) -> AsyncIterator[AgentTools]:
     log, ulids = make_logger("kubelet", io.StringIO()), UlidSource(clock, os.urandom)
 
     def make_own(node_id: str) -> OwnTools:
         return OwnTools(node_id, make_handlers(node_id, log), registry, kinds, ulids, clock, log)
 
-    tools = AgentTools(toolbox, make_own, lambda: CORRELATION_ID)
+    tools = AgentTools(Toolbox(log), make_own, lambda: CORRELATION_ID)
     yield tools
     await tools.close()
 

@@ -176,21 +176,7 @@ async def test_a_daemon_that_is_lost_withdraws_and_one_that_is_back_lends_again(
             await until(lambda: follower.lent[-1] == ("ant", ["get_memory"]))
 
 
-async def test_attached_it_never_shows_another_session(
-    path: Path, registry: SchemaRegistry, log: LogLines
-) -> None:
-    async with served(path, registry, log) as relay, followed(path, log, BEE) as (_, follower):
-        relay.open(ANT, "ant", MEMORY)
-        await log.until("session not live")
-        relay.open(BEE, "bee", SEND)
-        await until(lambda: follower.lent)
-        relay.end(ANT)
-        relay.end(BEE)
-        await until(lambda: len(follower.lent) == 2)
-        assert follower.lent == [("bee", ["send_response"]), ("bee", [])]
-
-
-async def test_attached_it_never_reads_a_message_of_another_session(
+async def test_attached_it_neither_shows_another_session_nor_reads_a_message_of_it(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
     async with served(path, registry, log) as relay, followed(path, log, BEE) as (_, follower):
@@ -202,6 +188,10 @@ async def test_attached_it_never_reads_a_message_of_another_session(
         relay.give("session_message", {"session_id": BEE, "message": "for the agent of bee"})
         await until(lambda: "for the agent of bee" in follower.messages)
         assert follower.messages == ["for the agent of bee"]
+        relay.end(ANT)
+        relay.end(BEE)
+        await until(lambda: len(follower.lent) == 2)
+        assert follower.lent == [("bee", ["send_response"]), ("bee", [])]
 
 
 async def test_until_it_is_attached_it_replies_to_no_other_session(

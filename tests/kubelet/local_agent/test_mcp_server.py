@@ -17,7 +17,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from schemas.caller_tools import MAX_PENDING
 from schemas.registry import SchemaRegistry
 from schemas.times import dated
-from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, FakeRelay, served
+from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, served
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID
@@ -86,10 +86,6 @@ def error_of(result: types.CallToolResult) -> Any:
     assert (result.meta or {})["edge-kubelet/error"] == envelope
     assert result.structured_content is None
     return envelope
-
-
-async def answered(relay: FakeRelay, result: Any) -> None:
-    relay.answer((await relay.requests())[-1], result)
 
 
 @pytest.mark.parametrize("era", ERAS)
