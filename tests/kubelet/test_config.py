@@ -18,17 +18,13 @@ from schemas.addresses import MOST_RELAYS, AddressError, BrokerAddress
 from schemas.manifest import MAX_TTL_MS
 
 BROKER = BrokerAddress("127.0.0.1", 1883)
+FLEET = ("https://relay.example", "https://192.0.2.2", "https://relay.example:8700")
 
 
 def test_a_manifest_outlives_several_heartbeats_unless_the_operator_says_otherwise() -> None:
     config = NodeConfig(BROKER, "https://relay.example")
     assert 3 * config.heartbeat_s * 1000 <= config.ttl_ms <= MAX_TTL_MS
     assert (config.heartbeat_s, config.ttl_ms) == (60.0, 900_000)
-
-
-@pytest.mark.parametrize("relay_url", ["https://relay.example", "http://127.0.0.1:8700", "http://localhost"])
-def test_a_relay_over_tls_or_on_this_machine_will_do(relay_url: str) -> None:
-    assert NodeConfig(BROKER, relay_url).relay_url == relay_url
 
 
 def test_a_relay_in_the_clear_is_refused_before_anything_starts() -> None:
@@ -80,6 +76,7 @@ STORED: dict[str, Any] = {
         NodeConfig(None, "https://relay.example", own_root=True),
         NodeConfig(BrokerAddress("::1", 1883), "http://[::1]:8700"),
         NodeConfig(BrokerAddress("mqtt.example", 1883), "http://relay.example", plain_allowed=True),
+        NodeConfig(BROKER, FLEET[0], other_relays=FLEET[1:]),
     ],
 )
 def test_what_enrolment_stores_is_read_again(tmp_path: Path, config: NodeConfig) -> None:
@@ -91,14 +88,6 @@ def test_what_enrolment_stores_is_read_again(tmp_path: Path, config: NodeConfig)
 def test_where_nothing_was_stored_there_is_nothing(tmp_path: Path) -> None:
     assert read_stored(tmp_path) is None
     assert read_stored(tmp_path / "not there") is None
-
-
-def test_other_relays_of_the_fleet_are_stored(tmp_path: Path) -> None:
-    others = ("https://192.0.2.2", "https://relay.example:8700")
-    store(NodeConfig(BROKER, "https://relay.example", other_relays=others), tmp_path)
-    stored = read_stored(tmp_path)
-    assert stored is not None
-    assert (stored.relay_url, stored.other_relays) == ("https://relay.example", others)
 
 
 def test_as_many_relays_as_a_node_takes_are_read_again_however_long_their_names_are(tmp_path: Path) -> None:

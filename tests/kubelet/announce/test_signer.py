@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 
 from kubelet.announce.signer import RESERVED_MS, ClockNotSetError, ManifestSigner
-from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_FUTURE_MS, etag_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.times import FIRST_CREDIBLE_MS
-from schemas.trust import Known, Outcome, TrustRules
 from schemas.violations import ViolationError
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
@@ -72,14 +70,6 @@ def test_a_manifest_says_when_it_was_signed_and_when_it_ends(make: MakeSigner) -
 
 def test_a_manifest_is_what_a_second_implementation_signs(make: MakeSigner, node: SimulatedNode) -> None:
     assert make().sign().wire == node.manifest(hw_fingerprint=HARDWARE, capabilities=[ECHO])
-
-
-def test_a_manifest_is_trusted_with_the_leaf_of_the_node(
-    make: MakeSigner, node: SimulatedNode, registry: SchemaRegistry, kinds: KindRegistry
-) -> None:
-    known = Known({node.kid: node.identity()})
-    verdict = TrustRules(registry, kinds).accept(make().sign().wire, node.node_id, NOW_MS, known)
-    assert (verdict.outcome, verdict.reason) == (Outcome.ACCEPTED, None)
 
 
 @pytest.mark.parametrize(
