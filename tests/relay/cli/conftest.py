@@ -12,11 +12,12 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bare(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RelayCommand:
-    """Run the command line in this process; its state lies in a directory of the test's own."""
+    """Run the command line in this process; its state directory is the test's own, and not there yet."""
     return relay_command(state, monkeypatch, capsys)
 
 
 @pytest.fixture
 def relay(bare: RelayCommand) -> RelayCommand:
-    """Run the command line; a file whose tests all need a CA gives them one with it."""
+    """Run the command line in a state directory with a CA."""
+    assert bare("ca", "init").code == 0
     return bare

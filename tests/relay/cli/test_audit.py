@@ -34,43 +34,43 @@ def audit(state: Path) -> Iterator[WrittenAudit]:
     audit.close()
 
 
-def test_audit_verify_says_what_stands_there(relay: Relay, audit: WrittenAudit) -> None:
+def test_audit_verify_says_what_stands_there(bare: Relay, audit: WrittenAudit) -> None:
     head = audit.write()
-    outcome = relay("audit", "verify")
+    outcome = bare("audit", "verify")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("audit    intact\n")
     assert f"head     {head}\n" in outcome.out
-    facts = json.loads(relay("audit", "verify", "--json").out)
+    facts = json.loads(bare("audit", "verify", "--json").out)
     assert (facts["intact"], facts["lines"], facts["head"], facts["broken"]) == (True, 4, head, None)
 
 
 def test_audit_verify_exits_1_and_names_the_line_when_the_chain_is_broken(
-    relay: Relay, audit: WrittenAudit
+    bare: Relay, audit: WrittenAudit
 ) -> None:
     audit.change(lambda lines: lines.pop(1))
-    outcome = relay("audit", "verify")
+    outcome = bare("audit", "verify")
     assert (outcome.code, outcome.err) == (1, "")
     assert "broken   audit.jsonl line 2: " in outcome.out
-    facts = json.loads(relay("audit", "verify", "--json").out)
+    facts = json.loads(bare("audit", "verify", "--json").out)
     assert (facts["intact"], facts["broken"]["file"], facts["broken"]["line"]) == (False, "audit.jsonl", 2)
 
 
 def test_audit_verify_proves_with_a_hash_noted_earlier_that_nothing_was_cut_off(
-    relay: Relay, audit: WrittenAudit
+    bare: Relay, audit: WrittenAudit
 ) -> None:
     head = audit.write()
-    assert relay("audit", "verify", "--expect", head).code == 0
+    assert bare("audit", "verify", "--expect", head).code == 0
     audit.change(lambda lines: lines.pop())
-    outcome = relay("audit", "verify", "--expect", head)
+    outcome = bare("audit", "verify", "--expect", head)
     assert outcome.code == 1
     assert "cut off" in outcome.out
 
 
 def test_audit_verify_says_when_the_line_of_an_older_head_was_removed(
-    relay: Relay, audit: WrittenAudit
+    bare: Relay, audit: WrittenAudit
 ) -> None:
     noted = audit.write(2)
-    assert relay("audit", "verify").code == 0
+    assert bare("audit", "verify").code == 0
     audit.rotate()
     audit.write(2)
     removal = next_removal(audit.path, AuditKeep(max_age_ms=1), audit.clock() + 10**6)
@@ -81,15 +81,15 @@ def test_audit_verify_says_when_the_line_of_an_older_head_was_removed(
     )
     removal.file.unlink()
     older = hashlib.sha256(first).hexdigest()
-    unsaid = relay("audit", "verify", "--expect", older)
+    unsaid = bare("audit", "verify", "--expect", older)
     assert unsaid.code == 1
     assert "if it was noted before, name --noted" in unsaid.out
-    said = relay("audit", "verify", "--expect", older, "--noted", "2025-10-09T08:00")
+    said = bare("audit", "verify", "--expect", older, "--noted", "2025-10-09T08:00")
     assert said.code == 0
     assert "removed  the line with the expected hash, on 2025-" in said.out
-    assert relay("audit", "verify", "--expect", noted).code == 0
-    assert relay("audit", "verify", "--noted", "2h").code == 2
-    assert relay("audit", "verify", "--expect", older, "--noted", "soon").code == 2
+    assert bare("audit", "verify", "--expect", noted).code == 0
+    assert bare("audit", "verify", "--noted", "2h").code == 2
+    assert bare("audit", "verify", "--expect", older, "--noted", "soon").code == 2
 
 
 @pytest.mark.parametrize(
@@ -101,103 +101,103 @@ def test_audit_verify_says_when_the_line_of_an_older_head_was_removed(
     ],
 )
 def test_audit_verify_exits_4_when_what_it_verified_the_last_time_is_lost(
-    relay: Relay, audit: WrittenAudit, state: Path, lose: Callable[[WrittenAudit], object]
+    bare: Relay, audit: WrittenAudit, state: Path, lose: Callable[[WrittenAudit], object]
 ) -> None:
     audit.rotate()
     audit.write(2)
-    assert relay("audit", "verify").code == 0
-    assert relay("audit", "verify").code == 0
+    assert bare("audit", "verify").code == 0
+    assert bare("audit", "verify").code == 0
     whole = audit.path.read_bytes()
     lose(audit)
-    outcome = relay("audit", "verify")
+    outcome = bare("audit", "verify")
     assert (outcome.code, outcome.err) == (4, "")
     assert outcome.out.startswith("audit    NOT INTACT\nmissing  the newest line of the last verification")
-    assert relay("audit", "verify").code == 4  # and reported again
-    facts = json.loads(relay("audit", "verify", "--json").out)
+    assert bare("audit", "verify").code == 4  # and reported again
+    facts = json.loads(bare("audit", "verify", "--json").out)
     assert (facts["intact"], facts["last_verified"], facts["broken"]) == (False, False, None)
     audit.path.write_bytes(whole)
-    assert relay("audit", "verify").code == 0
+    assert bare("audit", "verify").code == 0
     lose(audit)
-    assert relay("audit", "verify", "--accept-loss").code == 0
-    assert relay("audit", "verify").code == 0
+    assert bare("audit", "verify", "--accept-loss").code == 0
+    assert bare("audit", "verify").code == 0
     assert stat.S_IMODE((state / "audit-verified.json").stat().st_mode) == 0o644
 
 
 def test_audit_verify_goes_on_when_the_files_before_the_last_verified_line_are_archived(
-    relay: Relay, audit: WrittenAudit
+    bare: Relay, audit: WrittenAudit
 ) -> None:
-    assert relay("audit", "verify").code == 0
+    assert bare("audit", "verify").code == 0
     audit.rotate()
     audit.write(2)
     audit.files[0].unlink()  # its last line is the one that was verified: the next file names it
-    assert relay("audit", "verify").code == 0
+    assert bare("audit", "verify").code == 0
 
 
 def test_audit_verify_of_a_broken_chain_exits_1_and_keeps_what_was_verified(
-    relay: Relay, audit: WrittenAudit, state: Path
+    bare: Relay, audit: WrittenAudit, state: Path
 ) -> None:
-    assert relay("audit", "verify").code == 0
+    assert bare("audit", "verify").code == 0
     kept = (state / "audit-verified.json").read_bytes()
     audit.write()
     audit.change(lambda lines: lines.pop(1))
-    assert relay("audit", "verify").code == 1
+    assert bare("audit", "verify").code == 1
     assert (state / "audit-verified.json").read_bytes() == kept
 
 
 def test_audit_verify_shows_how_far_it_is_to_a_person_alone(
-    relay: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
+    bare: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relay.cli.audit._QUIET_S", -1)
     assert audit.path.exists()
-    assert relay("audit", "verify").err == ""
+    assert bare("audit", "verify").err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    outcome = relay("audit", "verify")
+    outcome = bare("audit", "verify")
     assert "%" in outcome.err
     assert outcome.err.endswith("\r     \r")
     assert "%" not in outcome.out
 
 
-def test_audit_tail_shows_the_newest_lines(relay: Relay, audit: WrittenAudit) -> None:
+def test_audit_tail_shows_the_newest_lines(bare: Relay, audit: WrittenAudit) -> None:
     audit.rotate()
     audit.write(30)
-    assert len(relay("audit", "tail").out.splitlines()) == 20
+    assert len(bare("audit", "tail").out.splitlines()) == 20
     lines = [line for file in audit.files for line in file.read_text().splitlines()]
-    outcome = relay("audit", "tail", "-n", "31", "--json")
+    outcome = bare("audit", "tail", "-n", "31", "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines() == lines[-31:]
 
 
 def test_audit_tail_leaves_out_canaries_however_many_there_are(
-    relay: Relay, audit: WrittenAudit, state: Path
+    bare: Relay, audit: WrittenAudit, state: Path
 ) -> None:
     by_call = {"tenant": "acme", "iss": None, "sub": "relay", "jti": None, "tool": "echo", "outcome": "ok"}
     agent = {**by_call, "iss": "https://relay.example", "jti": "j"}  # an agent may have the same name
     summed = {"event": "canaries", "sub": "relay", "count": 10, "failed": 0}
     of_canaries = [json.dumps(each).encode() for each in (by_call, summed)] * 300
     audit.change(lambda lines: lines.extend([json.dumps(agent).encode(), *of_canaries]))
-    shown = relay("audit", "tail", "-n", "2", "--json").out.splitlines()
+    shown = bare("audit", "tail", "-n", "2", "--json").out.splitlines()
     assert [json.loads(line).get("iss") for line in shown] == [None, "https://relay.example"]
     assert json.loads(shown[0])["number"] == 3
-    assert len(relay("audit", "tail").out.splitlines()) == 4
-    assert json.loads(relay("audit", "tail", "-n", "1", "--canaries", "--json").out) == summed
+    assert len(bare("audit", "tail").out.splitlines()) == 4
+    assert json.loads(bare("audit", "tail", "-n", "1", "--canaries", "--json").out) == summed
     assert state.is_dir()
 
 
-def test_audit_tail_json_prints_no_byte_that_a_terminal_obeys(relay: Relay, audit: WrittenAudit) -> None:
+def test_audit_tail_json_prints_no_byte_that_a_terminal_obeys(bare: Relay, audit: WrittenAudit) -> None:
     raw = json.dumps({"tool": HOSTILE}, ensure_ascii=False).encode()
     audit.change(lambda lines: lines.extend([raw, b'{"tool":"\xc2\x9b31m"}', b"\x1b[2J"]))
-    outcome = relay("audit", "tail", "-n", "3", "--json")
+    outcome = bare("audit", "tail", "-n", "3", "--json")
     assert [json.loads(line) for line in outcome.out.splitlines()] == [{"tool": HOSTILE}, {"tool": "\x9b31m"}]
     assert all(line.isascii() and line.isprintable() for line in (outcome.out + outcome.err).splitlines())
     assert "left out" in outcome.err
 
 
-def test_audit_grep_shows_the_lines_that_say_all_of_it(relay: Relay, audit: WrittenAudit) -> None:
+def test_audit_grep_shows_the_lines_that_say_all_of_it(bare: Relay, audit: WrittenAudit) -> None:
     assert audit.path.exists()
-    outcome = relay("audit", "grep", "number=2", f"ts_ms={NOW_MS}", "--json")
+    outcome = bare("audit", "grep", "number=2", f"ts_ms={NOW_MS}", "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert json.loads(outcome.out)["number"] == 2
-    assert len(relay("audit", "grep").out.splitlines()) == 3
+    assert len(bare("audit", "grep").out.splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_audit_grep_shows_the_lines_that_say_all_of_it(relay: Relay, audit: Writ
     ],
 )
 def test_audit_grep_exits_1_when_no_line_says_it(
-    relay: Relay, audit: WrittenAudit, arguments: list[str], said: str
+    bare: Relay, audit: WrittenAudit, arguments: list[str], said: str
 ) -> None:
     assert audit.path.exists()
-    outcome = relay("audit", "grep", *arguments)
+    outcome = bare("audit", "grep", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     assert said in outcome.err
     assert bool(outcome.err) == bool(said)
@@ -222,9 +222,9 @@ def test_audit_grep_exits_1_when_no_line_says_it(
 @pytest.mark.parametrize(
     "since", ["99999d", "2025-10-09T08:53:20", "2025-10-09 10:53:20+02:00", "2025-10-09"]
 )
-def test_audit_grep_knows_times_in_several_forms(relay: Relay, audit: WrittenAudit, since: str) -> None:
+def test_audit_grep_knows_times_in_several_forms(bare: Relay, audit: WrittenAudit, since: str) -> None:
     assert audit.path.exists()  # lines of 2025-10-09 08:53:20 UTC
-    assert len(relay("audit", "grep", "--since", since).out.splitlines()) == 3
+    assert len(bare("audit", "grep", "--since", since).out.splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -239,39 +239,39 @@ def test_audit_grep_knows_times_in_several_forms(relay: Relay, audit: WrittenAud
     ],
 )
 def test_a_question_to_the_audit_that_is_none_is_a_wrong_command_line(
-    relay: Relay, arguments: list[str], word: str
+    bare: Relay, arguments: list[str], word: str
 ) -> None:
-    outcome = relay("audit", *arguments)
+    outcome = bare("audit", *arguments)
     assert outcome.code == 2
     assert word in outcome.error
 
 
 @pytest.mark.parametrize("command", ["verify", "tail", "grep"])
-def test_where_there_is_no_audit_that_is_said_in_one_line(relay: Relay, state: Path, command: str) -> None:
-    outcome = relay("audit", command)
+def test_where_there_is_no_audit_that_is_said_in_one_line(bare: Relay, state: Path, command: str) -> None:
+    outcome = bare("audit", command)
     assert outcome.code == 3
     assert f"there is no audit in {state}" in outcome.error
 
 
-def test_verify_exits_4_when_the_whole_verified_audit_was_removed(relay: Relay, audit: WrittenAudit) -> None:
-    assert relay("audit", "verify").code == 0
+def test_verify_exits_4_when_the_whole_verified_audit_was_removed(bare: Relay, audit: WrittenAudit) -> None:
+    assert bare("audit", "verify").code == 0
     audit.path.unlink()
-    outcome = relay("audit", "verify")
+    outcome = bare("audit", "verify")
     assert outcome.code == 4
     assert "one was verified before" in outcome.error
-    assert relay("audit", "verify", "--accept-loss").code == 3
+    assert bare("audit", "verify", "--accept-loss").code == 3
 
 
 def test_rows_have_colour_on_a_terminal_alone(
-    relay: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
+    bare: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert audit.path.exists()
-    assert "\x1b" not in relay("audit", "tail").out
+    assert "\x1b" not in bare("audit", "tail").out
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert "\x1b" in relay("audit", "tail").out
+    assert "\x1b" in bare("audit", "tail").out
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in relay("audit", "tail").out
+    assert "\x1b" not in bare("audit", "tail").out
 
 
 @pytest.mark.integration
@@ -298,12 +298,10 @@ async def test_audit_tail_follows_across_rotation_until_ctrl_c(state: Path, audi
 
 
 @pytest.mark.integration
-def test_a_relay_does_not_run_beside_another_in_one_state_directory(
-    relay: Relay, audit: WrittenAudit
-) -> None:
-    relay("ca", "init")
+def test_a_relay_does_not_run_beside_another_in_one_state_directory(bare: Relay, audit: WrittenAudit) -> None:
+    bare("ca", "init")
     before = audit.path.read_bytes()
-    outcome = relay(*RUN)
+    outcome = bare(*RUN)
     assert outcome.code == 3
     assert "another relay uses the state directory" in outcome.error
     assert audit.path.read_bytes() == before

@@ -18,13 +18,6 @@ from tests.fakes.signer import NODE_ID
 
 
 @pytest.fixture
-def relay(bare: Relay) -> Relay:
-    """Run the command line in a state directory with a CA."""
-    assert bare("ca", "init").code == 0
-    return bare
-
-
-@pytest.fixture
 def csr(tmp_path: Path) -> Path:
     path = tmp_path / "node.csr"
     path.write_text(CSR)

@@ -260,18 +260,17 @@ JOINED = {"cluster": {"name": NAMED, "others": [OTHER | {"name": NAMED}]}}
     ids=["alone", "without a certificate", "an older relay", "not sure", "not running"],
 )
 async def test_a_fleet_is_not_sealed_that_cannot_be(  # noqa: PLR0913, PLR0917 - one row of the table
-    bare: RelayCommand,
+    relay: RelayCommand,
     state: Path,
     status: Mapping[str, Any] | None,
     given: tuple[str, ...],
     code: int,
     text: str,
 ) -> None:
-    await asyncio.to_thread(bare, "ca", "init")
     async with AsyncExitStack() as stack:
         if status is not None:
             await stack.enter_async_context(served(state, lambda: status or {}))
-        outcome = await asyncio.to_thread(bare, "cluster", "seal", *given)
+        outcome = await asyncio.to_thread(relay, "cluster", "seal", *given)
     assert outcome.code == code, outcome
     assert text in outcome.err
     assert not FleetSeal(state / "cluster_seal.jsonl", authority(state)).is_sealed()
@@ -279,18 +278,17 @@ async def test_a_fleet_is_not_sealed_that_cannot_be(  # noqa: PLR0913, PLR0917 -
 
 @pytest.mark.integration
 async def test_a_fleet_is_sealed_once_and_without_the_cas_key_not_at_all(
-    bare: RelayCommand, state: Path
+    relay: RelayCommand, state: Path
 ) -> None:
-    await asyncio.to_thread(bare, "ca", "init")
     key = state / "ca" / "root.key"
     async with served(state, lambda: JOINED):
         await asyncio.to_thread(key.rename, state / "away")
-        refused = await asyncio.to_thread(bare, "cluster", "seal", "--yes")
+        refused = await asyncio.to_thread(relay, "cluster", "seal", "--yes")
         assert (refused.code, "CA's key is not here" in refused.err) == (3, True)
         await asyncio.to_thread((state / "away").rename, key)
-        sealed = await asyncio.to_thread(bare, "cluster", "seal", "--yes", "--json")
+        sealed = await asyncio.to_thread(relay, "cluster", "seal", "--yes", "--json")
         assert (sealed.code, json.loads(sealed.out)) == (0, {"sealed": True})
     written = await asyncio.to_thread((state / "cluster_seal.jsonl").read_text)
     # Again it changes nothing, and needs no relay that runs.
-    assert (await asyncio.to_thread(bare, "cluster", "seal")).code == 0
+    assert (await asyncio.to_thread(relay, "cluster", "seal")).code == 0
     assert await asyncio.to_thread((state / "cluster_seal.jsonl").read_text) == written

@@ -151,39 +151,39 @@ async def test_watching_shows_a_change_and_ends_with_a_signal(served: ServedRela
     assert (await ended(process)).code == 0
 
 
-def test_a_relay_that_is_not_reached_is_an_error_of_one_line(relay: RelayCommand, state: Path) -> None:
+def test_a_relay_that_is_not_reached_is_an_error_of_one_line(bare: RelayCommand, state: Path) -> None:
     make_private_directory(state)
     write_atomic(state / "token.key", private_key_to_pem(TOKEN_KEY), PRIVATE)
-    outcome = relay("fleet", "nodes", "--url", "http://127.0.0.1:FREE_PORT/mcp")
+    outcome = bare("fleet", "nodes", "--url", "http://127.0.0.1:FREE_PORT/mcp")
     assert outcome.code == 3
     assert "Connection refused; is the relay running? --url says where it is" in outcome.error
 
 
 def test_a_tenant_and_a_token_of_another_are_not_taken_together(
-    relay: RelayCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare: RelayCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"
     write_atomic(token, "t", PRIVATE)
-    outcome = relay("fleet", "nodes", "--tenant", "acme", "--token-file", token)
+    outcome = bare("fleet", "nodes", "--tenant", "acme", "--token-file", token)
     assert (outcome.code, "--tenant and --token-file exclude each other" in outcome.error) == (2, True)
     monkeypatch.setenv("EDGE_TOKEN", "t")
-    outcome = relay("fleet", "nodes", "--tenant", "acme")
+    outcome = bare("fleet", "nodes", "--tenant", "acme")
     assert (outcome.code, "--tenant and EDGE_TOKEN exclude each other" in outcome.error) == (2, True)
 
 
-def test_a_list_of_the_files_asks_no_relay(relay: RelayCommand) -> None:
-    outcome = relay("node", "list", "--watch")
+def test_a_list_of_the_files_asks_no_relay(bare: RelayCommand) -> None:
+    outcome = bare("node", "list", "--watch")
     assert (outcome.code, "need --live" in outcome.error) == (2, True)
 
 
-def test_no_token_is_sent_in_the_clear_to_another_machine(relay: RelayCommand) -> None:
-    assert relay("fleet", "nodes", "--url", "http://192.0.2.1:8700").code == 2
+def test_no_token_is_sent_in_the_clear_to_another_machine(bare: RelayCommand) -> None:
+    assert bare("fleet", "nodes", "--url", "http://192.0.2.1:8700").code == 2
 
 
-def test_a_malformed_tenant_is_a_wrong_command_line(relay: RelayCommand, state: Path) -> None:
+def test_a_malformed_tenant_is_a_wrong_command_line(bare: RelayCommand, state: Path) -> None:
     make_private_directory(state)
     write_atomic(state / "token.key", private_key_to_pem(TOKEN_KEY), PRIVATE)
-    outcome = relay("fleet", "tools", "--tenant", "Not A Tenant")
+    outcome = bare("fleet", "tools", "--tenant", "Not A Tenant")
     assert outcome.code == 2
     assert "--tenant" in outcome.error
 

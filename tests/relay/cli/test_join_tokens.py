@@ -13,13 +13,6 @@ from tests.fakes.command_lines import mode
 from tests.fakes.relay_command import RelayCommand as Relay
 
 
-@pytest.fixture
-def relay(bare: Relay) -> Relay:
-    """Run the command line in a state directory with a CA."""
-    assert bare("ca", "init").code == 0
-    return bare
-
-
 def joins(relay: Relay) -> list[dict[str, object]]:
     outcome = relay("join-token", "list", "--json")
     assert (outcome.code, outcome.err) == (0, "")

@@ -11,7 +11,6 @@ from tests.fakes.relay_command import RelayCommand as Relay
 def test_a_kind_that_was_installed_is_found_and_not_imported_and_gone_afterwards(
     relay: Relay, state: Path, tmp_path: Path
 ) -> None:
-    relay("ca", "init")
     absent = relay("config", "check", "--kinds", KIND)
     assert (absent.code, "no installed package" in absent.err) == (78, True)
     file = wheel(tmp_path, needs="Requires-Dist: acme-bus\n")

@@ -66,11 +66,11 @@ def test_a_user_without_a_home_directory_has_to_name_the_state_directory(
 
 
 def test_a_user_without_a_home_directory_needs_none_where_the_state_directory_is_named(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+    bare: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_home(monkeypatch)
-    assert relay("ca", "init").code == 0
-    assert relay("config", "check", "--no-broker").code == 0
+    assert bare("ca", "init").code == 0
+    assert bare("config", "check", "--no-broker").code == 0
 
 
 @pytest.mark.integration
@@ -186,11 +186,11 @@ async def test_a_relay_that_serves_has_loaded_no_module_that_it_can_do_without(t
     [((), View.TOOLS), (("--default-view", "tools"), View.TOOLS), (("--default-view", "kinds"), View.KINDS)],
 )
 def test_the_view_of_a_url_without_one_is_the_operators_choice(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], view: View
+    bare: Relay, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], view: View
 ) -> None:
     views: list[View] = []
     monkeypatch.setattr(
         "relay.cli.server_process.serve_config", lambda config, _reload: views.append(config.default_view)
     )
-    assert relay(*RUN, *arguments).code == 0
+    assert bare(*RUN, *arguments).code == 0
     assert views == [view]

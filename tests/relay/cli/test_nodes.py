@@ -24,7 +24,6 @@ EMPTY = "no label"
 @pytest.fixture
 def _three(relay: RelayCommand, tmp_path: Path) -> None:
     """Issue certificates for two nodes of one tenant, and for one of another."""
-    relay("ca", "init")
     for node_id, tenant in ((FIRST, "acme"), (SECOND, "acme"), (FOREIGN, "globex")):
         issue(relay, tmp_path, node_id, "--tenant", tenant)
 

@@ -24,12 +24,6 @@ allow = ["groups=hub:member:default"]
 """
 
 
-@pytest.fixture
-def relay(bare: Relay) -> Relay:
-    assert bare("ca", "init").code == 0
-    return bare
-
-
 def given_to_ada(state: Path) -> Grant:
     """Return what ada, who has made a passkey, gave to a client."""
     files = StateFiles(state)

@@ -26,8 +26,8 @@ from tests.fakes.signer import NODE_ID
         pytest.param(["join-token", "create"], "relay ca init", id="nothing to join"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(relay: Relay, arguments: list[str], word: str) -> None:
-    outcome = relay(*arguments)
+def test_what_is_missing_is_said_in_one_line(bare: Relay, arguments: list[str], word: str) -> None:
+    outcome = bare(*arguments)
     assert outcome.code == 3
     assert word in outcome.error
 
@@ -64,7 +64,6 @@ def test_a_damaged_file_is_said_in_one_line_that_names_it(  # noqa: PLR0913, PLR
     arguments: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    relay("ca", "init")
     damaged = state / name
     make_private_directory(damaged.parent)
     damaged.touch(mode=0o600)
@@ -92,7 +91,6 @@ def test_a_key_that_others_can_read_is_not_used(  # noqa: PLR0913, PLR0917 - as 
     arguments: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    relay("ca", "init")
     relay("token", "issue", "--sub", "x")
     (state / name).chmod(0o644)
     outcome = relay(*arguments)
@@ -102,7 +100,6 @@ def test_a_key_that_others_can_read_is_not_used(  # noqa: PLR0913, PLR0917 - as 
 
 @pytest.mark.integration
 def test_a_port_that_is_taken_is_said_in_one_line(relay: Relay) -> None:
-    relay("ca", "init")
     with bind(HostPort("127.0.0.1", 0)) as taken:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -111,9 +108,9 @@ def test_a_port_that_is_taken_is_said_in_one_line(relay: Relay) -> None:
     assert f"cannot listen on {address}" in outcome.error
 
 
-def test_a_state_directory_that_is_none_is_said_in_one_line(relay: Relay, state: Path) -> None:
+def test_a_state_directory_that_is_none_is_said_in_one_line(bare: Relay, state: Path) -> None:
     state.write_text("a file")
-    outcome = relay("ca", "init")
+    outcome = bare("ca", "init")
     assert outcome.code == 3
     assert str(state) in outcome.error
 
@@ -134,7 +131,6 @@ TLS = [*RUN, "--public-url", "https://127.0.0.1:8700", "--tls-certificate", "PEM
 def test_a_certificate_that_cannot_be_served_is_said_in_one_line(  # noqa: PLR0913, PLR0917 - a table's columns
     relay: Relay, tmp_path: Path, pem: str | None, key: str | None, mode: int, word: str
 ) -> None:
-    relay("ca", "init")
     files = {"PEM": tmp_path / "relay.pem", "KEY": tmp_path / "relay.key"}
     for path, content in zip(files.values(), (pem, key), strict=True):
         if content is not None:
@@ -180,7 +176,6 @@ def test_a_certificate_that_cannot_be_served_is_said_in_one_line(  # noqa: PLR09
 def test_a_setting_that_cannot_be_used_has_an_exit_code_of_its_own(
     relay: Relay, arguments: list[str], word: str
 ) -> None:
-    relay("ca", "init")
     outcome = relay(*arguments)
     assert outcome.code == 78
     assert word in outcome.error
@@ -196,7 +191,6 @@ def test_a_setting_that_cannot_be_used_has_an_exit_code_of_its_own(
     ],
 )
 def test_a_wrong_command_line_is_said_in_one_line(relay: Relay, arguments: list[str], word: str) -> None:
-    relay("ca", "init")
     outcome = relay(*arguments)
     assert outcome.code == 2
     assert word in outcome.error
@@ -212,7 +206,7 @@ def test_a_wrong_command_line_is_said_in_one_line(relay: Relay, arguments: list[
         pytest.param(["token", "issue", "--sub", "x", "--what"], id="an unknown option"),
     ],
 )
-def test_what_the_parser_refuses_is_a_wrong_command_line(relay: Relay, arguments: list[str]) -> None:
-    outcome = relay(*arguments)
+def test_what_the_parser_refuses_is_a_wrong_command_line(bare: Relay, arguments: list[str]) -> None:
+    outcome = bare(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert "Traceback" not in outcome.err

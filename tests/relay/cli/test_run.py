@@ -80,20 +80,14 @@ def seed(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture
-def relay_with_a_ca(relay: Relay) -> Relay:
-    assert relay("ca", "init").code == 0
-    return relay
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "servers", ["foo", "http://a.example", "nats://a.example:0", "nats://a.example,b", "nats://u:secret@a"]
 )
 def test_what_is_no_list_of_servers_is_refused_with_the_form_that_it_must_have(
-    relay: Relay, seed: Path, servers: str
+    bare: Relay, seed: Path, servers: str
 ) -> None:
-    outcome = relay(*RUN, servers, "--cluster-credentials", seed)
+    outcome = bare(*RUN, servers, "--cluster-credentials", seed)
     assert outcome.code == EXIT_CONFIG
     assert outcome.error.startswith("relay: --cluster: ")
     assert "nats://HOST:PORT or tls://HOST:PORT" in outcome.error
@@ -101,25 +95,23 @@ def test_what_is_no_list_of_servers_is_refused_with_the_form_that_it_must_have(
 
 
 @pytest.mark.integration
-def test_servers_without_credentials_are_refused_with_the_option_that_is_missing(relay: Relay) -> None:
-    outcome = relay(*RUN, "nats://127.0.0.1")
+def test_servers_without_credentials_are_refused_with_the_option_that_is_missing(bare: Relay) -> None:
+    outcome = bare(*RUN, "nats://127.0.0.1")
     assert outcome.code == EXIT_CONFIG
     assert "--cluster-credentials" in outcome.error
 
 
 @pytest.mark.integration
-def test_credentials_that_are_not_there_are_named(relay_with_a_ca: Relay, tmp_path: Path) -> None:
-    outcome = relay_with_a_ca(*RUN, "nats://127.0.0.1", "--cluster-credentials", tmp_path / "missing")
+def test_credentials_that_are_not_there_are_named(relay: Relay, tmp_path: Path) -> None:
+    outcome = relay(*RUN, "nats://127.0.0.1", "--cluster-credentials", tmp_path / "missing")
     assert outcome.code == EXIT_CANNOT_RUN
     assert outcome.error == f"relay: --cluster-credentials: {tmp_path}/missing: No such file or directory"
 
 
 @pytest.mark.integration
-def test_credentials_that_others_can_read_are_refused_with_what_to_do(
-    relay_with_a_ca: Relay, seed: Path
-) -> None:
+def test_credentials_that_others_can_read_are_refused_with_what_to_do(relay: Relay, seed: Path) -> None:
     seed.chmod(PUBLIC)
-    outcome = relay_with_a_ca(*RUN, "nats://127.0.0.1", "--cluster-credentials", seed)
+    outcome = relay(*RUN, "nats://127.0.0.1", "--cluster-credentials", seed)
     assert outcome.code == EXIT_CANNOT_RUN
     assert outcome.error.startswith(f"relay: --cluster-credentials: {seed} ")
     assert outcome.error.endswith(f"chmod 600 {seed}")
@@ -128,10 +120,10 @@ def test_credentials_that_others_can_read_are_refused_with_what_to_do(
 @pytest.mark.integration
 @pytest.mark.parametrize("content", ["what is secret in it", b"secret\xff"])
 def test_a_file_that_holds_no_credentials_is_refused_with_what_it_must_hold(
-    relay_with_a_ca: Relay, tmp_path: Path, content: str | bytes
+    relay: Relay, tmp_path: Path, content: str | bytes
 ) -> None:
     write_atomic(file := tmp_path / "nothing", content, PRIVATE)
-    outcome = relay_with_a_ca(*RUN, "nats://127.0.0.1", "--cluster-credentials", file)
+    outcome = relay(*RUN, "nats://127.0.0.1", "--cluster-credentials", file)
     assert outcome.code == EXIT_CANNOT_RUN
     assert outcome.error.startswith(f"relay: --cluster-credentials: {file} ")
     assert "a certificate with its key" in outcome.error
@@ -141,17 +133,17 @@ def test_a_file_that_holds_no_credentials_is_refused_with_what_it_must_hold(
 
 @pytest.mark.integration
 def test_a_root_that_cannot_be_used_is_named_with_its_option(
-    relay_with_a_ca: Relay, seed: Path, tmp_path: Path
+    relay: Relay, seed: Path, tmp_path: Path
 ) -> None:
     given = [*RUN, "tls://127.0.0.1", "--cluster-credentials", seed, "--cluster-root", tmp_path / "missing"]
-    outcome = relay_with_a_ca(*given)
+    outcome = relay(*given)
     assert outcome.code == EXIT_CANNOT_RUN
     assert outcome.error == f"relay: --cluster-root: {tmp_path}/missing: No such file or directory"
 
 
 @pytest.mark.integration
-def test_a_server_that_is_named_twice_is_refused(relay: Relay, seed: Path) -> None:
-    outcome = relay(*RUN, "nats://127.0.0.1:4222,nats://127.0.0.1:4222", "--cluster-credentials", seed)
+def test_a_server_that_is_named_twice_is_refused(bare: Relay, seed: Path) -> None:
+    outcome = bare(*RUN, "nats://127.0.0.1:4222,nats://127.0.0.1:4222", "--cluster-credentials", seed)
     assert outcome.code == EXIT_CONFIG
     assert outcome.error == "relay: --cluster: cluster names 'nats://127.0.0.1:4222' twice"
 
@@ -167,24 +159,24 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_configuration_that_can_be_used_is_valid(relay: Relay, state: Path, file: Path) -> None:
-    outcome = relay("config", "check", "--config", file)
+def test_a_configuration_that_can_be_used_is_valid(bare: Relay, state: Path, file: Path) -> None:
+    outcome = bare("config", "check", "--config", file)
     assert (outcome.code, outcome.out.splitlines()[0], outcome.err) == (0, f"valid: {file}", "")
-    outcome = relay("config", "check", "--config", file, "--json")
+    outcome = bare("config", "check", "--config", file, "--json")
     found = json.loads(outcome.out)
     assert (found["valid"], found["file"], found["problems"]) == (True, str(file), [])
     assert not state.exists()
 
 
 def test_a_check_says_where_each_value_comes_from_that_is_not_the_default(
-    relay: Relay, state: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+    bare: Relay, state: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state.mkdir(0o700)
     (state / "run.json").write_text(json.dumps({"envelope": "off"}))
     (state / "run.json").chmod(0o644)
     monkeypatch.setenv("RELAY_AGENT_RPS", "7")
     arguments = ("config", "check", "--config", file, "--listen", "127.0.0.1:9")
-    _, *lines = relay(*arguments).out.splitlines()
+    _, *lines = bare(*arguments).out.splitlines()
     sources = {line.split()[0]: line.rpartition("  # ")[2] for line in lines}
     sources.pop("state_dir", None)
     assert sources == {
@@ -193,30 +185,30 @@ def test_a_check_says_where_each_value_comes_from_that_is_not_the_default(
         "listen": "--listen",
         "envelope": f"kept in {state / 'run.json'}",
     }
-    given = json.loads(relay(*arguments, "--json").out)["given"]
+    given = json.loads(bare(*arguments, "--json").out)["given"]
     assert {name: given[name] for name in sources} == sources
 
 
-def test_every_problem_is_a_line_and_the_exit_code_is_that_of_the_daemon(relay: Relay, file: Path) -> None:
+def test_every_problem_is_a_line_and_the_exit_code_is_that_of_the_daemon(bare: Relay, file: Path) -> None:
     file.write_text(BROKER + 'listne = "x"\nenvelope = "of"\n')
-    outcome = relay("config", "check", "--config", file)
+    outcome = bare("config", "check", "--config", file)
     assert (outcome.code, outcome.out) == (78, "")
     lines = outcome.err.splitlines()
     assert [line.startswith(f"{file}, line {number}: ") for number, line in enumerate(lines, 2)] == [True] * 2
-    found = json.loads(relay("config", "check", "--config", file, "--json").out)
+    found = json.loads(bare("config", "check", "--config", file, "--json").out)
     assert (found["valid"], found["problems"]) == (False, lines)
-    daemon = relay("run", "--config", file)
+    daemon = bare("run", "--config", file)
     assert (daemon.code, daemon.error) == (78, f"relay: {lines[0]} (and 1 more: see `config check`)")
 
 
-def test_a_contradiction_is_found_too(relay: Relay, file: Path) -> None:
+def test_a_contradiction_is_found_too(bare: Relay, file: Path) -> None:
     file.write_text(BROKER + 'tls_key = "x"\n')
-    outcome = relay("config", "check", "--config", file)
+    outcome = bare("config", "check", "--config", file)
     assert (outcome.code, outcome.err) == (78, "--tls-certificate and --tls-key go together\n")
 
 
 def test_files_that_are_not_there_are_found_before_a_start_needs_them(
-    relay: Relay, file: Path, tmp_path: Path
+    bare: Relay, file: Path, tmp_path: Path
 ) -> None:
     key = tmp_path / "relay.key"
     key.write_text("secret")
@@ -224,7 +216,7 @@ def test_files_that_are_not_there_are_found_before_a_start_needs_them(
         'broker = "mqtts://mqtt.example"\npublic_url = "https://relay.example"\n'
         f'tls_certificate = "{tmp_path}/relay.pem"\ntls_key = "{key}"\nbroker_root = "{key}/root.pem"\n'
     )
-    outcome = relay("config", "check", "--config", file)
+    outcome = bare("config", "check", "--config", file)
     assert (outcome.code, outcome.out) == (EXIT_CONFIG, "")
     assert outcome.err.splitlines() == [
         f"{file}, line 3: tls_certificate '{tmp_path}/relay.pem' is not there",
@@ -233,16 +225,16 @@ def test_files_that_are_not_there_are_found_before_a_start_needs_them(
 
 
 def test_what_holds_is_shown_with_where_it_stands(
-    relay: Relay, file: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+    bare: Relay, file: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RELAY_AGENT_RPS", "7")
-    shown = relay("config", "show", "--config", file, "--listen", "127.0.0.1:9").out
+    shown = bare("config", "show", "--config", file, "--listen", "127.0.0.1:9").out
     values = tomllib.loads(shown)
     assert (values["agent_rps"], values["listen"], values["state_dir"]) == (7, "127.0.0.1:9", str(state))
     sources = {line.split()[0]: line.rpartition("  # ")[2] for line in shown.splitlines()}
     assert (sources["broker"], sources["agent_rps"]) == (f"{file}, line 1", "RELAY_AGENT_RPS")
     assert (sources["listen"], sources["envelope"]) == ("--listen", "default")
-    document = json.loads(relay("config", "show", "--config", file, "--json").out)
+    document = json.loads(bare("config", "show", "--config", file, "--json").out)
     assert document.keys() == {setting.name for setting in RELAY.table}
     assert document["broker"] == {"value": "127.0.0.1:1883", "source": f"{file}, line 1", "reloads": False}
 
@@ -255,26 +247,25 @@ def test_commands_find_the_state_directory_in_the_file(file: Path, monkeypatch: 
 
 
 def test_commands_find_the_url_in_the_file(relay: Relay, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    relay("ca", "init")
     file.write_text('public_url = "https://relay.example"\n')
     monkeypatch.setenv("RELAY_CONFIG", str(file))
     assert "for https://relay.example/mcp" in relay("token", "issue", "--sub", "agent-1").err
 
 
 def test_a_broken_file_does_not_stop_a_command_that_is_told_what_it_needs(
-    relay: Relay, file: Path, monkeypatch: pytest.MonkeyPatch
+    bare: Relay, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text("broker =")
     monkeypatch.setenv("RELAY_CONFIG", str(file))
-    assert relay("ca", "init").code == 0
-    assert relay("ca", "list").code == 0
-    assert relay("token", "issue", "--sub", "a", "--public-url", "https://relay.example").code == 0
-    assert relay("token", "issue", "--sub", "a").code == 78
+    assert bare("ca", "init").code == 0
+    assert bare("ca", "list").code == 0
+    assert bare("token", "issue", "--sub", "a", "--public-url", "https://relay.example").code == 0
+    assert bare("token", "issue", "--sub", "a").code == 78
 
 
 @pytest.mark.integration
-def test_a_running_relay_reads_the_file_again_at_sighup(relay: Relay, state: Path, file: Path) -> None:
-    relay("ca", "init")
+@pytest.mark.usefixtures("relay")
+def test_a_running_relay_reads_the_file_again_at_sighup(state: Path, file: Path) -> None:
     command = [sys.executable, "-P", "-m", "relay", "run", "--state-dir", str(state), "--config", str(file)]
     with subprocess.Popen(
         [*command, "--listen", f"127.0.0.1:{unused_port()}"], stderr=subprocess.PIPE, text=True

@@ -21,7 +21,6 @@ from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 
 def test_each_kind_is_shown_and_nothing_that_is_secret(relay: RelayCommand, state: Path) -> None:
-    relay("ca", "init")
     token = relay("join-token", "create", "--tenant", "acme").out.strip()
     key = json.loads((state / "join_tokens.jsonl").read_text())["key"]
     for kind in KINDS:
@@ -35,7 +34,6 @@ def test_each_kind_is_shown_and_nothing_that_is_secret(relay: RelayCommand, stat
 
 
 def test_what_is_in_a_file_is_shown_printable(relay: RelayCommand, state: Path) -> None:
-    relay("ca", "init")
     (state / "node_names.jsonl").write_text('{"action":"name","label":"a\\u001b[2J\\u202e"}\n')
     outcome = relay("state", "show", "name")
     assert outcome.code == 0
@@ -54,7 +52,6 @@ def test_what_is_in_a_file_is_shown_printable(relay: RelayCommand, state: Path) 
 def test_what_cannot_be_shown_is_named(
     relay: RelayCommand, state: Path, kind: str, code: int, text: str
 ) -> None:
-    relay("ca", "init")
     (state / "node_names.jsonl").write_text("[]\n")
     outcome = relay("state", "show", kind)
     assert (outcome.code, outcome.out) == (code, "")

@@ -25,13 +25,6 @@ from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NOW_MS
 
 
-@pytest.fixture
-def relay(bare: Relay) -> Relay:
-    """Run the command line in a state directory with a CA."""
-    assert bare("ca", "init").code == 0
-    return bare
-
-
 def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_revoked(
     relay: Relay, state: Path, registry: SchemaRegistry
 ) -> None:

@@ -38,13 +38,6 @@ from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
 
 
-@pytest.fixture
-def relay(bare: Relay) -> Relay:
-    """Run the command line in a state directory with a CA."""
-    assert bare("ca", "init").code == 0
-    return bare
-
-
 def backup_key(tmp_path: Path) -> tuple[Path, str]:
     """Return an identity file as age-keygen writes it, and its recipient."""
     identity = pyrage.x25519.Identity.generate()
