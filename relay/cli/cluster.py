@@ -11,8 +11,7 @@ import asyncio
 import json
 import os
 import shlex
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,13 +95,9 @@ def init(
 ) -> None:
     """Make the account of a fleet, its users, and what servers and relays need. Nothing is overwritten."""
     setup = set_up(directory, server, relay, fleet)
-    _show(
-        directory,
-        setup,
-        f"{directory} has {_counted(setup)}",
-        list(_to_do(directory, setup)),
-        as_json=as_json,
-    )
+    servers, relays = counted(len(setup.servers), "server"), counted(len(setup.relays), "relay")
+    note = f"{directory} has the account {account_of(setup.fleet)}, {servers}, {relays}"
+    _show(directory, setup, note, _to_do(directory, setup), as_json=as_json)
 
 
 def set_up(directory: Path, servers: Sequence[str], relays: Sequence[str], fleet: str) -> Setup:
@@ -127,7 +122,7 @@ def set_up(directory: Path, servers: Sequence[str], relays: Sequence[str], fleet
         key = SigningKey(os.urandom(32))
         name = f"edge-kubelet cluster {setup.fleet} {root}"
         write_atomic(directory / f"{root}-root.key", private_key_to_pem(key), PRIVATE)
-        write_atomic(directory / f"{root}-root.pem", make_root(key, name, _now_ms(), _ROOT_DAYS, _serial()))
+        write_atomic(directory / f"{root}-root.pem", make_root(key, name, now_ms(), _ROOT_DAYS, _serial()))
     _write_servers(directory, setup)
     for name in setup.users:
         _write_user(directory, setup, name)
@@ -166,7 +161,7 @@ def renew(directory: Directory, as_json: AsJson = False) -> None:
     for each in setup.users:
         _write_user(directory, setup, each)
     note = "copy all of it again; servers read theirs when they are reloaded, and relays with each connection"
-    _show(directory, setup, note, list(_to_do(directory, setup)), as_json=as_json)
+    _show(directory, setup, note, _to_do(directory, setup), as_json=as_json)
 
 
 @app.command(epilog=example("relay cluster streams cluster"))
@@ -176,9 +171,11 @@ def streams(directory: Directory, as_json: AsJson = False) -> None:
     try:
         done = asyncio.run(_streams(directory, setup))
     except ModuleNotFoundError as error:
-        raise _no_extra(error) from None
+        raise StateError(
+            f"{error.name} is not installed: install the extra 'cluster' (docs/install.md)"
+        ) from None
     note = "\n".join(f"{name}  {what}" for name, what in done.items())
-    _show(directory, setup, note, list(_relays_to_run(setup, setup.relays)), as_json=as_json, streams=done)
+    _show(directory, setup, note, _relays_to_run(setup, setup.relays), as_json=as_json, streams=done)
 
 
 async def _streams(directory: Path, setup: Setup) -> Mapping[str, str]:
@@ -281,7 +278,7 @@ def _write_servers(directory: Path, setup: Setup) -> None:
             name=server.host,
             hosts=[server.host],
             public_key=own.public_key(),
-            now_ms=_now_ms(),
+            now_ms=now_ms(),
             valid_days=_VALID_DAYS,
             serial=_serial(),
             is_client_too=True,
@@ -315,7 +312,7 @@ def _write_user(directory: Path, setup: Setup, name: str) -> None:
         name=setup.users[name],
         uri=f"urn:edge-kubelet:cluster:{setup.fleet}:{name}",
         public_key=bytes(key.verify_key),
-        now_ms=_now_ms(),
+        now_ms=now_ms(),
         valid_days=_VALID_DAYS,
         serial=_serial(),
     )
@@ -338,10 +335,6 @@ def _root_pem(directory: Path, which: str) -> str:
 
 def _serial() -> int:
     return int.from_bytes(os.urandom(16), "big") | 1
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # --- What is shown
@@ -382,20 +375,16 @@ def run_command(setup: Setup, name: str) -> str:
     return shlex.join(words)
 
 
-def _counted(setup: Setup) -> str:
-    servers, relays = counted(len(setup.servers), "server"), counted(len(setup.relays), "relay")
-    return f"the account {account_of(setup.fleet)}, {servers}, {relays}"
-
-
 def _show(
     directory: Path,
     setup: Setup,
     note: str,
-    to_do: Sequence[str],
+    to_do: Iterable[str],
     *,
     as_json: bool,
     **more: Mapping[str, str],
 ) -> None:
+    steps = list(to_do)
     facts = {
         "directory": str(directory),
         "fleet": setup.fleet,
@@ -408,15 +397,11 @@ def _show(
             name: {"directory": str(directory / _RELAYS / name), "run": run_command(setup, name)}
             for name in setup.relays
         },
-        "next": list(to_do),
+        "next": steps,
         **more,
     }
-    steps = "\n".join(f"{number}. {step}" for number, step in enumerate(to_do, 1))
-    answer(facts, as_json=as_json, note=note, result=f"Next:\n{steps}" if steps else "")
-
-
-def _no_extra(error: ModuleNotFoundError) -> StateError:
-    return StateError(f"{error.name} is not installed: install the extra 'cluster' (docs/install.md)")
+    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    answer(facts, as_json=as_json, note=note, result=f"Next:\n{numbered}" if steps else "")
 
 
 @app.command(epilog=example("relay cluster seal --yes"))

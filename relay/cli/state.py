@@ -88,10 +88,6 @@ def token_keys(state_dir: Path | None) -> TokenKeys:
     return TokenKeys(state_files(state_dir).token_keys, authority(state_dir), now_ms)
 
 
-if TYPE_CHECKING:
-    from relay.pki.authority import CertificateAuthority
-
-
 class FoundNode(NamedTuple):
     """A node that was ever enrolled, and its tenant."""
 
