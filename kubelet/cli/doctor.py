@@ -7,7 +7,7 @@ socket. Must not change anything, nor need a daemon that runs.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -35,7 +35,7 @@ from schemas.process.common_checks import (
     ask_health,
     probing,
 )
-from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, Severity, run_doctor
+from schemas.process.doctor import DoctorChecks, Finding, NotCheckedError, Severity, run_doctor
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings, Sources
 from schemas.text import counted, printable
@@ -44,20 +44,9 @@ _RENEW = "the daemon renews it while it is connected; its log says why it did no
 _SURE_AFTER = 2
 """So many acknowledgements: the first announce by the broker may arrive after the first heartbeat."""
 
-
-CHECKS: list[DoctorCheck["NodeChecks"]] = []
+CHECKS = DoctorChecks["NodeChecks"]()
 """In the order in which a call depends on them; each explains how it checks, why, and what to do."""
-_Look = TypeVar("_Look", bound="Callable[[NodeChecks], Finding]")
-
-
-def _check(name: str, explanation: str) -> Callable[[_Look], _Look]:
-    """Add a check; ``explanation`` is what ``--explain`` prints."""
-
-    def add(look: _Look) -> _Look:
-        CHECKS.append(DoctorCheck(name, look, explanation))
-        return look
-
-    return add
+_check = CHECKS.add
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from schemas.process import common_checks
 from schemas.process.cli_config import takes_settings
 from schemas.process.cli_manual import example, group
 from schemas.process.common_checks import Publication, ask_health, probing
-from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError, run_doctor
+from schemas.process.doctor import DoctorChecks, Finding, NotCheckedError, run_doctor
 from schemas.process.status_view import AskedProcess
 from schemas.settings import Settings, Sources
 from schemas.text import counted
@@ -45,21 +45,9 @@ if TYPE_CHECKING:
 _RETURN_S = 2.0
 _SOON_FULL_MS = 30 * 86_400_000
 
-
-CHECKS: list[DoctorCheck["RelayChecks"]] = []
+CHECKS = DoctorChecks["RelayChecks"]()
 """In the order in which a call depends on them: that of the methods below, each of which is a check."""
-
-_Look = Callable[["RelayChecks"], Finding]
-
-
-def _check(name: str, explanation: str) -> Callable[[_Look], _Look]:
-    """Add a check; ``explanation`` says what it looks at, why, and what to do."""
-
-    def add(look: _Look) -> _Look:
-        CHECKS.append(DoctorCheck(name, look, explanation))
-        return look
-
-    return add
+_check = CHECKS.add
 
 
 @dataclass(frozen=True)

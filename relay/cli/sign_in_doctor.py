@@ -27,7 +27,7 @@ from relay.client.http import (
 )
 from schemas.addresses import KINDS_PATH, is_loopback, mcp_url
 from schemas.error_roots import PeerError
-from schemas.process.doctor import DoctorCheck, Finding, NotCheckedError
+from schemas.process.doctor import DoctorChecks, Finding, NotCheckedError
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
@@ -37,22 +37,13 @@ _CHALLENGE = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"
 _MOST_SKEW_S = 60
 _MAX_SHOWN = 120
 
-CHECKS: list[DoctorCheck["SignInChecks"]] = []
+CHECKS = DoctorChecks["SignInChecks"]()
 """In the order in which a client goes."""
-
-_Look = Callable[["SignInChecks"], Finding]
+_check = CHECKS.add
 
 
 class WrongAnswerError(PeerError):
     """What came back is not what a client can use."""
-
-
-def _check(name: str, explanation: str) -> Callable[[_Look], _Look]:
-    def add(look: _Look) -> _Look:
-        CHECKS.append(DoctorCheck(name, look, explanation))
-        return look
-
-    return add
 
 
 def _list(document: dict[str, Any], name: str) -> list[Any]:
@@ -120,13 +111,16 @@ class SignInChecks:
         except WrongAnswerError as error:
             raise NotCheckedError("there is no metadata") from error
 
-    def _client_id(self) -> str:
+    def _registered(self) -> dict[str, Any]:
         body = {
             "client_name": "relay doctor",
             "redirect_uris": _REDIRECTS,
             "token_endpoint_auth_method": "none",
         }
-        found = self._json("/register", "POST", json=body).get("client_id")
+        return self._json("/register", "POST", json=body)
+
+    def _client_id(self) -> str:
+        found = self._registered().get("client_id")
         if not isinstance(found, str):
             raise NotCheckedError("no client can register")
         return found
@@ -274,12 +268,7 @@ class SignInChecks:
     )
     def registration(self) -> Finding:
         self._metadata()
-        body = {
-            "client_name": "relay doctor",
-            "redirect_uris": _REDIRECTS,
-            "token_endpoint_auth_method": "none",
-        }
-        answer = self._json("/register", "POST", json=body)
+        answer = self._registered()
         if "client_id" not in answer or None in answer.values():
             text = printable(str(answer.get("error_description", "no client_id")), _MAX_SHOWN)
             return Finding.failure(

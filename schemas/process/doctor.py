@@ -84,6 +84,21 @@ class DoctorCheck(NamedTuple, Generic[Subject]):
         return Check(self.name, partial(self.look, subject))
 
 
+class DoctorChecks(list[DoctorCheck[Subject]]):
+    """The checks of one doctor, in the order in which they are added."""
+
+    def add(
+        self, name: str, explanation: str
+    ) -> Callable[[Callable[[Subject], Finding]], Callable[[Subject], Finding]]:
+        """Add what it decorates; ``explanation`` says what that looks at, why, and what to do."""
+
+        def added(look: Callable[[Subject], Finding]) -> Callable[[Subject], Finding]:
+            self.append(DoctorCheck(name, look, explanation))
+            return look
+
+        return added
+
+
 def examine(
     checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bool, strict: bool = False
 ) -> int:
