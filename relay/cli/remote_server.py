@@ -210,12 +210,14 @@ def new_token(path: Path, *, is_for_it: bool) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
-async def survey(options: RemoteOptions) -> "list[Surveyed]":
-    """Return the tools of a server, and what a call that only reads would be refused for."""
+async def survey(options: RemoteOptions, accept: str | None = None) -> "list[Surveyed]":
+    """Return the tools of a server, and what a call would be refused for; first pin the one to ``accept``."""
     from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
 
-    async with options.client(Permissions(("*",), Risk.READ, scopes=None)) as client:
-        return list(await client.survey())
+    async with options.client(Permissions(("*",), Risk.ADMIN, scopes=None)) as client:
+        if accept is not None:
+            await client.accept(accept)
+        return await client.survey()
 
 
 def with_path(url: str) -> str:

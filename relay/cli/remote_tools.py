@@ -59,7 +59,7 @@ def tools(
     as_json: AsJson = False,
 ) -> None:
     """List the tools of an MCP server: their safety class, and what they would be refused for."""
-    surveyed = remote.run_command(_surveyed(remote_options, accept), as_json=as_json)
+    surveyed = remote.run_command(remote.survey(remote_options, accept), as_json=as_json)
     if as_json:
         typer.echo(json.dumps([_document(tool) for tool in surveyed], indent=2))
         return
@@ -104,15 +104,6 @@ def call(
     _print(result, field, as_json=as_json)
 
 
-async def _surveyed(options: remote.RemoteOptions, accept: str | None) -> "list[Surveyed]":
-    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
-
-    async with options.client(Permissions(("*",), Risk.ADMIN, scopes=None)) as client:
-        if accept is not None:
-            await client.accept(accept)
-        return await client.survey()
-
-
 async def _called(
     options: remote.RemoteOptions,
     name: str,
@@ -120,7 +111,7 @@ async def _called(
     deadline_s: float | None,
     risk: RiskCeiling,
 ) -> "ToolResult":
-    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - as above
+    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
 
     progress = _Progress()
     # The pattern that matches this name alone.
