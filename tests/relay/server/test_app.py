@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,131 +49,14 @@ def config(state: Path, listen: HostPort, broker: BrokerAddress) -> RelayConfig:
     return RelayConfig(broker, f"http://{listen}", listen, StateFiles(state))
 
 
-def test_the_time_is_the_systems_in_milliseconds() -> None:
-    before = time.time_ns() // 1_000_000
-    assert before <= now_ms() <= time.time_ns() // 1_000_000
-
-
-async def test_a_relay_without_a_ca_does_not_start(tmp_path: Path) -> None:
-    with bind(HostPort("127.0.0.1", 0)) as listener:
-        address = HostPort(*listener.getsockname())
-        wanted = config(tmp_path, address, BrokerAddress("127.0.0.1", 1))
-        with pytest.raises(AuthorityError, match="relay ca init"):
-            await run_relay(wanted, listener, io.StringIO())
-
-
-async def test_the_parts_together_are_ready_when_the_broker_is_there_and_stop_when_told(
-    tmp_path: Path, broker: BrokerAddress
-) -> None:
-    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
-    lines = LogLines()
-    with bind(HostPort("127.0.0.1", 0)) as listener:
-        listener.listen()
-        address = HostPort(*listener.getsockname())
-        running = asyncio.create_task(run_relay(config(tmp_path, address, broker), listener, lines))
-        async with asyncio.timeout(BOUND_S), httpx2.AsyncClient(trust_env=False) as http:
-            await lines.until("broker connected")
-            ready = await http.get(f"http://{address}/readyz")
-            foreign = await http.get(f"http://{address}/healthz", headers={"Host": "evil.example"})
-            refused = await http.post(f"http://{address}/mcp")
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-    assert ready.status_code == 200
-    assert all(health["ready"] for health in ready.json()["subsystems"].values())
-    assert foreign.status_code == 421
-    assert refused.status_code == 401
-    assert "relay token issue" in refused.json()["suggested_fix"]
-    assert lines.entries("relay started")[0]["url"] == f"http://{address}"
-    # The anchors outside the audit: what it ended with, then and now.
-    assert lines.entries("relay started")[0]["audit_head"] == "0" * 64
-    *_, newest = (tmp_path / "audit.jsonl").read_bytes().splitlines()
-    assert lines.entries("relay ended")[0]["audit_head"] == hashlib.sha256(newest).hexdigest()
-
-
-@pytest.mark.long
-async def test_a_relay_that_cannot_read_what_was_revoked_is_not_ready_until_it_can(
-    tmp_path: Path, broker: BrokerAddress
-) -> None:
-    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
-    revoked, lines = tmp_path / "revoked_tokens.jsonl", LogLines()
-
-    async def until_revocations(http: httpx2.AsyncClient, *, known: bool) -> int:
-        while True:
-            answer = await http.get("/readyz")
-            if answer.json()["subsystems"]["revocations"]["ready"] is known:
-                return answer.status_code
-            await asyncio.sleep(0.05)
-
-    with bind(HostPort("127.0.0.1", 0)) as listener:
-        listener.listen()
-        address = HostPort(*listener.getsockname())
-        running = asyncio.create_task(run_relay(config(tmp_path, address, broker), listener, lines))
-        async with (
-            asyncio.timeout(BOUND_S),
-            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
-        ):
-            await lines.until("broker connected")
-            write_atomic(revoked, "damaged\n", PRIVATE)
-            damaged = await until_revocations(http, known=False)
-            write_atomic(revoked, "", PRIVATE)
-            mended = await until_revocations(http, known=True)
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-    assert (damaged, mended) == (503, 200)
-    (unread,) = lines.entries("a change cannot be read")
-    assert (unread["what"], unread["reason"]) == ("tokens", f"{revoked} is damaged: line 1 is no entry")
-
-
-async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_names_it(
-    tmp_path: Path,
-) -> None:
-    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
-    lines = LogLines()
-    with bind(HostPort("127.0.0.1", 0)) as listener:
-        listener.listen()
-        address = HostPort(*listener.getsockname())
-        async with (
-            asyncio.timeout(BOUND_S),
-            IssuerServer.running() as server,
-            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
-        ):
-            named = ExternalIssuerConfig(ISSUER, server.url)
-            wanted = replace(config(tmp_path, address, BrokerAddress("127.0.0.1", 1)), external_issuer=named)
-            running = asyncio.create_task(run_relay(wanted, listener, lines))
-            fetched = await lines.until("outside issuer's keys fetched")
-            now_s = now_ms() // 1000
-            times: dict[str, Any] = {"iat": now_s, "nbf": now_s, "exp": now_s + 60}
-            answers = [
-                await http.get("/mcp", headers={"Authorization": f"Bearer {text}"})
-                for text in (
-                    outside_token(aud=f"http://{address}/mcp", **times),
-                    outside_token(aud=f"http://{address}", **times),
-                )
-            ]
-            metadata = await http.get("/.well-known/oauth-protected-resource/mcp")
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-    assert fetched["keys"] == 1
-    assert [answer.status_code == 401 for answer in answers] == [False, True]
-    assert metadata.json()["authorization_servers"] == [ISSUER]
-
-
-# --- faults ---------------------------------------------------------------------------------------------
-
-
+@dataclass
 class Running:
     """A relay that runs, and clients for its HTTP and its metrics."""
 
-    def __init__(
-        self, http: httpx2.AsyncClient, metrics: httpx2.AsyncClient, address: HostPort, lines: LogLines
-    ) -> None:
-        self.http = http
-        self.metrics = metrics
-        self.address = address
-        self.lines = lines
+    http: httpx2.AsyncClient
+    metrics: httpx2.AsyncClient
+    address: HostPort
+    lines: LogLines
 
     async def faults(self, source: str) -> float:
         """Return how many faults of ``source`` the metrics tell of."""
@@ -209,6 +92,90 @@ async def running_relay(state: Path, port: int = 0, **changed: Any) -> AsyncIter
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+def test_the_time_is_the_systems_in_milliseconds() -> None:
+    before = time.time_ns() // 1_000_000
+    assert before <= now_ms() <= time.time_ns() // 1_000_000
+
+
+async def test_a_relay_without_a_ca_does_not_start(tmp_path: Path) -> None:
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        address = HostPort(*listener.getsockname())
+        wanted = config(tmp_path, address, BrokerAddress("127.0.0.1", 1))
+        with pytest.raises(AuthorityError, match="relay ca init"):
+            await run_relay(wanted, listener, io.StringIO())
+
+
+async def test_the_parts_together_are_ready_when_the_broker_is_there_and_stop_when_told(
+    tmp_path: Path, broker: BrokerAddress
+) -> None:
+    async with running_relay(tmp_path, broker=broker) as relay:
+        await relay.lines.until("broker connected")
+        ready = await relay.http.get("/readyz")
+        foreign = await relay.http.get("/healthz", headers={"Host": "evil.example"})
+        refused = await relay.http.post("/mcp")
+    assert ready.status_code == 200
+    assert all(health["ready"] for health in ready.json()["subsystems"].values())
+    assert foreign.status_code == 421
+    assert refused.status_code == 401
+    assert "relay token issue" in refused.json()["suggested_fix"]
+    (started,), (ended,) = (relay.lines.entries(f"relay {event}") for event in ("started", "ended"))
+    assert started["url"] == f"http://{relay.address}"
+    # The anchors outside the audit: what it ended with, then and now.
+    assert started["audit_head"] == "0" * 64
+    *_, newest = (tmp_path / "audit.jsonl").read_bytes().splitlines()
+    assert ended["audit_head"] == hashlib.sha256(newest).hexdigest()
+
+
+@pytest.mark.long
+async def test_a_relay_that_cannot_read_what_was_revoked_is_not_ready_until_it_can(
+    tmp_path: Path, broker: BrokerAddress
+) -> None:
+    revoked = tmp_path / "revoked_tokens.jsonl"
+
+    async def until_revocations(http: httpx2.AsyncClient, *, known: bool) -> int:
+        while True:
+            answer = await http.get("/readyz")
+            if answer.json()["subsystems"]["revocations"]["ready"] is known:
+                return answer.status_code
+            await asyncio.sleep(0.05)
+
+    async with running_relay(tmp_path, broker=broker) as relay:
+        await relay.lines.until("broker connected")
+        write_atomic(revoked, "damaged\n", PRIVATE)
+        damaged = await until_revocations(relay.http, known=False)
+        write_atomic(revoked, "", PRIVATE)
+        mended = await until_revocations(relay.http, known=True)
+    assert (damaged, mended) == (503, 200)
+    (unread,) = relay.lines.entries("a change cannot be read")
+    assert (unread["what"], unread["reason"]) == ("tokens", f"{revoked} is damaged: line 1 is no entry")
+
+
+async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_names_it(
+    tmp_path: Path,
+) -> None:
+    async with (
+        IssuerServer.running() as server,
+        running_relay(tmp_path, external_issuer=ExternalIssuerConfig(ISSUER, server.url)) as relay,
+    ):
+        fetched = await relay.lines.until("outside issuer's keys fetched")
+        now_s = now_ms() // 1000
+        times: dict[str, Any] = {"iat": now_s, "nbf": now_s, "exp": now_s + 60}
+        url = f"http://{relay.address}"
+        answers = [
+            await relay.http.get(
+                "/mcp", headers={"Authorization": f"Bearer {outside_token(aud=aud, **times)}"}
+            )
+            for aud in (f"{url}/mcp", url)
+        ]
+        metadata = await relay.http.get("/.well-known/oauth-protected-resource/mcp")
+    assert fetched["keys"] == 1
+    assert [answer.status_code == 401 for answer in answers] == [False, True]
+    assert metadata.json()["authorization_servers"] == [ISSUER]
+
+
+# --- faults ---------------------------------------------------------------------------------------------
 
 
 async def test_metrics_have_a_listener_of_their_own_and_are_nowhere_else(tmp_path: Path) -> None:
