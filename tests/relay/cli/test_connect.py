@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,22 +39,19 @@ def token_file(home: Path) -> Path:
     return file
 
 
-class Connect:
-    """The command, run in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *arguments: object) -> Outcome:
-        outcome = run_here(self._monkeypatch, self._capsys, "connect", *map(str, arguments))
-        assert TOKEN not in outcome.out + outcome.err
-        return outcome
+Connect = Callable[..., Outcome]
 
 
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Connect:
-    return Connect(monkeypatch, capsys)
+    """Run the command in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        outcome = run_here(monkeypatch, capsys, "connect", *map(str, arguments))
+        assert TOKEN not in outcome.out + outcome.err
+        return outcome
+
+    return run
 
 
 def files_below(home: Path) -> set[str]:
