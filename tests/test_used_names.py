@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from tests.fakes.guide import product_trees
 
 CALLED_BY_OTHERS = {
-    "makefile": "by http.client",
     "readable": "by io",
     "readinto": "by io",
     "process_redirect": "by websockets",
