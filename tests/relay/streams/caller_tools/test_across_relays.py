@@ -115,20 +115,21 @@ async def test_events_are_streamed_by_way_of_another_relay_until_their_reader_le
 @pytest.mark.holds("CALLER-TOOLS/errors/disconnected")
 async def test_a_caller_that_closes_its_poll_at_another_relay_for_good_is_gone(fleet: Fleet) -> None:
     (session,) = fleet.near.hub.caller_sessions
+
+    async def closes_a_poll() -> None:
+        waiting = asyncio.create_task(fleet.far.events(fleet.session, after=1, wait_ms=60_000))
+        await until(lambda: session.polls == 1)
+        waiting.cancel()
+        await until(lambda: session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S))
+
     fleet.far.request(fleet.session)
     await fleet.far.result("session_events", session_id=fleet.session, wait_ms=10_000)
-    waiting = asyncio.create_task(fleet.far.events(fleet.session, after=1, wait_ms=60_000))
-    await until(lambda: session.polls == 1)
-    waiting.cancel()
-    await until(lambda: session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S))
+    await closes_a_poll()
     assert not session.is_abandoned(fleet.near.hub.seconds.now)
     await fleet.far.events(fleet.session, after=1)  # a request at any relay shows that it is there
     assert not session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S)
     await fleet.near.events(fleet.session, after=1)
-    waiting = asyncio.create_task(fleet.far.events(fleet.session, after=1, wait_ms=60_000))
-    await until(lambda: session.polls == 1)
-    waiting.cancel()
-    await until(lambda: session.is_abandoned(fleet.near.hub.seconds.now + GRACE_S))
+    await closes_a_poll()
     fleet.near.later(GRACE_S)
     assert (await fleet.until_sent("caller_tool_result"))["error"]["code"] == "caller_disconnected"
     assert (await fleet.until_sent("session_end"))["session_id"] == fleet.session

@@ -111,23 +111,15 @@ async def test_a_stream_that_is_opened_again_continues(own: Stage) -> None:
 
 @pytest.mark.holds("CALLER-TOOLS/errors/disconnected")
 @pytest.mark.parametrize("end", ["closed", "detach"])
-async def test_what_reached_the_caller_by_its_stream_alone_ends_with_it(own: Stage, end: str) -> None:
-    await own.followed()
-    own.stage.request(own.session_id)
-    await own.client.next()
-    getattr(own.streams, end)("M1")
-    assert own.stage.results() == {request_id(): "caller_disconnected"}
-
-
-@pytest.mark.holds("CALLER-TOOLS/errors/disconnected")
-@pytest.mark.parametrize("end", ["closed", "detach"])
+@pytest.mark.parametrize("is_read_too", [False, True])
 async def test_a_caller_whose_stream_or_mcp_session_ends_is_gone_at_once_whatever_it_has_read(
-    own: Stage, end: str
+    own: Stage, end: str, *, is_read_too: bool
 ) -> None:
     await own.followed()
     own.stage.request(own.session_id)
     await own.client.next()
-    await own.stage.events(own.session_id)
+    if is_read_too:
+        await own.stage.events(own.session_id)
     getattr(own.streams, end)("M1")
     own.stage.request(own.session_id, 1)
     gone = "caller_disconnected"
