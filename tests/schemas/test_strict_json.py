@@ -27,9 +27,14 @@ def nested(depth: int) -> str:
     return "[" * depth + "]" * depth
 
 
-@given(VALUES, st.booleans())
-def test_what_json_writes_is_read_back_the_same(value: Any, escaped: bool) -> None:  # noqa: FBT001 - hypothesis
-    assert loads(json.dumps(value, ensure_ascii=escaped).encode(), max_bytes=LIMIT) == value
+@given(VALUES, st.sampled_from([None, 1, "\t"]), st.booleans())
+def test_what_json_writes_is_read_back_the_same(
+    value: Any,
+    indent: int | str | None,
+    escaped: bool,  # noqa: FBT001 - hypothesis
+) -> None:
+    read = loads(json.dumps(value, indent=indent, ensure_ascii=escaped).encode(), max_bytes=LIMIT)
+    assert json.dumps(read) == json.dumps(value)
 
 
 @given(VALUES)
