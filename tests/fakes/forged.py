@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -76,9 +77,9 @@ def _segment(data: bytes) -> str:
 _SERIAL = 99
 
 
-def san(node_id: str = NODE_ID, tenant: str = TENANT) -> x509.GeneralName:
+def san(node_id: str = NODE_ID) -> x509.GeneralName:
     """Return the one name that a leaf of ``node_id`` has."""
-    return x509.UniformResourceIdentifier(san_uri(tenant, node_id))
+    return x509.UniformResourceIdentifier(san_uri(TENANT, node_id))
 
 
 def invalid_leaf(  # noqa: PLR0913 - each is one fact to get wrong
@@ -86,7 +87,8 @@ def invalid_leaf(  # noqa: PLR0913 - each is one fact to get wrong
     *,
     common_names: Sequence[str] = (NODE_ID,),
     names: Sequence[x509.GeneralName] = (san(),),
-    public_key: bytes | None = None,
+    is_ca: bool | None = False,
+    public_key: bytes | EllipticCurvePublicKey | None = None,
     issuer: str | None = None,
     signer: SigningKey | None = None,
     more: Sequence[x509.ExtensionType] = (),
@@ -96,14 +98,15 @@ def invalid_leaf(  # noqa: PLR0913 - each is one fact to get wrong
     start = datetime.fromtimestamp(NOW_MS / 1000, UTC)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(_name(*common_names))
-        .issuer_name(_name(issuer or ca.name))
-        .public_key(Ed25519PublicKey.from_public_bytes(key))
+        .subject_name(name_of(*common_names))
+        .issuer_name(name_of(issuer or ca.name))
+        .public_key(Ed25519PublicKey.from_public_bytes(key) if isinstance(key, bytes) else key)
         .serial_number(_SERIAL)
         .not_valid_before(start)
         .not_valid_after(start + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     )
+    if is_ca is not None:
+        builder = builder.add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     for extension in more:
@@ -112,7 +115,7 @@ def invalid_leaf(  # noqa: PLR0913 - each is one fact to get wrong
     return builder.sign(private, None).public_bytes(Encoding.PEM).decode("ascii")
 
 
-def _name(*common_names: str) -> x509.Name:
+def name_of(*common_names: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in common_names])
 
 
@@ -134,9 +137,9 @@ def marked(issued_at_ms: int, etag: str = "00" * 32, *, session_alive: bool = Fa
     return replace(KNOWN, mark=HighWaterMark(issued_at_ms, etag), session_alive=session_alive)
 
 
-def in_force(rules: TrustRules, wire: bytes = NODE.manifest()) -> Known:
-    """Return what is known once ``wire`` was accepted."""
-    manifest = rules.accept(wire, NODE_ID, NOW_MS, KNOWN).manifest
+def in_force(rules: TrustRules) -> Known:
+    """Return what is known once ``WIRE`` was accepted."""
+    manifest = rules.accept(WIRE, NODE_ID, NOW_MS, KNOWN).manifest
     assert manifest is not None
     return replace(KNOWN, mark=manifest.mark, current_etag=manifest.etag)
 

@@ -1,6 +1,6 @@
 import base64
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from cryptography import x509
@@ -8,7 +8,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import NameOID
 
 from relay.pki.issuing import issue_leaf, make_root
 from schemas.certificates import (
@@ -17,11 +16,13 @@ from schemas.certificates import (
     endorse,
     is_endorsed,
     make_csr,
+    moment,
     read_csr,
     self_signed_leaf,
     verify_leaf,
 )
 from schemas.identity import MAX_PEM_BYTES, certificates_in, first_certificate_in, kid_of, san_uri
+from tests.fakes.forged import invalid_leaf, name_of
 from tests.fakes.signer import (
     DAY_MS,
     LOW_ORDER_KEYS,
@@ -47,41 +48,7 @@ def pem(der: bytes, label: str = "CERTIFICATE") -> str:
     return f"-----BEGIN {label}-----\n{base64.b64encode(der).decode()}\n-----END {label}-----\n"
 
 
-def moment(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
-
-
-def name_of(*common_names: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in common_names])
-
-
-def leaf_with(  # noqa: PLR0913 - each is one fact to get wrong
-    *,
-    common_names: Sequence[str] = (NODE_ID,),
-    names: Sequence[x509.GeneralName] | None = (x509.UniformResourceIdentifier(san_uri(TENANT, NODE_ID)),),
-    ca: bool | None = False,
-    public_key: ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey | None = None,
-    issuer: str = "root",
-    more: Sequence[x509.ExtensionType] = (),
-) -> str:
-    """Return a leaf that the root has signed although it is not as it ought to be."""
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(name_of(*common_names))
-        .issuer_name(name_of(issuer))
-        .public_key(public_key or ed25519.Ed25519PublicKey.from_public_bytes(NODE.public_key))
-        .serial_number(99)
-        .not_valid_before(moment(NOW_MS))
-        .not_valid_after(moment(NOW_MS) + timedelta(days=1))
-    )
-    if ca is not None:
-        builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-    if names is not None:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    for extension in more:
-        builder = builder.add_extension(extension, critical=False)
-    root_key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(CA.key))
-    return builder.sign(root_key, None).public_bytes(Encoding.PEM).decode()
+leaf_with = partial(invalid_leaf, CA)
 
 
 def ec_key() -> ec.EllipticCurvePublicKey:
@@ -164,7 +131,7 @@ def test_a_leaf_cannot_issue_a_leaf() -> None:
 
 def test_an_anchor_that_does_not_say_that_it_is_a_ca_verifies_no_leaf() -> None:
     anchor = SimulatedCa()
-    anchor.root_pem, anchor.key = leaf_with(ca=None), NODE.key
+    anchor.root_pem, anchor.key = leaf_with(is_ca=None), NODE.key
     with pytest.raises(IdentityError, match="chain"):
         verify_leaf(anchor.issue(OTHER_NODE_ID).leaf_pem, [anchor.root_pem], NOW_MS)
 
@@ -177,7 +144,7 @@ def test_the_root_itself_is_no_leaf() -> None:
 @pytest.mark.parametrize(
     ("leaf", "reason"),
     [
-        pytest.param(leaf_with(names=None), "wrong_form", id="no-alternative-name"),
+        pytest.param(leaf_with(names=()), "wrong_form", id="no-alternative-name"),
         pytest.param(leaf_with(names=[x509.DNSName("node.example")]), "wrong_form", id="a-dns-name"),
         pytest.param(
             leaf_with(names=[uri(san_uri(TENANT, NODE_ID)), uri(san_uri("b", NODE_ID))]),
@@ -198,8 +165,8 @@ def test_the_root_itself_is_no_leaf() -> None:
         pytest.param(
             leaf_with(names=[uri(san_uri(TENANT, NODE_ID) + ":x")]), "wrong_form", id="a-uri-that-goes-on"
         ),
-        pytest.param(leaf_with(ca=True), "wrong_form", id="a-ca"),
-        pytest.param(leaf_with(ca=None), "wrong_form", id="no-basic-constraints"),
+        pytest.param(leaf_with(is_ca=True), "wrong_form", id="a-ca"),
+        pytest.param(leaf_with(is_ca=None), "wrong_form", id="no-basic-constraints"),
         pytest.param(leaf_with(common_names=()), "wrong_form", id="no-common-name"),
         pytest.param(leaf_with(common_names=(NODE_ID, NODE_ID)), "wrong_form", id="two-common-names"),
         pytest.param(leaf_with(common_names=(OTHER_NODE_ID,)), "id_mismatch", id="another-nodes-common-name"),
@@ -217,7 +184,7 @@ def test_a_leaf_of_our_root_that_is_not_of_the_form_is_not_believed(leaf: str, r
 
 @pytest.mark.parametrize("low", LOW_ORDER_KEYS.values(), ids=LOW_ORDER_KEYS)
 def test_a_leaf_with_a_key_of_low_order_is_not_believed(low: bytes) -> None:
-    leaf = leaf_with(public_key=ed25519.Ed25519PublicKey.from_public_bytes(low))
+    leaf = leaf_with(public_key=low)
     with pytest.raises(IdentityError) as caught:
         verify_leaf(leaf, [CA.root_pem], NOW_MS)
     assert caught.value.reason == "low_order_key"
