@@ -37,3 +37,10 @@ class LogLines(io.StringIO):
                 self._written.clear()
                 await self._written.wait()
         return found[-1]
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True

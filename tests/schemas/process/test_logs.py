@@ -13,14 +13,7 @@ import pytest
 
 from schemas.lines import LogLevel, LogThreshold
 from schemas.process.logs import is_journal, make_logger, open_log, with_priority
-from tests.fakes.lines import BOUND_S, LogLines
-
-
-class Terminal(io.StringIO):
-    """A stream that a person looks at."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.fakes.lines import BOUND_S, LogLines, Terminal
 
 
 def test_programs_get_one_line_of_json_an_event() -> None:

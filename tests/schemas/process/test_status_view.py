@@ -21,6 +21,7 @@ from schemas.process.status_view import (
     show,
 )
 from schemas.settings import Given, Program, Setting, parse_path
+from tests.fakes.lines import Terminal
 
 DAY_MS = 86_400_000
 UP = {"started": True, "live": True, "ready": True}
@@ -37,13 +38,6 @@ PROCESS = {
 
 def lines_of(status: Mapping[str, Any]) -> StatusLines:
     return (("a", "text"), ("longer", f"{status['count']}\x1b[2J"))
-
-
-class Terminal(io.StringIO):
-    """A terminal, as far as colours and cursors go."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("ready", [True, False])
