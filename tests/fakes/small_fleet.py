@@ -36,6 +36,7 @@ class SmallFleet:
         options: what `relay run` is given besides where it serves.
         secure: whether it serves over TLS, and its broker listens so.
         host: of its public URL, which is of this machine.
+        tenant: that of the nodes, and of the agents that call them; empty: the usual one.
         public_url: that of another relay of its fleet, where people and agents come to that one.
     """
 
@@ -47,6 +48,7 @@ class SmallFleet:
     port: int = field(default_factory=unused_port)
     broker_port: int = field(default_factory=unused_port)
     public_url: str = ""
+    tenant: str = ""
 
     @property
     def state(self) -> StateFiles:
@@ -90,6 +92,10 @@ class SmallFleet:
         """The option by which a broker of a test does not take the usual port."""
         return ("--broker-listen", str(self.broker))
 
+    @property
+    def _of_tenant(self) -> tuple[str, ...]:
+        return ("--tenant", self.tenant) if self.tenant else ()
+
     async def start_relay(self, *options: str) -> None:
         """Start the relay, and return when it serves."""
         await self.processes.start("relay", self.run_command(*(options or self.options)))
@@ -103,7 +109,7 @@ class SmallFleet:
     async def enrol(self, name: str) -> dict[str, Any]:
         """Enrol the node called ``name``, and return what it was told."""
         token = self.directory / f"{name}.token"
-        write_atomic(token, await self.relay("join-token", "create"), PRIVATE)
+        write_atomic(token, await self.relay("join-token", "create", *self._of_tenant), PRIVATE)
         options = ["--token-file", str(token), "--state-dir", str(self.directory / name), "--json"]
         facts: dict[str, Any] = json.loads(
             await self.processes.output([*_python("kubelet"), "enroll", self.url, *options])
@@ -122,7 +128,7 @@ class SmallFleet:
     def peer(self, name: str | None, **options: Any) -> Peer:
         """Connect to the relay's own broker as that node, or without a certificate."""
         shown = None if name is None else (self.identity(name).leaf, self.identity(name).key)
-        return Peer(self.broker, client_context(self._roots(), shown), **options)
+        return Peer(self.broker, client_context(self.roots(), shown), **options)
 
     def admitted(self, name: str) -> Peer:
         """Return that node's connection as soon as the broker has read that it was enrolled."""
@@ -147,20 +153,24 @@ class SmallFleet:
             lines = (await http.get("/metrics")).text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
-    async def echo(self, node_id: str, message: str) -> object:
-        """Call the node's echo as an agent as soon as it is connected and listed, and return what comes."""
-        token = (await self.relay("token", "issue", "--sub", "agent")).strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        async with asyncio.timeout(BOUND_S), self._http(headers) as http:
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[Client]:
+        """Hold an official MCP client, which believes the relay by its root alone."""
+        issued = await self.relay("token", "issue", "--sub", "agent", *self._of_tenant)
+        async with self._http({"Authorization": f"Bearer {issued.strip()}"}) as http:
             transport = streamable_http_client(mcp_url(self.url), http_client=http)
             async with Client(transport) as client:
-                await until_listed(client, {node_id}, self.processes.check)
-                answer = await client.call_tool(f"sysecho.{node_id}.echo.invoke", {"message": message})
+                yield client
+
+    async def echo(self, node_id: str, message: str) -> object:
+        """Call the node's echo as an agent as soon as it is connected and listed, and return what comes."""
+        async with asyncio.timeout(BOUND_S), self.agent() as client:
+            await until_listed(client, {node_id}, self.processes.check)
+            answer = await client.call_tool(f"sysecho.{node_id}.echo.invoke", {"message": message})
         assert not answer.is_error, answer
         return (answer.structured_content or {})["message"]
 
     def log(self, event: str, of: str = "relay") -> list[dict[str, Any]]:
-        """Return the log lines of one event."""
         lines = self.processes.log(of).read_text("utf-8").splitlines()
         entries = [json.loads(line) for line in lines if line.startswith("{")]
         return [entry for entry in entries if entry.get("event") == event]
@@ -170,12 +180,13 @@ class SmallFleet:
         lines = self.processes.log("relay").read_text("utf-8").splitlines()
         return [line for line in lines if not line.startswith("{")]
 
-    def _roots(self) -> str:
+    def roots(self) -> str:
+        """Return the root of the relay's certificate."""
         return (self.state.ca / "server-root.pem").read_text("ascii")
 
     @asynccontextmanager
     async def _http(self, headers: Mapping[str, str] | None = None) -> AsyncIterator[httpx2.AsyncClient]:
-        verify = client_context(self._roots()) if self.secure else True
+        verify = client_context(self.roots()) if self.secure else True
         async with httpx2.AsyncClient(headers=headers, verify=verify, trust_env=False) as http:
             yield http
 
