@@ -6,70 +6,45 @@ What must happen: 403, in the same words as for a made-up token; the ledger stay
 is not used up, and the audit says ``enrolment_refused``, ``id_taken``.
 """
 
+import asyncio
 import os
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
+import pytest_asyncio
 
-from relay.http.routes import make_routes
-from relay.pki.authority import CertificateAuthority
-from relay.pki.enrolments import EnrolmentInfo
-from relay.state.join_tokens import JoinTokens
-from relay.state.names import NameLedger
-from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr, verify_leaf
-from schemas.enrolment import NODE, JoinToken, proven
-from tests.fakes.enrolling import endpoint_of
-from tests.fakes.environment import PUBLIC_URL
+from schemas.enrolment import JoinToken
+from tests.fakes.enrolling import Stage, request_of
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
 
 VICTIM, ATTACKER = key_named("the victim"), key_named("the attacker")
 
 
-class Attack:
+class Attack(Stage):
     """A relay on which the victim is enrolled, and what the attacker sends to it."""
 
     def __init__(self, hub: Hub, directory: Path) -> None:
-        self.hub = hub
-        self.ca = CertificateAuthority(directory / "ca", hub.clock, os.urandom)
-        self.ca.create()
-        self.join_tokens = JoinTokens(directory / "join_tokens.jsonl", hub.clock, os.urandom)
+        super().__init__(hub, directory)
         self.victims_csr = make_csr(VICTIM, NODE_ID)
         self.ca.enrol(self.victims_csr, TENANT, self.token().id)
-        names = NameLedger(directory / "node_names.jsonl", hub.clock).name_new
-        info = EnrolmentInfo(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False)
-        enrolment = endpoint_of(hub, self.ca, self.join_tokens, names, info)
-        self.routes = make_routes(
-            public_url=PUBLIC_URL,
-            registry=hub.registry,
-            metrics=hub.metrics,
-            health=dict,
-            running=nullcontext,
-            more=enrolment.routes(),
-        )
-
-    def token(self, tenant: str = TENANT) -> JoinToken:
-        return self.join_tokens.create(tenant, 3600, 1, self.ca.root_pem())
 
     async def send(self, token: JoinToken, csr: str) -> httpx2.Response:
-        message: dict[str, Any] = {"join_id": token.id, "csr": csr, "nonce": "n" * 43}
-        transport = httpx2.ASGITransport(self.routes)
-        async with httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL, trust_env=False) as http:
-            return await http.post("/enroll", json=proven(message, token.key, NODE))
+        return await self.post(request_of(token, csr=csr))
 
     def audited(self) -> list[tuple[str, str]]:
-        """Return what the audit says."""
         self.hub.refusals.write()
         return [(line["event"], line.get("reason", "")) for line in self.hub.audited()]
 
 
-@pytest.fixture
-def attack(hub: Hub, tmp_path: Path) -> Attack:
-    return Attack(hub, tmp_path)
+@pytest_asyncio.fixture
+async def attack(hub: Hub, tmp_path: Path) -> AsyncIterator[Attack]:
+    attack = await asyncio.to_thread(Attack, hub, tmp_path)
+    async with attack.http:
+        yield attack
 
 
 @pytest.mark.parametrize("tenant", [TENANT, "the-attackers"])
@@ -80,7 +55,7 @@ async def test_no_token_enrols_a_node_under_an_id_that_exists(
 ) -> None:
     if revoked:
         attack.ca.revoke(NODE_ID)
-    held, token = attack.ca.in_force(), attack.token(tenant)
+    held, token = attack.ca.in_force(), attack.token(tenant=tenant)
     csr = make_csr(ATTACKER, NODE_ID) if whose == "its own request" else attack.victims_csr
     refused = await attack.send(token, csr)
     assert refused.status_code == 403
