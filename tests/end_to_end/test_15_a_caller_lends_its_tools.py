@@ -68,6 +68,16 @@ class World:
                     for session in left:
                         await cleaner.try_call("session_message", session_id=session, end=True)
 
+    @asynccontextmanager
+    async def lent(self, mode: str) -> AsyncIterator[tuple[LendingCaller, NodeAgent, str]]:
+        """Hold a caller, the local agent that has its two tools, and the session, which a test may end."""
+        async with self.caller(mode) as caller:
+            session = await caller.lend(self.node)
+            await self.agents[mode].lent("ant_send_response", "ant_get_memory")
+            yield caller, self.agents[mode], session
+            if session in caller.sessions:
+                await caller.end(session)
+
     async def until_connected(self, caller: LendingCaller) -> None:
         """Return when the node is connected to the relay, which takes a session with it then."""
         opened = {"node_id": self.node, "context": {"caller_id": "ant"}}
@@ -163,10 +173,7 @@ async def test_a_local_agent_uses_the_tools_of_the_agent_that_called_it(world: W
 @pytest.mark.holds("CALLER-TOOLS/sdk/dynamic-tools")
 @pytest.mark.parametrize("era", ERAS)
 async def test_tools_that_are_declared_again_replace_those_before(world: World, era: str) -> None:
-    async with world.caller(era) as caller:
-        agent = world.agents[era]
-        session = await caller.lend(world.node)
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(era) as (caller, agent, session):
         context: dict[str, Any] = {"caller_tools": [{"name": "other"}]}
         await caller.call("session_message", session_id=session, context=context)
         await agent.lent("ant_other")
@@ -174,16 +181,12 @@ async def test_tools_that_are_declared_again_replace_those_before(world: World, 
         assert error_of(gone)["code"] == "E_VERB_UNSUPPORTED"
         await caller.call("session_message", session_id=session, context={"caller_tools": []})
         await agent.lent()
-        await caller.end(session)
 
 
 @pytest.mark.holds("CALLER-TOOLS/errors/tool-failed")
 @pytest.mark.parametrize("era", ERAS)
 async def test_the_error_of_a_caller_is_an_error_for_the_local_agent(world: World, era: str) -> None:
-    async with world.caller(era) as caller:
-        agent = world.agents[era]
-        session = await caller.lend(world.node)
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(era) as (caller, agent, session):
         calling = asyncio.create_task(agent.call("ant_get_memory"))
         event = await caller.event(session)
         ids = {"session_id": session, "request_id": event["request_id"]}
@@ -192,7 +195,6 @@ async def test_the_error_of_a_caller_is_an_error_for_the_local_agent(world: Worl
         assert result.is_error
         assert "no memories today" in text_of(result)
         assert "The tool of the caller failed." in text_of(result)
-        await caller.end(session)
 
 
 @pytest.mark.holds("CALLER-TOOLS/errors/invalid-request-id")
@@ -200,10 +202,7 @@ async def test_the_error_of_a_caller_is_an_error_for_the_local_agent(world: Worl
 async def test_a_second_and_an_unknown_answer_are_ignored_and_the_caller_is_told(
     world: World, era: str
 ) -> None:
-    agent = world.agents[era]
-    async with world.caller(era) as caller:
-        session = await caller.lend(world.node)
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(era) as (caller, agent, session):
         calling = asyncio.create_task(agent.call("ant_get_memory"))
         event = await caller.event(session)
         unknown = await caller.try_call(
@@ -215,7 +214,6 @@ async def test_a_second_and_an_unknown_answer_are_ignored_and_the_caller_is_told
         assert "no such pending request" in error_of(second)["message"]
         assert error_of(unknown)["message"] == error_of(second)["message"]
         assert "the first" in text_of(await calling)
-        await caller.end(session)
 
 
 @pytest.mark.holds("CALLER-TOOLS/errors/disconnected")
@@ -264,10 +262,7 @@ async def test_a_caller_that_has_read_a_request_and_leaves_is_gone_and_hides_no_
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_call_that_the_local_agent_cancels_ends_for_the_caller(world: World, era: str) -> None:
-    async with world.caller(era) as caller:
-        agent = world.agents[era]
-        session = await caller.lend(world.node)
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(era) as (caller, agent, session):
         calling = asyncio.create_task(agent.call("ant_get_memory"))
         event = await caller.event(session)
         calling.cancel()
@@ -276,14 +271,10 @@ async def test_a_call_that_the_local_agent_cancels_ends_for_the_caller(world: Wo
         ids = {"session_id": session, "request_id": event["request_id"]}
         late = await caller.try_call("caller_tool_response", **ids, result=1)
         assert "no such pending request" in error_of(late)["message"]
-        await caller.end(session)
 
 
 async def test_a_local_agent_does_not_wait_for_a_daemon_that_is_stopped(world: World) -> None:
-    async with world.caller(NEW) as caller:
-        session = await caller.lend(world.node)
-        agent = world.agents[NEW]
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(NEW) as (caller, agent, _):
         daemon = world.system.processes.pid("kubelet")
         os.kill(daemon, signal.SIGSTOP)
         try:
@@ -293,16 +284,12 @@ async def test_a_local_agent_does_not_wait_for_a_daemon_that_is_stopped(world: W
         assert error["message"].startswith("The daemon of this node was lost")
         await agent.lent("ant_send_response", "ant_get_memory")
         await world.until_connected(caller)  # the relay may have ended the connection meanwhile
-        await caller.end(session)
 
 
 @pytest.mark.holds("CALLER-TOOLS/errors/disconnected")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_session_that_its_caller_ends_has_no_caller_any_more(world: World, era: str) -> None:
-    async with world.caller(era) as caller:
-        agent = world.agents[era]
-        session = await caller.lend(world.node)
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(era) as (caller, agent, session):
         calling = asyncio.create_task(agent.call("ant_get_memory"))
         await caller.event(session)
         await caller.end(session)
@@ -324,10 +311,7 @@ async def test_messages_go_both_ways(world: World, era: str) -> None:
 @pytest.mark.holds("CALLER-TOOLS/security/only-the-caller")
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_second_caller_has_no_part_in_the_session(world: World, era: str) -> None:
-    agent = world.agents[era]
-    async with world.caller(era) as caller, world.caller(era, "mallory") as mallory:
-        session = await caller.lend(world.node)
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(era) as (caller, agent, session), world.caller(era, "mallory") as mallory:
         calling = asyncio.create_task(agent.call("ant_get_memory"))
         event = await caller.event(session)
         never = "gogol_20261122_021500_00000000"
@@ -342,7 +326,6 @@ async def test_a_second_caller_has_no_part_in_the_session(world: World, era: str
             assert without_correlation(error_of(own)) == without_correlation(error_of(absent))
         await caller.answer(event, "the caller's")
         assert text_of(await calling) in {"the caller's", '"the caller\'s"'}
-        await caller.end(session)
 
 
 @pytest.mark.holds("CALLER-TOOLS/data/socket-protocol")
@@ -411,10 +394,7 @@ async def test_a_node_that_drops_and_resumes_gets_its_answer(world: World, era: 
 
 @pytest.mark.holds("CALLER-TOOLS/timeout")
 async def test_a_relay_that_restarts_has_no_sessions_and_the_local_agent_learns_of_it(world: World) -> None:
-    agent = world.agents[NEW]
-    async with world.caller(NEW) as caller:
-        session = await caller.lend(world.node)
-        await agent.lent("ant_send_response", "ant_get_memory")
+    async with world.lent(NEW) as (caller, agent, session):
         calling = asyncio.create_task(agent.call("ant_get_memory"))
         await caller.event(session)
         caller.sessions.clear()
@@ -425,16 +405,13 @@ async def test_a_relay_that_restarts_has_no_sessions_and_the_local_agent_learns_
         assert error_of(unknown)["code"] == "E_SAFETY_DENIED"
     # It has another timeout now.
     for era in (LEGACY, NEW):
-        async with world.caller(era) as caller:
-            session = await caller.lend(world.node)
-            await world.agents[era].lent("ant_send_response", "ant_get_memory")
-            calling = asyncio.create_task(world.agents[era].call("ant_get_memory"))
+        async with world.lent(era) as (caller, agent, session):
+            calling = asyncio.create_task(agent.call("ant_get_memory"))
             event = await caller.event(session)
             assert error_of(await calling)["code"] == "E_DEADLINE_EXCEEDED"
             ids = {"session_id": session, "request_id": event["request_id"]}
             late = await caller.try_call("caller_tool_response", **ids, result=1)
             assert "no such pending request" in error_of(late)["message"]
-            await caller.end(session)
     await world.restart("relay", world.relay_command())
 
 
