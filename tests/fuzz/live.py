@@ -15,11 +15,13 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from schemas.session import CloseCode
 from tests.fakes.lines import LogLines
 from tests.fuzz.memory_loop import MemoryLoop
+
+ResultT = TypeVar("ResultT")
 
 MAX_FRAMES: Final = 64
 MOST_TASKS: Final = 100
@@ -162,11 +164,12 @@ class LoopKept:
         self.loop.set_exception_handler(lambda _, context: self._faults.append(context))
         self._logged = _Faults(self._faults)
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` to its end."""
+    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run ``work`` to its end, and return its result."""
         with self._server_log():
-            self.loop.run_until_complete(work)
+            result = self.loop.run_until_complete(work)
         assert not self._faults, self._faults.pop()
+        return result
 
     def close(self) -> None:
         """Close what is on the stack, and the loop."""

@@ -69,13 +69,7 @@ class HttpStage:
 
 @cache
 def _stage() -> HttpStage:
-    made: list[HttpStage] = []
-
-    async def make() -> None:
-        made.append(HttpStage(await opened("http")))
-
-    kept().run(make())
-    return made[0]
+    return HttpStage(kept().run(opened("http")))
 
 
 def live_http(data: bytes) -> None:

@@ -132,13 +132,7 @@ class NodeStage:
 
 @cache
 def _stage() -> NodeStage:
-    made: list[NodeStage] = []
-
-    async def make() -> None:
-        made.append(await NodeStage.opened())
-
-    kept().run(make())
-    return made[0]
+    return kept().run(NodeStage.opened())
 
 
 def live_node(data: bytes) -> None:

@@ -113,13 +113,7 @@ def _command(node_id: str) -> Command:
 
 @cache
 def _stage() -> RelayStage:
-    made: list[RelayStage] = []
-
-    async def make() -> None:
-        made.append(await RelayStage.opened())
-
-    kept().run(make())
-    return made[0]
+    return kept().run(RelayStage.opened())
 
 
 def live_relay(data: bytes) -> None:
