@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from typing import Generic, NamedTuple, TextIO, TypeVar
 
 from schemas.error_roots import CommandLineError, EdgeError
@@ -57,31 +56,18 @@ class Finding:
         return cls(Severity.FAILURE, found, fix)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check.
-
-    Attributes:
-        look: makes the check. It may raise OSError or an expected error: that is a failure; or
-            NotCheckedError.
-    """
-
-    name: str
-    look: Callable[[], Finding]
-
-
 Subject = TypeVar("Subject")
 
 
 class DoctorCheck(NamedTuple, Generic[Subject]):
-    """A check of a doctor: its name, how it looks at what is checked, and what ``--explain`` says of it."""
+    """A check of a doctor: its name, how it looks at what is checked, and what ``--explain`` says of it.
+
+    ``look`` may raise OSError or an expected error: that is a failure; or NotCheckedError.
+    """
 
     name: str
     look: Callable[[Subject], Finding]
     explanation: str
-
-    def of(self, subject: Subject) -> Check:
-        return Check(self.name, partial(self.look, subject))
 
 
 class DoctorChecks(list[DoctorCheck[Subject]]):
@@ -100,42 +86,47 @@ class DoctorChecks(list[DoctorCheck[Subject]]):
 
 
 def examine(
-    checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bool, strict: bool = False
+    rows: Sequence[DoctorCheck[Subject]],
+    subject: Subject,
+    stream: TextIO,
+    *,
+    as_json: bool,
+    strict: bool = False,
 ) -> int:
-    """Make ``checks`` in order, print one line each as they end, and return the exit code.
+    """Make the checks of ``rows`` in order, print one line each as they end, and return the exit code.
 
     0: calls flow, whatever the warnings; 1: there is a warning, and ``strict``; 3: calls cannot flow.
     """
     worst = Severity.SKIPPED
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        finding = made(check)
+    width = max(len(row.name) for row in rows)
+    for row in rows:
+        finding = made(row, subject)
         worst = max(worst, finding.severity)
         word = finding.severity.name.lower()
         if as_json:
-            facts = {"check": check.name, "severity": word, "found": finding.found, "fix": finding.fix}
+            facts = {"check": row.name, "severity": word, "found": finding.found, "fix": finding.fix}
             stream.write(json.dumps(facts) + "\n")
         else:
             fix = f": {finding.fix}" if finding.fix else ""
             shown = _coloured(f"{word:<7}", finding.severity, stream)
-            stream.write(f"{shown}  {check.name:<{width}}  {printable(finding.found + fix)}\n")
+            stream.write(f"{shown}  {row.name:<{width}}  {printable(finding.found + fix)}\n")
         stream.flush()
     if worst is Severity.FAILURE:
         return EXIT_CANNOT_RUN
     return int(strict and worst is Severity.WARNING)
 
 
-def made(check: Check) -> Finding:
-    """Make ``check``; return what it has found, or why it cannot be made."""
+def made(row: DoctorCheck[Subject], subject: Subject) -> Finding:
+    """Make the check ``row`` of ``subject``; return what it has found, or why it cannot be made."""
     try:
-        return check.look()
+        return row.look(subject)
     except NotCheckedError as error:
         return Finding(Severity.SKIPPED, f"not checked: {error}")
     except (EdgeError, OSError) as error:
         if isinstance(error, OSError) and is_kept_from_member(error):
             return Finding(Severity.SKIPPED, f"not checked: {os_error_text(error)}")
         text = os_error_text(error) if isinstance(error, OSError) else str(error)
-        return Finding.failure(text, f"see --explain {check.name}")
+        return Finding.failure(text, f"see --explain {row.name}")
 
 
 _COLOURS = {Severity.SKIPPED: 2, Severity.OK: 32, Severity.WARNING: 33, Severity.FAILURE: 31}
@@ -164,8 +155,7 @@ def run_doctor(
         ConfigError: the settings cannot be used.
     """
     if explain is None:
-        checked = subject()
-        return examine([row.of(checked) for row in rows], sys.stdout, as_json=as_json, strict=strict)
+        return examine(rows, subject(), sys.stdout, as_json=as_json, strict=strict)
     explained = {row.name: row.explanation for row in rows}
     if explain not in explained:
         raise CommandLineError(f"--explain: {none_of(explain, explained)}")

@@ -64,7 +64,7 @@ async def made(checks: NodeChecks, name: str) -> Finding:
     def look() -> Finding:
         process = AskedProcess.ask(KUBELET, checks.files.root)
         (row,) = (row for row in CHECKS if row.name == name)
-        return made_of(row.of(replace(checks, process=process)))
+        return made_of(row, replace(checks, process=process))
 
     return await asyncio.to_thread(look)
 
@@ -169,7 +169,7 @@ def test_what_a_kind_does_not_see_is_told_with_what_lets_it_see(
 ) -> None:
     running = AskedProcess(KUBELET, checks.files.root, {"kinds": kinds})
     (row,) = (row for row in CHECKS if row.name == "kinds")
-    finding = made_of(row.of(replace(checks, process=running)))
+    finding = made_of(row, replace(checks, process=running))
     assert (finding.severity, finding.found, finding.fix or "") == (severity, found, fix)
 
 

@@ -137,7 +137,7 @@ async def made(checks: RelayChecks, name: str) -> Finding:
     def look() -> Finding:
         process = AskedProcess.ask(RELAY, checks.config.state.root)
         (row,) = (row for row in CHECKS if row.name == name)
-        return made_of(row.of(replace(checks, process=process)))
+        return made_of(row, replace(checks, process=process))
 
     return await asyncio.to_thread(look)
 

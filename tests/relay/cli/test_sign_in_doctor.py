@@ -63,7 +63,7 @@ class Proxy:
 
 
 def looked(checks: SignInChecks, *names: str) -> dict[str, Finding]:
-    return {row.name: made(row.of(checks)) for row in CHECKS if row.name in names or not names}
+    return {row.name: made(row, checks) for row in CHECKS if row.name in names or not names}
 
 
 @dataclass
@@ -191,7 +191,7 @@ def test_what_the_name_alone_tells(url: str, addresses: list[str] | None, check:
 
     checks = SignInChecks(url, resolve)
     (row,) = [row for row in CHECKS if row.name == check]
-    finding = made(row.of(checks))
+    finding = made(row, checks)
     assert finding.severity in {Severity.FAILURE, Severity.WARNING}
     assert words in finding.found + finding.fix
 

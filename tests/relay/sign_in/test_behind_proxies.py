@@ -120,7 +120,7 @@ async def client_of(proxied: Proxied) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 def looked(checks: SignInChecks) -> dict[str, Finding]:
-    return {row.name: made(row.of(checks)) for row in CHECKS}
+    return {row.name: made(row, checks) for row in CHECKS}
 
 
 async def test_sign_in_passes_a_proxy_as_documented(proxied: Proxied) -> None:
