@@ -108,16 +108,17 @@ def shipped_beside(known: KindRegistry) -> tuple[NamedKind, ...]:
     return tuple(kind for kind in map(read_shipped, others) if known.by_short(kind.kind.short) is None)
 
 
-def read_shipped(name: str, directory: Path = SHIPPED) -> NamedKind:
+def read_shipped(name: str) -> NamedKind:
     """Return the kind ``name``, which ships: its files are the program's, and a test holds them to the rules.
 
     To check them at each start takes a node 3 MiB.
     """
-    row = json.loads((directory / name / ROW).read_bytes())
+    directory = SHIPPED / name
+    row = json.loads((directory / ROW).read_bytes())
     cited = {row["schema_ref"].removeprefix(SCHEME)}
     refs = cited.union(*({verb["input"], verb["output"]} for verb in row["verbs"].values()))
     documents = {
-        ref: json.loads((directory / name / DOCUMENTS / f"{ref}.json").read_bytes()) for ref in sorted(refs)
+        ref: json.loads((directory / DOCUMENTS / f"{ref}.json").read_bytes()) for ref in sorted(refs)
     }
     return NamedKind(kind_of(row, documents), _as_bytes(documents))
 

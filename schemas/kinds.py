@@ -249,14 +249,14 @@ def images_of(document: Mapping[str, Any]) -> Iterator[ImageMember]:
             yield ImageMember(name, schema["contentMediaType"])
 
 
-def shipped_names(directory: Path = SHIPPED) -> list[str]:
+def shipped_names() -> list[str]:
     """Return the names of the kinds that ship, sorted."""
-    return sorted(entry.name for entry in directory.iterdir())
+    return sorted(entry.name for entry in SHIPPED.iterdir())
 
 
-def rfc_kinds(directory: Path = SHIPPED) -> tuple[Kind, ...]:
+def rfc_kinds() -> tuple[Kind, ...]:
     """Read RFC-0001's own kinds, which every process knows."""
-    return tuple(_read_own(directory / name) for name in RFC_0001)
+    return tuple(_read_own(SHIPPED / name) for name in RFC_0001)
 
 
 def _read_own(directory: Path) -> Kind:

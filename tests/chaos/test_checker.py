@@ -49,8 +49,8 @@ def broken(call: Call) -> History:
     return replace(RIGHT, calls=[replace(call, answers=())], runs=[])
 
 
-def given_up(call: Call, waited_ms: int = 10_000) -> History:
-    waiting = replace(call, ended_ms=NOW + waited_ms, answers=(), is_given_up=True)
+def given_up(call: Call) -> History:
+    waiting = replace(call, ended_ms=NOW + 10_000, answers=(), is_given_up=True)
     return replace(RIGHT, calls=[waiting], runs=[])
 
 

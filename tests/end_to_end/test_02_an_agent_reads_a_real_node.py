@@ -21,8 +21,8 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
 
 
-async def tools_of(demo: Demo, era: str, query: str = "") -> list[Tool]:
-    async with demo.client(era, query) as client:
+async def tools_of(demo: Demo, era: str) -> list[Tool]:
+    async with demo.client(era) as client:
         return (await client.list_tools()).tools
 
 

@@ -77,11 +77,9 @@ class FakeRelay:
         self.give("session_open", {**opened, **others})
 
     def end(self, session_id: str = ANT) -> None:
-        """End a session."""
         self.give("session_end", {"session_id": session_id, "reason": "ended"})
 
     def answer(self, request: Mapping[str, Any], result: Any) -> None:
-        """Answer ``request`` with a result."""
         ids = {name: request[name] for name in ("session_id", "request_id")}
         self.give("caller_tool_result", {**ids, "result": result})
 
@@ -124,7 +122,6 @@ class SocketClient:
         return self._responses.pop(id_)
 
     async def notification(self) -> dict[str, Any]:
-        """Return the next notification."""
         async with asyncio.timeout(BOUND_S):
             while not self._notifications:
                 await self._read()
@@ -151,7 +148,6 @@ class SocketClient:
 
 @asynccontextmanager
 async def connected(path: Path) -> AsyncIterator[SocketClient]:
-    """Connect to the socket at ``path``."""
     reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
     try:
         yield SocketClient(reader, writer)
@@ -164,7 +160,6 @@ async def served(
     path: Path,
     registry: SchemaRegistry,
     log: LogLines,
-    names: Path | None = None,
     **timeouts: float,
 ) -> AsyncIterator[FakeRelay]:
     """Serve the socket of a node, connected to the relay that is yielded."""
@@ -173,7 +168,7 @@ async def served(
     tools = relay.tools = CallerTools(
         NODE_ID,
         relay.take,
-        CallerNames(names, logger),
+        CallerNames(None, logger),
         os.urandom,
         logger,
         **timeouts,

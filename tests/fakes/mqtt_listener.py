@@ -60,11 +60,10 @@ class MqttListener:
             await asyncio.to_thread(client.loop_stop)
 
     async def next(self) -> Message:
-        """Return the next message."""
         return await asyncio.wait_for(self._messages.get(), BOUND_S)
 
-    async def until_silent(self, for_s: float = 2.5) -> None:
-        """Wait until nothing has come ``for_s``."""
+    async def until_silent(self) -> None:
+        """Wait until nothing has come for 2.5 s."""
         with suppress(TimeoutError):
             while True:
-                await asyncio.wait_for(self._messages.get(), for_s)
+                await asyncio.wait_for(self._messages.get(), 2.5)

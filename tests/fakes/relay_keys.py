@@ -43,7 +43,7 @@ class RelayCa:
         self.ca = SimulatedCa(self.name, self.now_ms)
         self._serial = 1
 
-    def key(self, relay: str, days: int = 90) -> RelayKey:
+    def key(self, relay: str) -> RelayKey:
         """Return what a relay proves with which one it is."""
         self._serial += 1
         key = key_named(f"relay {relay}")
@@ -55,7 +55,7 @@ class RelayCa:
             uri=relay_uri(name),
             public_key=bytes(key.verify_key),
             now_ms=self.now_ms,
-            valid_days=days,
+            valid_days=90,
             serial=self._serial,
         )
         return RelayKey(first_certificate_in(pem), key)

@@ -116,17 +116,17 @@ async def goes_on(end: NodeEnd) -> None:
     assert acknowledged.in_reply_to == msg_id
 
 
-async def dropped(stage: Stage, reason: str, count: int = 1) -> None:
+async def dropped(stage: Stage, reason: str) -> None:
     line = await stage.hub.lines.until("frame dropped")
     assert (line["reason"], line["node_id"]) == (reason, NODE_ID)
-    assert stage.hub.counted("frames_dropped_total", reason=reason) == count
+    assert stage.hub.counted("frames_dropped_total", reason=reason) == 1
     stage.hub.refusals.write()
     assert stage.hub.audited()[-1] == {
         "ts_ms": NOW_MS,
         "event": "frame_dropped",
         "source": NODE_ID,
         "reason": reason,
-        "count": count,
+        "count": 1,
     }
 
 

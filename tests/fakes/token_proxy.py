@@ -59,9 +59,9 @@ class _Route:
 
 @asynccontextmanager
 async def token_proxy(
-    target_port: int, token: str, port: int = 0, names: Mapping[str, str] = _NO_NAMES
+    target_port: int, token: str, names: Mapping[str, str] = _NO_NAMES
 ) -> AsyncIterator[int]:
-    """Serve on ``port`` of the loopback address, forward to ``target_port``, and yield the port.
+    """Serve on the loopback address, forward to ``target_port``, and yield the port.
 
     ``names`` has the relay's name of a tool by the client's.
     """
@@ -84,7 +84,7 @@ async def token_proxy(
             connections.discard(task)
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
