@@ -25,6 +25,8 @@ from relay.cli.demo.local_system import list_tools
 from tests.fakes.demo import Demo, running_demo
 from tests.fakes.polling import wait_until
 
+DEMO = (sys.executable, "-P", "-m", "relay", "demo")
+CALLER_TOOLS = ("--nodes", "0", "--caller-tools")
 STARTED = ("broker", "CA", "relay", "kubelet", "fleet", "tools")
 TRYING = "Tried in this demo just now, each on what was made for it:\n"
 TRIED = {
@@ -36,21 +38,43 @@ TRIED = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
-def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
-    temporary = tmp_path / "h\xf6lzern"
-    temporary.mkdir()
+def demo_once(temporary: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     # A proxy would get the token; this one does not exist.
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "relay", "demo", "--once"],
+    return subprocess.run(
+        [*DEMO, "--once", *options],
         check=False,
         capture_output=True,
         text=True,
         timeout=180,
         env={**os.environ, **proxies, "TMPDIR": str(temporary)},
     )
+
+
+def demo_until(text: str) -> tuple["subprocess.Popen[str]", str]:
+    """Start a demo without mock nodes; return it, and what it has printed up to ``text``."""
+    process = subprocess.Popen(
+        [*DEMO, "--nodes", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    printed = ""
+    while text not in printed:
+        line = process.stdout.readline()
+        assert line, printed
+        printed += line
+    return process, printed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
+    temporary = tmp_path / "h\xf6lzern"
+    temporary.mkdir()
+    done = demo_once(temporary)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     # As they are typed: the tools of the kinds view, and the node.
@@ -76,22 +100,11 @@ def assert_tried(lines: Iterable[str], expected: Mapping[str, str]) -> None:
         assert re.fullmatch(f"  {what:<25}{came_of_it}", line.rstrip("\n"))
 
 
-def demo_of_caller_tools(temporary: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "relay", "demo", "--once", "--nodes", "0", "--caller-tools"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )
-
-
 @pytest.mark.long
 def test_the_demo_of_caller_tools_shows_one_round_trip() -> None:
     # Not pytest's directory: the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory() as temporary:
-        done = demo_of_caller_tools(Path(temporary))
+        done = demo_once(Path(temporary), *CALLER_TOOLS)
         assert list(Path(temporary).iterdir()) == []
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -106,7 +119,7 @@ def test_the_demo_of_caller_tools_shows_one_round_trip() -> None:
 def test_the_demo_says_where_no_agent_can_connect(tmp_path: Path) -> None:
     long = tmp_path / ("long" * 20)
     long.mkdir()
-    done = demo_of_caller_tools(long)
+    done = demo_once(long, *CALLER_TOOLS)
     assert done.returncode == 1
     assert done.stderr.endswith(": set TMPDIR to a shorter path\n")
     assert done.stderr.count("\n") == 1
@@ -114,16 +127,8 @@ def test_the_demo_says_where_no_agent_can_connect(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_part_that_ends_while_the_demo_starts_is_named_in_one_line() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "relay", "demo", "--nodes", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
     # Not only "kubelet": the line of a port that was taken has that word too.
-    next(line for line in process.stdout if "this machine is node" in line)
+    process, _ = demo_until("this machine is node")
     children = psutil.Process(process.pid).children(recursive=True)
     [kubelet] = [child for child in children if child.cmdline()[2:5] == ["-m", "kubelet", "run"]]
     kubelet.kill()
@@ -195,15 +200,7 @@ def test_a_demo_on_a_machine_where_the_usual_ports_are_taken_takes_others(tmp_pa
 
 @pytest.mark.long
 def test_further_signals_do_not_interrupt_the_stop_of_the_demo() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "relay", "demo", "--nodes", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    next(line for line in process.stdout if "Serving until Ctrl-C" in line)
+    process, _ = demo_until("Serving until Ctrl-C")
     children = psutil.Process(process.pid).children(recursive=True)
     for _ in range(400):  # longer than any stop takes
         process.send_signal(signal.SIGINT)
@@ -217,19 +214,8 @@ def test_further_signals_do_not_interrupt_the_stop_of_the_demo() -> None:
 
 @pytest.mark.long
 def test_what_the_demo_prints_at_its_end_lets_its_user_sign_in() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "relay", "demo", "--nodes", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    process, printed = demo_until("The node's own status")
     try:
-        printed = ""
-        while "The node's own status" not in printed:
-            line = process.stdout.readline()
-            assert line, printed
-            printed += line
         (url,) = re.findall(r"claude mcp add --transport http edge (\S+)$", printed, re.MULTILINE)
         (invite,) = re.findall(r"relay (people invite .*)$", printed, re.MULTILINE)
         command = [sys.executable, "-P", "-m", "relay", *shlex.split(invite)]

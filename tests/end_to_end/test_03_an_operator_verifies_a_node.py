@@ -11,39 +11,22 @@ import sys
 from pathlib import Path
 
 import httpx2
-import paho.mqtt.client as paho
 import pytest
 from mcp.shared.exceptions import MCPError
-from paho.mqtt.enums import CallbackAPIVersion
 
-from schemas.addresses import parse_host_port
+from schemas.addresses import parse_broker
 from schemas.canonical import blake3_hex
 from tests.fakes.demo import Demo
 from tests.fakes.metrics_client import metrics_client
+from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.shipped_kinds import LINUX
 
 
 async def retained(demo: Demo, topic: str) -> bytes:
     """Return what the broker holds on ``topic``."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Queue[bytes]()
-    client = paho.Client(CallbackAPIVersion.VERSION2)
-
-    def on_connect(client: paho.Client, *_: object) -> None:
-        client.subscribe(topic, 1)
-
-    def on_message(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        loop.call_soon_threadsafe(arrived.put_nowait, bytes(message.payload))
-
-    client.on_connect, client.on_message = on_connect, on_message
-    address = parse_host_port(demo.facts["broker"])
-    client.connect_async(address.host, address.port)
-    client.loop_start()
-    try:
-        async with asyncio.timeout(30):
-            return await arrived.get()
-    finally:
-        client.disconnect()
-        await asyncio.to_thread(client.loop_stop)
+    listener = MqttListener(parse_broker(demo.facts["broker"]), topic)
+    async with listener.listening():
+        return (await listener.next()).payload
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:

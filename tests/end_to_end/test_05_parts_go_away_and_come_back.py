@@ -21,7 +21,7 @@ from relay.cli.demo.local_system import (
     relay_command,
     start_broker,
 )
-from tests.fakes.demo import error_of, local_system
+from tests.fakes.demo import error_of, local_system, restart_relay
 from tests.fakes.polling import before_asking_again, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,9 +83,7 @@ async def test_a_node_that_died_is_offline_at_once_and_welcome_when_it_returns(s
 
 @pytest.mark.long
 async def test_a_relay_that_died_comes_back_with_the_same_nodes(system: LocalSystem) -> None:
-    await system.processes.kill("relay")
-    await system.processes.start("relay", relay_command(system.plan))
-    await system.processes.until_listening(system.plan.relay_port)
+    await restart_relay(system)
     assert (await until_echo_answers(system))["node_id"] == system.real_node
 
 
@@ -104,9 +102,7 @@ async def test_a_broker_that_lost_everything_has_it_again_when_it_is_back(system
         while not (await http.get(system.plan.public_url + "/readyz")).json()["ready"]:
             await before_asking_again()
     # A relay that knows nothing yet learns the node from the broker: what was lost was announced again.
-    await system.processes.kill("relay")
-    await system.processes.start("relay", relay_command(system.plan))
-    await system.processes.until_listening(system.plan.relay_port)
+    await restart_relay(system)
     assert (await until_echo_answers(system))["node_id"] == system.real_node
 
 

@@ -6,7 +6,6 @@ node is stopped while calls are under way, so that none of them can be answered.
 """
 
 import asyncio
-import base64
 import json
 import os
 import resource
@@ -23,10 +22,10 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.exceptions import MCPError
 
 from kubelet.session.link import LinkState
-from relay.cli.demo.local_system import LocalSystem, list_tools, relay_command, until_listed
+from relay.cli.demo.local_system import LocalSystem, list_tools, until_listed
 from relay.settings.environment import now_ms
 from relay.state.tokens import RevokedTokens
-from tests.fakes.demo import error_of, local_system, relay_output
+from tests.fakes.demo import called, jti_of, relay_output, restart_relay
 from tests.fakes.polling import before_asking_again
 
 pytestmark = pytest.mark.long
@@ -36,38 +35,21 @@ AT_ONCE = 3
 UNDER_WAY = "E_DEADLINE_EXCEEDED"
 
 
-@pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with local_system(tmp_path, 1) as started:
-        yield started
-
-
-def jti_of(token: str) -> str:
-    claims = token.split(".")[1]
-    return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["jti"])
-
-
 async def listed(client: Client) -> set[str]:
     """Return the nodes whose tools are listed."""
     return {tool.name.split(".")[1] for tool in await list_tools(client)}
 
 
-async def echo(client: Client, node_id: str) -> str:
-    """Call, and return how it ended."""
-    result = await client.call_tool(f"sysecho.{node_id}.echo.invoke", {"message": "still there?"})
-    return str(error_of(result)["code"]) if result.is_error else "ok"
-
-
 async def echo_until_it_ends_otherwise(client: Client, node_id: str) -> str:
     """Have a call under way, always, until one ends otherwise than for want of an answer."""
-    while (code := await echo(client, node_id)) == UNDER_WAY:
+    while (code := await called(client, node_id)) == UNDER_WAY:
         pass
     return code
 
 
 async def echo_once_connected(client: Client, node_id: str) -> str:
-    """As ``echo``: a relay that starts lists a node by its retained manifest before the node is connected."""
-    while (code := await echo(client, node_id)) in {"E_NODE_OFFLINE", "E_RATE_LIMITED"}:
+    """As ``called``: a relay lists a node by its retained manifest before the node is connected."""
+    while (code := await called(client, node_id)) in {"E_NODE_OFFLINE", "E_RATE_LIMITED"}:
         await before_asking_again()
     return code
 
@@ -108,12 +90,6 @@ async def until_relay_state(system: LocalSystem, state: LinkState) -> None:
             await before_asking_again()
 
 
-async def restart_relay(system: LocalSystem) -> None:
-    await system.processes.kill("relay")
-    await system.processes.start("relay", relay_command(system.plan))
-    await system.processes.until_listening(system.plan.relay_port)
-
-
 async def test_a_revoked_node_is_out_and_stays_out(system: LocalSystem) -> None:
     revoked, (other,) = system.real_node, system.mock_nodes
     jti = jti_of(system.token)
@@ -133,13 +109,13 @@ async def test_a_revoked_node_is_out_and_stays_out(system: LocalSystem) -> None:
             assert "E_ATTESTATION_FAILED" in outcomes(system, jti)
             assert [line["kid"] for line in events(system, "leaf_revoked")] == [kid]
             await until_relay_state(system, LinkState.REVOKED)
-            assert await echo(client, other) == "ok"
+            assert await called(client, other) == "ok"
 
         await restart_relay(system)
         async with system.client() as client:
             await until_listed(client, {other}, system.processes.check)
             assert await listed(client) == {other}
-            assert await echo(client, revoked) not in {"ok", UNDER_WAY}
+            assert await called(client, revoked) not in {"ok", UNDER_WAY}
             assert await echo_once_connected(client, other) == "ok"
             await system.processes.kill("kubelet")
 

@@ -20,7 +20,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ToolListChangedNotification
 
 from relay.cli.demo.local_system import LocalSystem, relay_command
-from tests.fakes.demo import Demo, error_of, local_system
+from tests.fakes.demo import Demo, error_of, local_system, restart_relay
 from tests.fakes.polling import before_asking_again
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -135,13 +135,11 @@ async def test_who_follows_the_tools_is_told_that_they_may_have_changed_meanwhil
     async with asyncio.timeout(BOUND_S), agent(url, token, era, message_handler=heard) as client:
         await client.list_tools()
         if era == "legacy":
-            await system.processes.kill("relay")
-            await system.processes.start("relay", relay_command(system.plan))
+            await restart_relay(system)
             await changed.wait()
             return
         async with client.listen(tools_list_changed=True) as changes:
-            await system.processes.kill("relay")
-            await system.processes.start("relay", relay_command(system.plan))
+            await restart_relay(system)
             await anext(aiter(changes))
 
 

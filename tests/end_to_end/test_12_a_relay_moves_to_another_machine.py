@@ -6,9 +6,6 @@ what was revoked is out · try it a second time.
 """
 
 import asyncio
-import base64
-import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,18 +24,12 @@ from relay.cli.demo.processes import StartError
 from relay.settings.config import StateFiles
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
-from tests.fakes.demo import local_system, relay_output
+from tests.fakes.demo import jti_of, relay_output
 
 pytestmark = pytest.mark.long
 
 BOUND_S = 60
 LISTING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-
-
-@pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with local_system(tmp_path, 1) as started:
-        yield started
 
 
 async def relay(system: LocalSystem, *arguments: str | Path) -> str:
@@ -50,11 +41,6 @@ async def status_of(system: LocalSystem, token: str) -> int:
     async with httpx2.AsyncClient() as http:
         answer = await http.post(mcp_url(system.plan.public_url), json=LISTING, headers=headers)
     return answer.status_code
-
-
-def jti_of(token: str) -> str:
-    claims = token.split(".")[1]
-    return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["jti"])
 
 
 async def test_another_machine_takes_the_relays_place(system: LocalSystem, tmp_path: Path) -> None:

@@ -6,27 +6,19 @@ resources and the instructions have the name · start the relay again: they have
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from mcp.client.client import Client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp_types import TextResourceContents
 
-from relay.cli.demo.local_system import TENANT, LocalSystem, list_tools, relay_command, until_listed
+from relay.cli.demo.local_system import TENANT, LocalSystem, list_tools, until_listed
 from tests.fakes.command_lines import CommandLines
-from tests.fakes.demo import Demo, local_system, relay_output
+from tests.fakes.demo import Demo, relay_output, restart_relay
 
 BOUND_S = 60
 AGAIN_S = 2
-
-
-@pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with local_system(tmp_path, 1) as started:
-        yield started
 
 
 async def titles(client: Client, node_id: str) -> set[str]:
@@ -85,9 +77,7 @@ async def test_a_label_is_there_after_a_restart(system: LocalSystem) -> None:
             assert isinstance(await anext(changes), ToolsListChanged)
             assert "greenhouse pi: CPU, memory, disks" in await titles(client, node)
 
-        await system.processes.kill("relay")
-        await system.processes.start("relay", relay_command(system.plan))
-        await system.processes.until_listening(system.plan.relay_port)
+        await restart_relay(system)
         async with system.client() as client:
             await until_listed(client, {node, other}, system.processes.check)
             assert "greenhouse pi: Echo" in await titles(client, node)

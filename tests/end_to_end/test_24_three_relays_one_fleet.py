@@ -33,7 +33,7 @@ from relay.cli.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 from relay.settings.environment import now_ms
 from schemas.process.status_socket import read_status
-from tests.fakes.demo import error_of, plan_below
+from tests.fakes.demo import called, plan_below, until_called
 from tests.fakes.polling import until
 
 pytestmark = pytest.mark.long
@@ -71,19 +71,6 @@ async def story(tmp_path: Path) -> AsyncIterator[Story]:
         first = await start_system(plan, 0, processes, print)
         more = await start_more_relays(plan, 2, processes, print)
         yield Story(processes, first, more)
-
-
-async def called(client: Client, node_id: str) -> str:
-    """Return ``ok``, or the code of the error, of one echo."""
-    result = await client.call_tool(f"sysecho.{node_id}.echo.invoke", {"message": "ping"})
-    return error_of(result)["code"] if result.is_error else "ok"
-
-
-async def until_called(client: Client, node_id: str, wanted: str = "ok") -> None:
-    """Wait until calls of the node end as ``wanted``."""
-    async with asyncio.timeout(BOUND_S):
-        while await called(client, node_id) != wanted:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.1)
 
 
 async def follow(client: Client, node_id: str, count: int) -> list[int]:
@@ -155,7 +142,7 @@ async def test_three_relays_are_one_fleet_also_when_one_of_them_is_killed(story:
         await story.processes.stop(story.more[1].fleet)
         moved = replace(story.more[1].plan, relay_port=story.more[0].plan.relay_port)
         await story.processes.start("moved", fleet_command(moved))
-        await until_called(agent, third)
+        await until_called(agent, third, "ok")
 
         # The servers that join them stop: each serves its own node, and says so.
         await story.processes.stop(SERVER)
@@ -171,6 +158,6 @@ async def test_three_relays_are_one_fleet_also_when_one_of_them_is_killed(story:
         (kid,) = await asyncio.to_thread(ca.revoke, second)
         assert await called(clients[1], second) == "ok"
         await story.processes.start(SERVER, [str(program), "-c", str(config)])
-        await until_called(clients[1], story.nodes[0])
+        await until_called(clients[1], story.nodes[0], "ok")
         await until_called(clients[1], second, "E_ATTESTATION_FAILED")
         assert kid in (story.more[0].plan.state.ca / "ledger.jsonl").read_text("ascii")

@@ -16,7 +16,7 @@ from relay.cli.demo.local_system import LocalSystem, start_system
 from relay.cli.demo.processes import Processes
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.command_lines import CommandLines
-from tests.fakes.demo import plan_below
+from tests.fakes.demo import called, plan_below
 from tests.fakes.polling import before_asking_again
 
 BOUND_S = 90
@@ -51,10 +51,7 @@ class Story:
     async def call(self) -> None:
         """Call the relay's own node."""
         async with self.system.client() as client:
-            result = await client.call_tool(
-                f"sysecho.{self.system.real_node}.echo.invoke", {"message": "hello"}
-            )
-        assert (result.structured_content or {})["message"] == "hello"
+            assert await called(client, self.system.real_node) == "ok"
 
 
 @pytest.fixture

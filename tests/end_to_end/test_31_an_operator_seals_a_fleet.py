@@ -7,7 +7,6 @@ one that is revoked calls no node of the other, nor is its own called.
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp.client.client import Client
 
 from relay.cli.demo.local_system import (
     LocalSystem,
@@ -26,12 +24,11 @@ from relay.cli.demo.local_system import (
 )
 from relay.cli.demo.processes import Processes
 from schemas.process.status_socket import read_status
-from tests.fakes.demo import error_of, plan_below
+from tests.fakes.demo import called, plan_below, relay_output, until_called
 from tests.fakes.polling import until
 
 pytestmark = pytest.mark.long
 
-PROGRAM = Path(sys.executable).parent / "relay"
 BOUND_S = 60
 AWAY = {"E_NODE_OFFLINE", "E_DEADLINE_EXCEEDED"}
 
@@ -64,29 +61,6 @@ def cluster_of(system: LocalSystem) -> dict[str, Any]:
     return {**status["cluster"], "ready": status["subsystems"]["cluster"]["ready"]}
 
 
-async def command(system: LocalSystem, *words: str) -> str:
-    """Return what an operator's command prints on the machine of that relay."""
-    process = await asyncio.create_subprocess_exec(
-        PROGRAM, *words, "--state-dir", system.plan.state.root, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0, words
-    return out.decode()
-
-
-async def called(client: Client, node_id: str) -> str:
-    """Return ``ok``, or the code of the error, of one echo."""
-    result = await client.call_tool(f"sysecho.{node_id}.echo.invoke", {"message": "ping"})
-    return error_of(result)["code"] if result.is_error else "ok"
-
-
-async def until_called(client: Client, node_id: str, wanted: set[str]) -> None:
-    """Wait until a call of the node ends as ``wanted``."""
-    async with asyncio.timeout(BOUND_S):
-        while await called(client, node_id) not in wanted:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.1)
-
-
 def asked_by(system: LocalSystem) -> list[str]:
     """Return which relays have had a command run at that one."""
     lines = map(json.loads, system.plan.state.audit.read_text("utf-8").splitlines())
@@ -106,7 +80,7 @@ async def test_a_fleet_is_sealed_and_a_relay_of_it_shut_out(story: Story) -> Non
         await until(lambda: all(other["name"] for other in cluster_of(story.first)["others"]), BOUND_S)
         names = [cluster_of(system)["name"] for system in story.systems]
 
-        await command(story.first, "cluster", "seal", "--yes")
+        await relay_output(story.first, "cluster", "seal", "--yes")
         await until(
             lambda: all(
                 (said := cluster_of(system))["sealed"] and said["ready"] and said["others"]
@@ -115,14 +89,14 @@ async def test_a_fleet_is_sealed_and_a_relay_of_it_shut_out(story: Story) -> Non
             BOUND_S,
         )
         for client, system in ways:
-            await until_called(client, system.real_node, {"ok"})
+            await until_called(client, system.real_node, "ok")
         assert names[0] in asked_by(story.other)
         assert names[1] in asked_by(story.first)
 
-        revoked = await command(story.first, "ca", "revoke", "--relay", names[1])
+        revoked = await relay_output(story.first, "ca", "revoke", "--relay", names[1])
         assert revoked.split()
         for client, system in ways:
-            await until_called(client, system.real_node, AWAY)
+            await until_called(client, system.real_node, *AWAY)
         asked = len(asked_by(story.first))
         assert await called(clients[1], story.first.real_node) in AWAY
         assert len(asked_by(story.first)) == asked

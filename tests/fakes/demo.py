@@ -18,10 +18,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
 from kubelet.handlers.factory import make_handlers
-from relay.cli.demo.local_system import LocalSystem, Plan, start_system
+from relay.cli.demo.local_system import LocalSystem, Plan, relay_command, start_system
 from relay.cli.demo.processes import Processes
 from relay.settings.config import StateFiles
 from schemas.addresses import KINDS_PATH, mcp_url
+from schemas.keys import from_base64url
 from schemas.process.logs import make_logger
 from schemas.registry import read_contract
 from tests.fakes.ports import unused_port
@@ -29,6 +30,7 @@ from tests.fakes.shipped_kinds import ECHO, LINUX, METRICS
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
+CALLED_TIMEOUT_S = 60
 # As the MCP SDK has it for its own clients: a stream on which nothing is to be said yet is not broken.
 TIMEOUT = httpx2.Timeout(30, read=300)
 
@@ -117,6 +119,24 @@ class Demo:
                 yield client
 
 
+async def called(client: Client, node_id: str) -> str:
+    """Return ``ok``, or the code of the error, of one echo."""
+    result = await client.call_tool(f"sysecho.{node_id}.echo.invoke", {"message": "ping"})
+    return error_of(result)["code"] if result.is_error else "ok"
+
+
+async def until_called(client: Client, node_id: str, *wanted: str) -> None:
+    """Wait until a call of the node ends as one of ``wanted``."""
+    async with asyncio.timeout(CALLED_TIMEOUT_S):
+        while await called(client, node_id) not in wanted:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.1)
+
+
+def jti_of(token: str) -> str:
+    """Return the id of a token of the relay's."""
+    return str(json.loads(from_base64url(token.split(".")[1]))["jti"])
+
+
 def plan_below(directory: Path) -> Plan:
     """Return a plan for a system whose parts a test may stop and start again: its ports stay its own."""
     return Plan(
@@ -136,6 +156,13 @@ async def local_system(directory: Path, mock_nodes: int) -> AsyncIterator[LocalS
         async with asyncio.timeout(START_TIMEOUT_S):
             await system.until_listed()
         yield system
+
+
+async def restart_relay(system: LocalSystem) -> None:
+    """Kill the relay, start it again, and return when it serves."""
+    await system.processes.kill("relay")
+    await system.processes.start("relay", relay_command(system.plan))
+    await system.processes.until_listening(system.plan.relay_port)
 
 
 async def relay_output(system: LocalSystem, *arguments: str | Path) -> str:
