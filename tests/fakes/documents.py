@@ -13,6 +13,7 @@ from referencing.jsonschema import DRAFT202012
 
 from schemas.kinds import RFC_0001
 from schemas.registry import SCHEME, SchemaRegistry
+from schemas.times import iso
 from tests.fakes.frames import ERROR, PAYLOADS, REQUEST_ID, SESSION_ID, message
 from tests.fakes.shipped_kinds import examples
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
@@ -141,6 +142,39 @@ PRINCIPAL = {
     "kid": "ab" * 32,
 }
 NARROWED = {**PRINCIPAL, "kinds": ["linux.*"], "nodes": ["tag:greenhouse", "!site=north"]}
+AGENT_CLAIMS = {
+    **CLAIMS,
+    "iss": "relay",
+    "sub": "agent",
+    "tenant": "acme",
+    "scope": "tools:call:read_only",
+    "token_class": "agent_runtime",
+}
+NOW_ISO = iso(NOW_MS)
+MEASURED = {
+    "ts_ms": NOW_MS,
+    "uptime_s": 1,
+    "cpu": {"usage_pct": 12.5},
+    "mem": {"total_bytes": 2, "available_bytes": 1},
+    "load": {"one": 0.5},
+}
+FOUND = {
+    "node_id": NODE_ID,
+    "label": "barn",
+    "tags": ["gateway"],
+    "online": True,
+    "since_ms": NOW_MS,
+    "kinds": ["system.metrics"],
+    "measured": MEASURED,
+}
+
+
+def found(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a page of an answer that lists ``node``, and one that is not connected."""
+    offline: dict[str, Any] = {"node_id": NODE_ID, "label": None, "tags": [], "online": False, "kinds": []}
+    return {"nodes": [node, offline], "total": 51, "page": 2, "pages": 2}
+
+
 EXAMPLES: dict[str, Any] = {
     **OF_KINDS,
     "capability@1.0.0": MANIFEST["capabilities"][0],
@@ -297,54 +331,8 @@ EXAMPLES: dict[str, Any] = {
         "page": 2,
     },
     "find_nodes.input@1.1.0": {"query": "greenhouse", "finding": "hot", "page": 2},
-    "find_nodes.output@1.0.0": {
-        "nodes": [
-            {
-                "node_id": NODE_ID,
-                "label": "barn",
-                "tags": ["gateway"],
-                "online": True,
-                "since_ms": NOW_MS,
-                "kinds": ["system.metrics"],
-                "measured": {
-                    "ts_ms": NOW_MS,
-                    "uptime_s": 1,
-                    "cpu": {"usage_pct": 12.5},
-                    "mem": {"total_bytes": 2, "available_bytes": 1},
-                    "load": {"one": 0.5},
-                },
-            },
-            {"node_id": NODE_ID, "label": None, "tags": [], "online": False, "kinds": []},
-        ],
-        "total": 51,
-        "page": 2,
-        "pages": 2,
-    },
-    "find_nodes.output@1.1.0": {
-        "nodes": [
-            {
-                "node_id": NODE_ID,
-                "label": "barn",
-                "tags": ["gateway"],
-                "online": True,
-                "since_ms": NOW_MS,
-                "since": "2025-10-09T08:53:20.000Z",
-                "kinds": ["system.metrics"],
-                "measured": {
-                    "ts_ms": NOW_MS,
-                    "ts": "2025-10-09T08:53:20.000Z",
-                    "uptime_s": 1,
-                    "cpu": {"usage_pct": 12.5},
-                    "mem": {"total_bytes": 2, "available_bytes": 1},
-                    "load": {"one": 0.5},
-                },
-            },
-            {"node_id": NODE_ID, "label": None, "tags": [], "online": False, "kinds": []},
-        ],
-        "total": 51,
-        "page": 2,
-        "pages": 2,
-    },
+    "find_nodes.output@1.0.0": found(FOUND),
+    "find_nodes.output@1.1.0": found({**FOUND, "since": NOW_ISO, "measured": {**MEASURED, "ts": NOW_ISO}}),
     "session_message.input@1.0.0": {
         "node_id": NODE_ID,
         "message": "Hello",
@@ -420,21 +408,9 @@ EXAMPLES: dict[str, Any] = {
         "version": {"major": 1, "minor": 0, "patch": 0},
         "metadata": {},
     },
-    "token.agent_runtime@1.0.0": {
-        **CLAIMS,
-        "iss": "relay",
-        "sub": "agent",
-        "tenant": "acme",
-        "scope": "tools:call:read_only",
-        "token_class": "agent_runtime",
-    },
+    "token.agent_runtime@1.0.0": AGENT_CLAIMS,
     "token.agent_runtime@1.1.0": {
-        **CLAIMS,
-        "iss": "relay",
-        "sub": "agent",
-        "tenant": "acme",
-        "scope": "tools:call:read_only",
-        "token_class": "agent_runtime",
+        **AGENT_CLAIMS,
         "kinds": ["linux.*", "linux.journal", "!linux.processes"],
         "nodes": ["tag:greenhouse", "site=n*", "barn pi", NODE_ID, "!tag:secret"],
     },
