@@ -193,7 +193,6 @@ class Listener:
         self._reader = reader
 
     async def next(self) -> dict[str, Any]:
-        """Return the next notification."""
         async with asyncio.timeout(BOUND_S):
             while not (line := await self._reader.readline()).startswith(b"data: {"):
                 assert line

@@ -63,7 +63,6 @@ class Agent:
         self._writers: list[asyncio.StreamWriter] = []
 
     def close(self) -> None:
-        """Close the connections."""
         for writer in self._writers:
             writer.close()
 

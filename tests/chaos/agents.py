@@ -75,7 +75,6 @@ class ToolCall:
         return json.dumps({"jsonrpc": "2.0", "id": self.request_id, "method": "tools/call", "params": params})
 
     def all_headers(self) -> dict[str, str]:
-        """Return its headers."""
         return {"mcp-name": self.name, **(self.headers or {})}
 
 

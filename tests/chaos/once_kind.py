@@ -27,7 +27,6 @@ _HANDLER = """
 
 
 def tool(node_id: str) -> str:
-    """Return the name of the tool of a node."""
     return f"acmerb.{node_id}.relays.set"
 
 

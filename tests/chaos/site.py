@@ -151,7 +151,6 @@ class Site:
         return plan.state.root if plan is not None else self.directory / f"{program}.state"
 
     def log(self, program: Program) -> Path:
-        """Return the log of a process."""
         return self.processes.log(program)
 
     async def make(self, fault: Fault) -> None:

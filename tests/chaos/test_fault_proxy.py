@@ -35,7 +35,6 @@ class Ends:
         return reader
 
     def close(self) -> None:
-        """Close what was connected."""
         for writer in self._writers:
             writer.transport.abort()
 

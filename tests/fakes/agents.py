@@ -103,7 +103,6 @@ class LendingCaller:
         return session_id
 
     async def end(self, session_id: str) -> None:
-        """End a session."""
         self.sessions.discard(session_id)
         await self.call("session_message", session_id=session_id, end=True)
 
@@ -128,7 +127,6 @@ class LendingCaller:
         return self._unread.pop(0)
 
     async def answer(self, event: Mapping[str, Any], result: Any) -> None:
-        """Answer a request."""
         await self.call(
             "caller_tool_response",
             session_id=event["session_id"],
@@ -184,7 +182,6 @@ class FollowingAgent:
                 yield cls(client, era, node, updated)
 
     async def call(self, arguments: Mapping[str, Any], **options: Any) -> CallToolResult:
-        """Call ``subscribe``."""
         return await self._client.call_tool(self.tool, dict(arguments), **options)
 
     async def read(self, query: str = "") -> dict[str, Any]:
@@ -267,7 +264,6 @@ class NodeAgent:
                 await asyncio.sleep(_POLL_S)
 
     async def call(self, name: str, **arguments: Any) -> CallToolResult:
-        """Call a tool."""
         return await asyncio.wait_for(self.client.call_tool(name, arguments), BOUND_S + 60)
 
 
@@ -277,7 +273,6 @@ def _is_lent(name: str) -> bool:
 
 
 def text_of(result: CallToolResult) -> str:
-    """Return the texts of a result."""
     return "".join(item.text for item in result.content if isinstance(item, TextContent))
 
 
@@ -341,9 +336,7 @@ class SocketClient:
                     return params
 
     def send(self, message: object) -> None:
-        """Send a line."""
         self.send_raw(json.dumps(message).encode() + b"\n")
 
     def send_raw(self, data: bytes) -> None:
-        """Send anything."""
         self._writer.write(data)

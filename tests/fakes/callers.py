@@ -47,7 +47,6 @@ def request_of(token: str, message: dict[str, Any], transport: str = "http") -> 
 
 
 def call_of(token: str, name: object, arguments: object, **meta: object) -> CallRequest:
-    """Return a call of a tool."""
     params: dict[str, object] = {"name": name, "arguments": arguments}
     if meta:
         params["_meta"] = {key.replace("__", "/").replace("_", "-"): value for key, value in meta.items()}

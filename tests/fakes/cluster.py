@@ -475,7 +475,6 @@ class Machine:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The nodes that have a label."""
         return {node_id: name.label for node_id, name in self.names.read().by_node.items() if name.label}
 
     @property

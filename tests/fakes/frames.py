@@ -110,5 +110,4 @@ def message(type_: str, number: int = 1, *, answers: int | None = None, **payloa
 
 
 def frame_text(type_: str, number: int = 1, *, answers: int | None = None, **payload: object) -> str:
-    """Return the text of ``message``."""
     return json.dumps(message(type_, number, answers=answers, **payload))

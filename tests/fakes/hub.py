@@ -193,7 +193,6 @@ class Hub(Relay):
         mode: EnvelopeMode = EnvelopeMode.ENFORCE,
         max_keys: int = QUOTA_OF_ALL.keys,
     ) -> CallGateway:
-        """Return the gateway in front of ``router``."""
         wanted = replace(self.environment.config, per_agent=per_agent, envelope_mode=mode)
         self.environment = replace(self.environment, config=wanted, monotonic=monotonic)
         self.router = CapabilityLimits(self.fleet, router, monotonic)

@@ -92,7 +92,6 @@ class LinkedNode:
             await dispatcher.close()
 
     async def until(self, state: LinkState) -> None:
-        """Wait until the link is in ``state``."""
         async with asyncio.timeout(BOUND_S):
             while self.link.state is not state:  # noqa: ASYNC110 - readiness is polled, it has no callback
                 await asyncio.sleep(0)

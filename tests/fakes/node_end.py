@@ -94,7 +94,6 @@ class NodeEnd:
         return msg_id
 
     async def send_raw(self, data: str | bytes) -> None:
-        """Send anything."""
         await self._socket.send(data)
 
     async def authenticate(
@@ -127,7 +126,6 @@ class NodeEnd:
         await self.send("auth", auth | members, challenge.msg_id)
 
     async def acknowledge(self, command: Frame, result: Mapping[str, Any]) -> None:
-        """Answer ``command`` with ``result``."""
         await self.send("cmd_ack", {"ok": True, "result": result}, command.msg_id)
 
     async def close(self) -> None:

@@ -79,7 +79,6 @@ class NpmPrograms:
     def run(
         self, program: str, *arguments: str, stdin: str = "", environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``program`` to its end."""
         return self.execute(self.command(program, *arguments), stdin, environment)
 
     def execute(

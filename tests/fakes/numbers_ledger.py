@@ -22,10 +22,8 @@ class Numbers(LedgerState):
 
 
 def ledger_in(path: Path, *, secret: bool = False) -> Ledger[Numbers]:
-    """Return the ledger in the file ``path``."""
     return Ledger(path, Numbers(), secret=secret)
 
 
 def line(number: int) -> bytes:
-    """Return ``number`` as the line of its entry."""
     return b'{"n":%d}\n' % number

@@ -26,7 +26,6 @@ class Asked:
 
     @property
     def method(self) -> str:
-        """The verb."""
         return self.head.split(" ", 1)[0]
 
 

@@ -23,7 +23,6 @@ def shared(  # noqa: PLR0913 - what a relay gives its ledgers
     refused: Callable[[str], None] = lambda _kind: None,
     lines: LogLines | None = None,
 ) -> SharedLedger:
-    """Return the entries of ``kind`` in ``ledger``."""
     (row,) = [row for row in KINDS if row.name == kind]
     log = make_logger("relay", lines or LogLines())
     merging = Merging(

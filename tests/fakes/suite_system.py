@@ -57,7 +57,6 @@ class SuiteSystem:
     audit_file: Path
 
     def audit(self) -> list[dict[str, Any]]:
-        """Return the audit as it is now."""
         return [json.loads(line) for line in self.audit_file.read_text("ascii").splitlines()]
 
 

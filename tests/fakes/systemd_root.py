@@ -87,7 +87,6 @@ class SystemdRoot:
             )
 
     def show(self, unit: str, name: str) -> str:
-        """Return one property of a unit."""
         return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
 
     def until(self, unit: str, name: str, value: str) -> None:

@@ -144,7 +144,6 @@ class PlayedAuthority:
         return client_context(self.servers.root_pem, (shown.certificate, shown.key) if shown else None)
 
     def relay_context(self) -> ssl.SSLContext:
-        """Return the context of a relay."""
         return self.context_of(self.relay())
 
     def _shown(self, name: str) -> Shown:
@@ -243,7 +242,6 @@ class Peer:
             assert time.monotonic() < give_up
 
     def next(self) -> tuple[str, bytes]:
-        """Return the next message."""
         return self.messages.get(timeout=BOUND_S)
 
     def close(self) -> None:

@@ -69,7 +69,6 @@ class ViewStage:
         return await self.gateway.call(type(request)(request.caller, request.call, None, selection))
 
     async def result(self, name: str = "sysecho.invoke", **how: Any) -> Mapping[str, Any]:
-        """Return what the call returns."""
         answer = await self.call(name, **how)
         assert answer.result is not None, answer.error
         return answer.result

@@ -116,7 +116,6 @@ class FleetStory:
 
     @property
     def nodes(self) -> list[str]:
-        """The ids of all nodes."""
         return list(self.site.nodes.values())
 
     def holders(self) -> dict[str, Program]:
@@ -227,7 +226,6 @@ class FleetStory:
             yield
 
     async def until_held(self, nodes: Collection[str], relay: Program) -> None:
-        """Wait until ``nodes`` are connected to ``relay``."""
         await until(lambda: {self.holders().get(node_id) for node_id in nodes} == {relay}, BOUND_S)
 
     async def until_accepted(self, token: str, *, accepted: bool) -> None:

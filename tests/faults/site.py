@@ -104,12 +104,10 @@ class Site:
 
     @property
     def node_state(self) -> Path:
-        """The state directory of the node."""
         return self.plan.mocks / self.node_id
 
     @property
     def relay_state(self) -> Path:
-        """The state directory of the relay."""
         return self.plan.state.root
 
     # --- processes

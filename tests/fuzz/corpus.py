@@ -18,7 +18,6 @@ _MAX_FILES_OF_ONE_TARGET: Final = 16
 
 
 def inputs_of(target: str) -> list[Path]:
-    """Return the inputs that are kept for ``target``."""
     directory = KEPT / target
     return sorted(directory.iterdir()) if directory.is_dir() else []
 

@@ -50,7 +50,6 @@ class _Accepted:
         """Ignore an option of the kernel's."""
 
     def close(self) -> None:
-        """Close the connection."""
         self.end.abort()
 
 

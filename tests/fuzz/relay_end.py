@@ -66,7 +66,6 @@ class RelayEnd:
         return asked
 
     def send(self, text: str) -> None:
-        """Send a text."""
         self.writer.write(ws_frame(text.encode(), masked=False))
 
     async def receive(self, type_: str) -> dict[str, Any]:

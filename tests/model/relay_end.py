@@ -230,5 +230,4 @@ class RelayEnd:
 
 
 def connection_of(session: NodeSession | None) -> RelayConnection | None:
-    """Return the connection of ``session``: one of the model."""
     return cast("RelayConnection | None", session.connection) if session is not None else None

@@ -68,7 +68,6 @@ class End:
     def send(
         self, type_: str, msg_id: str, payload: Mapping[str, Any], in_reply_to: str | None = None
     ) -> None:
-        """Send a frame."""
         before = self.machine.state
         text = self.machine.send(type_, msg_id, payload, in_reply_to)
         self._moved(self._role, type_, before)
