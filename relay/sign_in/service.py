@@ -145,6 +145,8 @@ class SignIn:
             error = SignInRefusedError(
                 403, "This passkey is not known here, or was not used in time.", str(refused)
             )
+        except ClientError as refused:
+            error = SignInRefusedError(400, str(refused), refused.code)
         except InvitationError as refused:
             error = SignInRefusedError(403, f"No passkey was made: {refused}.", "link")
         except (AuditUnavailableError, StateError, OSError) as failed:
@@ -367,8 +369,10 @@ class SignIn:
         found = self._session(request)
         if found is None:
             # Nothing is fetched for a stranger.
-            return self._ask_to_sign_in(request, self._name_of_client(request))
-        query, client, uri = await self._client(request)
+            client_id = _query(request).one("client_id")
+            return self._ask_to_sign_in(request, self._clients.name_of(client_id))
+        query = _query(request)
+        client, uri = await self._server.client_of(query)
         asked = self._asked(query, client, uri)
         if isinstance(asked, Response):
             return asked
@@ -377,19 +381,6 @@ class SignIn:
             if may_still_give(found[1], self._kinds, choice):
                 return await self._given(asked, found[1], choice, remember=True)
         return self._consent(request, asked, found)
-
-    def _name_of_client(self, request: Request) -> str:
-        try:
-            return self._clients.name_of(_query(request).one("client_id"))
-        except ClientError as error:
-            raise SignInRefusedError(400, str(error), error.code) from None
-
-    async def _client(self, request: Request) -> tuple[FormValues, OAuthClient, str]:
-        query = _query(request)
-        try:
-            return query, *await self._server.client_of(query)
-        except ClientError as error:
-            raise SignInRefusedError(400, str(error), error.code) from None
 
     def _asked(self, query: FormValues, client: OAuthClient, uri: str) -> AuthorizationRequest | Response:
         """Return what is asked for; or the answer to the client that it cannot be had.
@@ -448,7 +439,8 @@ class SignIn:
 
     async def _take_authorization(self, request: Request) -> Response:
         form, session = await self._form_of_session(request)
-        query, client, uri = await self._client(request)
+        query = _query(request)
+        client, uri = await self._server.client_of(query)
         asked = self._asked(query, client, uri)
         if isinstance(asked, Response):
             return asked
