@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from relay.cluster.cluster import Cluster
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
@@ -219,6 +221,12 @@ class Member:
         """Let ``node_id`` connect here, and return when ``asker`` reaches this relay for it."""
         self.nodes.connect(node_id)
         await asker.until_reached(node_id)
+
+    async def refused(self, command: Command) -> ToolError:
+        """Return why ``command``, which is asked here, has failed."""
+        with pytest.raises(ToolError) as error:
+            await self.part.router.run(command)
+        return error.value
 
     async def until_reached(self, node_id: str, *, reached: bool = True) -> None:
         """Return when a relay answers this one for ``node_id``, or when none does any more."""

@@ -136,9 +136,7 @@ async def test_a_node_that_was_lost_is_offline(asker: Member, owner: Member) -> 
     await owner.hold(NODE_ID, asker)
     owner.nodes.lose(NODE_ID)
     await asker.until_reached(NODE_ID, reached=False)
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(NODE_ID))
-    assert refused.value.failure is Failure.NODE_OFFLINE
+    assert (await asker.refused(echo(NODE_ID))).failure is Failure.NODE_OFFLINE
 
 
 async def test_a_command_that_the_server_sends_before_it_reads_that_the_node_was_lost_is_answered(
@@ -217,9 +215,7 @@ async def test_cancelling_cancels_the_command_there(asker: Member, owner: Member
 
 async def test_the_asker_is_answered_at_the_deadline(asker: Member, owner: Member) -> None:
     await owner.hold(NODE_ID, asker)
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(NODE_ID, deadline_ms=50))
-    assert refused.value.failure is Failure.DEADLINE_EXCEEDED
+    assert (await asker.refused(echo(NODE_ID, deadline_ms=50))).failure is Failure.DEADLINE_EXCEEDED
 
 
 async def test_a_command_whose_budget_was_spent_on_the_way_is_not_run(asker: Member, owner: Member) -> None:
@@ -248,10 +244,9 @@ async def test_more_commands_than_run_at_once_are_refused(
     monkeypatch.setattr(command_owner, "MAX_IN_FLIGHT", 1)
     running = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
     _, waiter = await owner.held.next()
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(NODE_ID, correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XE"))
-    assert refused.value.failure is Failure.RATE_LIMITED
-    assert refused.value.retry_after_ms is not None
+    refused = await asker.refused(echo(NODE_ID, correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XE"))
+    assert refused.failure is Failure.RATE_LIMITED
+    assert refused.retry_after_ms is not None
     waiter.set_result(echoed(echo(NODE_ID)))
     assert await running == echoed(echo(NODE_ID))
 
@@ -261,9 +256,7 @@ async def test_more_than_can_be_refused_at_once_is_left_to_its_deadline(
 ) -> None:
     await owner.hold(NODE_ID, asker)
     monkeypatch.setattr(command_owner, "MAX_IN_FLIGHT", 0)
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(NODE_ID, deadline_ms=50))
-    assert refused.value.failure is Failure.DEADLINE_EXCEEDED
+    assert (await asker.refused(echo(NODE_ID, deadline_ms=50))).failure is Failure.DEADLINE_EXCEEDED
     await until(lambda: owner.counted("answered", "dropped") == 1)
 
 
@@ -336,11 +329,10 @@ async def test_a_retry_by_way_of_another_relay_finds_the_first_call(
             await owner.part.router.run(retry),
         ]
         reused = echo(NODE_ID, idempotency=replace(key, arguments="ef" * 32))
-        with pytest.raises(ToolError) as refused:
-            await other.part.router.run(reused)
+        refused = await other.refused(reused)
     assert answers == [echoed(first)] * 3
     assert len(node.commands) == 1
-    assert refused.value.failure is Failure.ENVELOPE_INVALID
+    assert refused.failure is Failure.ENVELOPE_INVALID
 
 
 async def test_a_rate_is_divided_among_agents_however_many_relays_they_call(
@@ -384,9 +376,7 @@ async def test_the_concurrency_of_a_capability_is_exact_however_many_relays_call
         running = [asyncio.create_task(by.part.router.run(command)) for by, command in by_both]
         held_there = [await node.next() for _ in running]
         for by, command in zip((owner, asker), commands[2:], strict=False):
-            with pytest.raises(ToolError) as refused:
-                await by.part.router.run(command)
-            assert refused.value.failure is Failure.RATE_LIMITED
+            assert (await by.refused(command)).failure is Failure.RATE_LIMITED
         for command, waiter in held_there:
             waiter.set_result(echoed(command))
         assert [answer["ok"] for answer in await asyncio.gather(*running)] == [True, True]

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -694,9 +694,7 @@ def here(registry: SchemaRegistry) -> Side:
 async def there(registry: SchemaRegistry, here: Side, nats: NatsServer) -> AsyncIterator[Side]:
     """Another relay, with both connected."""
     side = Side("01HZX9K3M4P7Q8R9S0T1V2W3XB", registry)
-    async with AsyncExitStack() as stack:
-        for each in (here, side):
-            await stack.enter_async_context(each.connected(nats))
+    async with here.connected(nats), side.connected(nats):
         yield side
 
 

@@ -26,7 +26,7 @@ from relay.cluster.presence_bucket import (
 )
 from relay.cluster.server_config import relay_permissions
 from relay.observability.ascii_json import encoded
-from schemas.errors import Failure, ToolError
+from schemas.errors import Failure
 from schemas.files import PRIVATE, write_atomic
 from schemas.payloads import OpenFinding
 from schemas.registry import SchemaRegistry
@@ -168,9 +168,7 @@ async def test_a_command_goes_where_the_node_is_and_not_where_the_bucket_says(
         entry = {"relay": relay, "session_id": relay, "connected": True}
         await bucket.put(f"node.{OTHER_NODE_ID}", encoded(entry).encode())
     await until(lambda: (OTHER_NODE_ID, True) in owner.seen.changes)
-    with pytest.raises(ToolError) as refused:
-        await owner.part.router.run(echo(OTHER_NODE_ID))
-    assert refused.value.failure is Failure.NODE_OFFLINE
+    assert (await owner.refused(echo(OTHER_NODE_ID))).failure is Failure.NODE_OFFLINE
 
 
 @pytest.mark.integration

@@ -76,17 +76,17 @@ async def answered(asker: Member, owner: Member, asked: Command | None = None) -
     return command
 
 
-async def hold(owner: Member, asker: Member, node_id: str = NODE_ID) -> None:
-    """Let a node connect to ``owner``, and return when ``asker`` knows it."""
-    owner.nodes.connect(node_id)
-    await until(lambda: asker.part.presence.relay_of(node_id) == owner.part.relay)
+async def hold(owner: Member, asker: Member, *others: Member) -> None:
+    """Let the node connect to ``owner`` once all know each other, and return when ``asker`` knows it."""
+    await know_each_other(owner, asker, *others)
+    owner.nodes.connect(NODE_ID)
+    await until(lambda: asker.part.presence.relay_of(NODE_ID) == owner.part.relay)
 
 
 async def test_a_command_is_answered_by_the_relay_that_presence_names_and_recorded_there(
     asker: Member, owner: Member, third: Member
 ) -> None:
-    await know_each_other(asker, owner, third)
-    await hold(owner, asker)
+    await hold(owner, asker, third)
     asked = echo(NODE_ID, caller=AGENT, cost=0.5)
     command = await answered(asker, owner, asked)
     assert (command.caller, command.cost) == (AGENT, 0.5)
@@ -100,8 +100,7 @@ async def test_a_command_is_answered_by_the_relay_that_presence_names_and_record
 async def test_a_relay_that_does_not_hold_the_node_says_so_and_the_next_is_asked(
     asker: Member, owner: Member, third: Member
 ) -> None:
-    await know_each_other(asker, owner, third)
-    await hold(third, asker)
+    await hold(third, asker, owner)
     # It has moved, and nothing has told the asking relay yet.
     third.part.owner._held.clear()  # noqa: SLF001 - as between the loss of a session and its entry
     owner.part.owner._held.add(NODE_ID)  # noqa: SLF001 - as between a session and its entry
@@ -113,9 +112,7 @@ async def test_a_node_that_no_relay_holds_is_offline_before_anything_is_run(
     asker: Member, owner: Member
 ) -> None:
     await know_each_other(asker, owner)
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(OTHER_NODE_ID))
-    assert refused.value.failure is Failure.NODE_OFFLINE
+    assert (await asker.refused(echo(OTHER_NODE_ID))).failure is Failure.NODE_OFFLINE
     assert not owner.recorded
 
 
@@ -138,13 +135,10 @@ class HeldBack:
 async def test_a_first_command_that_the_servers_hold_back_beyond_its_deadline_is_not_run(
     asker: Member, owner: Member
 ) -> None:
-    await know_each_other(asker, owner)
     await hold(owner, asker)
     servers = HeldBack(asker.part.connection)
     asker.part.link.requests = servers  # type: ignore[assignment]  # what carries it
-    with pytest.raises(ToolError) as unknown:
-        await asker.part.router.run(echo(NODE_ID, deadline_ms=300))
-    assert unknown.value.failure is Failure.DEADLINE_EXCEEDED
+    assert (await asker.refused(echo(NODE_ID, deadline_ms=300))).failure is Failure.DEADLINE_EXCEEDED
     ((subject, payload),) = servers.held
     await asker.part.connection.publish(subject, payload)
     await until(lambda: owner.counted("answered", Failure.DEADLINE_EXCEEDED.value.code) == 1)
@@ -155,21 +149,17 @@ async def test_a_first_command_that_the_servers_hold_back_beyond_its_deadline_is
 async def test_after_the_clock_of_a_relay_has_stood_still_one_command_is_refused_and_the_next_is_run(
     asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await know_each_other(asker, owner)
     await hold(owner, asker)
     await answered(asker, owner)
     for part in (owner.part.owner, owner.part.link):
         monkeypatch.setattr(part, "_ticks_ms", lambda: ticks_ms() + 60_000)
     owner.part.owner._gauges.clear()  # noqa: SLF001 - as after two of its windows
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(NODE_ID))
-    assert refused.value.failure is Failure.NODE_OFFLINE
+    assert (await asker.refused(echo(NODE_ID))).failure is Failure.NODE_OFFLINE
     assert len(owner.recorded) == 1
     await answered(asker, owner)
 
 
 async def test_a_command_that_is_not_needed_is_cancelled_there(asker: Member, owner: Member) -> None:
-    await know_each_other(asker, owner)
     await hold(owner, asker)
     answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
     _, waiter = await owner.held.next()
@@ -183,12 +173,9 @@ async def test_a_command_that_cannot_be_recorded_is_not_run(
     def full(_relay: str, _command: object) -> None:
         raise AuditUnavailableError("No space left on device")
 
-    await know_each_other(asker, owner)
     await hold(owner, asker)
     monkeypatch.setattr(owner.part.owner, "_record", full)
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(NODE_ID))
-    assert refused.value.failure is Failure.INTERNAL
+    assert (await asker.refused(echo(NODE_ID))).failure is Failure.INTERNAL
     assert owner.fake.lines.entries("command of another relay not recorded")
 
 
@@ -207,8 +194,7 @@ async def test_a_question_is_answered_with_the_token_that_goes_along(asker: Memb
 async def test_a_sample_reaches_each_relay_that_has_leased_it(
     asker: Member, owner: Member, third: Member
 ) -> None:
-    await know_each_other(asker, owner, third)
-    await hold(owner, asker)
+    await hold(owner, asker, third)
     taken: list[Mapping[str, Any]] = []
     asker.part.frames.on_frame(OneWayType.TELEMETRY, lambda _node, payload: taken.append(payload))
     lease = {"cap_id": "metrics", "interval_ms": 1000, "ttl_ms": 30_000}
@@ -247,18 +233,16 @@ async def test_what_is_said_between_two_relays_is_not_on_the_wire(
 async def test_a_relay_that_is_revoked_is_neither_heard_nor_asked(
     asker: Member, owner: Member, ca: RelayCa
 ) -> None:
-    await know_each_other(asker, owner)
     await hold(owner, asker)
     await answered(asker, owner)
     ca.revoked.add(asker.part.name())
-    with pytest.raises(ToolError) as refused:
-        await asker.part.router.run(echo(NODE_ID, deadline_ms=500))
-    assert refused.value.failure in {Failure.DEADLINE_EXCEEDED, Failure.NODE_OFFLINE}
+    assert (await asker.refused(echo(NODE_ID, deadline_ms=500))).failure in {
+        Failure.DEADLINE_EXCEEDED,
+        Failure.NODE_OFFLINE,
+    }
     # Nor by a new channel.
     asker.part.link.relay_gone(owner.part.relay)
-    with pytest.raises(ToolError) as again:
-        await asker.part.router.run(echo(NODE_ID, deadline_ms=500))
-    assert again.value.failure is Failure.NODE_OFFLINE
+    assert (await asker.refused(echo(NODE_ID, deadline_ms=500))).failure is Failure.NODE_OFFLINE
     assert len(owner.recorded) == 1
 
 
@@ -268,9 +252,7 @@ async def test_a_relay_without_a_certificate_reaches_none(
     async with Member.joined(nats.config, tmp_path / "older", registry, sealed=True) as older:
         assert "without-ca-key" in str(older.part.connection.problem)
         owner.nodes.connect(NODE_ID)
-        with pytest.raises(ToolError) as refused:
-            await older.part.router.run(echo(NODE_ID))
-        assert refused.value.failure is Failure.NODE_OFFLINE
+        assert (await older.refused(echo(NODE_ID))).failure is Failure.NODE_OFFLINE
         assert not owner.recorded
 
 
@@ -288,7 +270,6 @@ async def test_a_relay_that_becomes_sealed_joins_anew_and_says_so(
         assert not later.recorded
         await later.fake.lines.until("this relay seals what it says to others from now on")
         await until(lambda: len(later.fake.lines.entries("cluster connected")) == 2)
-        await know_each_other(later, owner)
         await hold(owner, later)
         await answered(later, owner)
 
