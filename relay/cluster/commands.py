@@ -167,7 +167,7 @@ class CommandOwner:
 
     def __attrs_post_init__(self) -> None:
         self._link.answer(COMMAND, self._asked_sealed)
-        self._link.answer(CANCEL, self._cancelled_sealed)
+        self._link.answer(CANCEL, lambda ask: self._cancel(ask.body))
 
     def holds(self, node_id: str) -> bool:
         return node_id in self._held
@@ -340,9 +340,6 @@ class CommandOwner:
     def _cancelled(self, message: Msg) -> None:
         if not self._link.is_sealed:
             self._cancel(message.data)
-
-    def _cancelled_sealed(self, ask: SealedAsk) -> None:
-        self._cancel(ask.body)
 
     def _cancel(self, data: bytes) -> None:
         try:
