@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.cluster import authority as authority_answerer
-from relay.cluster import authority as authority_asker
+from relay.cluster import authority as authority_module
 from relay.cluster.authority import AuthorityAsker
 from relay.cluster.messages import AuthorityMessages, authority_subject
 from relay.limits.rate_limits import Allowance
@@ -82,22 +81,22 @@ async def site(nats: NatsServer, hub: Hub, tmp_path: Path, registry: SchemaRegis
     authority = Holder.below(tmp_path, hub)
     holding = Member.joined(nats.config, tmp_path / "holder", registry, authority=authority.service)
     async with holding as holder, Member.joined(nats.config, tmp_path / "asker", registry) as asker:
-        site = Site(authority, holder, asker)
-        async with asyncio.timeout(BOUND_S):
-            while not await answers(asker):  # noqa: ASYNC110 - the server does not announce subscriptions
+        await until_answered(asker)
+        yield Site(authority, holder, asker)
+
+
+async def until_answered(asker: Member) -> None:
+    """Return once a relay with the CA's key answers: the server does not announce subscriptions."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                await asker.part.authority.ask(AuthorityAction.RETIRE, ASKED)
+            except AuthorityUnavailableError:
                 await asyncio.sleep(0.001)
-        yield site
-
-
-async def answers(asker: Member) -> bool:
-    """Return whether a relay with the CA's key answers."""
-    try:
-        await asker.part.authority.ask(AuthorityAction.RETIRE, ASKED)
-    except AuthorityUnavailableError:
-        return False
-    except AuthorityRefusedError:
-        return True
-    raise AssertionError("a leaf that was never issued is retired")
+            except AuthorityRefusedError:
+                return
+            else:
+                raise AssertionError("a leaf that was never issued is retired")
 
 
 async def test_a_node_enrols_by_its_proof_alone_and_both_relays_record_it(site: Site) -> None:
@@ -162,9 +161,7 @@ async def test_while_the_relay_with_the_key_is_away_there_is_a_time_to_try_again
     nats.start()
     await until(lambda: site.asker.part.connection.is_connected)
     await until(lambda: site.holder.part.connection.is_connected)
-    async with asyncio.timeout(BOUND_S):
-        while not await answers(site.asker):  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.001)
+    await until_answered(site.asker)
     assert (await site.renewals().renew(held, CSR))["certificate"]  # its turn was not used up
 
 
@@ -178,7 +175,7 @@ async def test_what_is_no_request_is_refused_and_logged_without_its_content(site
 
 async def test_one_relay_takes_only_a_share_of_the_ca(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = Allowance(rate=0.001, burst=1, concurrency=1)
-    monkeypatch.setattr(authority_answerer, "PER_RELAY", narrow)
+    monkeypatch.setattr(authority_module, "PER_RELAY", narrow)
     reasons = []
     for _ in range(2):
         with pytest.raises(AuthorityRefusedError) as refused:
@@ -189,7 +186,7 @@ async def test_one_relay_takes_only_a_share_of_the_ca(site: Site, monkeypatch: p
 
 async def test_requests_that_are_too_many_are_not_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asker = site.asker.part.authority
-    monkeypatch.setattr(authority_asker, "MAX_WAITING", 0)
+    monkeypatch.setattr(authority_module, "MAX_WAITING", 0)
     with pytest.raises(AuthorityUnavailableError, match="too many"):
         await asker.ask(AuthorityAction.RETIRE, ASKED)
 
