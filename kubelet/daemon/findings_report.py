@@ -27,7 +27,8 @@ class FindingsReport:
         frames.on_link(self._linked)
 
     def _found(self, findings: Sequence[OpenFinding]) -> None:
-        if self._open is None or not _are_same(findings, self._open):
+        before = self._open
+        if before is None or len(findings) != len(before) or not all(map(_is_same, findings, before)):
             self._open = findings
             self._send()
 
@@ -38,10 +39,6 @@ class FindingsReport:
     def _send(self) -> None:
         """Send all that is open: a frame that is lost is made up for by the next session."""
         self._frames.send(OneWayType.FINDINGS, {"findings": self._open})
-
-
-def _are_same(found: Sequence[OpenFinding], before: Sequence[OpenFinding]) -> bool:
-    return len(found) == len(before) and all(map(_is_same, found, before))
 
 
 def _is_same(one: OpenFinding, other: OpenFinding) -> bool:

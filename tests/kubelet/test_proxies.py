@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from kubelet.identity.http_exchange import HttpRequest, NoAnswerError, exchange
 from kubelet.session.channel import NOT_REACHED, open_channel
 from kubelet.session.relay_addresses import RelayAddress
+from schemas.addresses import port_of
 from schemas.faults import connection_reason
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
 from schemas.ulids import UlidSource
 from tests.fakes.fault_proxy import HttpProxy
+from tests.fakes.raw_http_server import RawServer, http_answer
 
 pytestmark = pytest.mark.integration
 
@@ -29,23 +30,17 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-@asynccontextmanager
-async def served() -> AsyncIterator[tuple[str, int]]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npong")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[:2]
-    finally:
-        server.close()
+@pytest.fixture
+async def server() -> AsyncIterator[RawServer]:
+    async with RawServer.running(http_answer(200, b"pong")) as server:
+        yield server
 
 
-async def test_an_enrolment_elsewhere_goes_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asyncio.timeout(BOUND_S), served() as target, HttpProxy.running(target) as proxy:
+async def test_an_enrolment_elsewhere_goes_through_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, server: RawServer
+) -> None:
+    target = ("127.0.0.1", port_of(server.url))
+    async with asyncio.timeout(BOUND_S), HttpProxy.running(target) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         answer = await exchange(HttpRequest("http://relay.example", "/x"), client_context())
     assert answer.body == b"pong"
@@ -54,10 +49,12 @@ async def test_an_enrolment_elsewhere_goes_through_the_proxy(monkeypatch: pytest
     assert BASIC in head
 
 
-async def test_an_enrolment_on_this_machine_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asyncio.timeout(BOUND_S), served() as target, HttpProxy.running(None) as proxy:
+async def test_an_enrolment_on_this_machine_does_not(
+    monkeypatch: pytest.MonkeyPatch, server: RawServer
+) -> None:
+    async with asyncio.timeout(BOUND_S), HttpProxy.running(None) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        answer = await exchange(HttpRequest(f"http://127.0.0.1:{target[1]}", "/x"), client_context())
+        answer = await exchange(HttpRequest(server.url, "/x"), client_context())
     assert answer.body == b"pong"
     assert proxy.asked == []
 

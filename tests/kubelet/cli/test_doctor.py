@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.fakes.broker import Broker
 from tests.fakes.daemon import NO_BROKER, NO_RELAY, Daemon, daemon
 from tests.fakes.lines import LogLines
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
+from tests.fakes.raw_http_server import RawServer, http_answer
 from tests.fakes.signer import DAY_MS, NODE_ID, SimulatedCa
 
 pytestmark = pytest.mark.integration
@@ -115,15 +116,8 @@ async def test_a_node_without_identity_fails_and_is_told_so(tmp_path: Path, chec
 # --- the relay and the broker -----------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def http_relay(date: str = "") -> AsyncIterator[str]:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n".encode())
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+def http_relay(**headers: str) -> AbstractAsyncContextManager[RawServer]:
+    return RawServer.running(http_answer(200, b"", **headers))
 
 
 def with_relay(checks: NodeChecks, url: str) -> NodeChecks:
@@ -174,15 +168,15 @@ def test_what_a_kind_does_not_see_is_told_with_what_lets_it_see(
 
 
 async def test_a_relay_that_is_not_reached_is_found(checks: NodeChecks) -> None:
-    async with http_relay() as url:
-        assert (await made(with_relay(checks, url), "relay")).severity is OK
+    async with http_relay() as relay:
+        assert (await made(with_relay(checks, relay.url), "relay")).severity is OK
     assert (await made(checks, "relay")).severity is FAILURE
 
 
 async def test_one_relay_of_several_that_is_not_reached_is_a_warning(checks: NodeChecks) -> None:
     gone = checks.config.relay_url
-    async with http_relay() as url:
-        several = replace(checks, config=replace(checks.config, other_relays=(url,)))
+    async with http_relay() as relay:
+        several = replace(checks, config=replace(checks.config, other_relays=(relay.url,)))
         finding = await made(several, "relay")
         assert finding.severity is WARNING
         assert finding.found.startswith(f"{gone} is not reached")
@@ -193,15 +187,15 @@ async def test_one_relay_of_several_that_is_not_reached_is_a_warning(checks: Nod
 
 async def test_a_clock_that_is_wrong_is_found(checks: NodeChecks) -> None:
     noon = 1_763_812_800_000
-    async with http_relay("Date: Sat, 22 Nov 2025 12:00:00 GMT\r\n") as url:
-        here = with_relay(checks, url)
+    async with http_relay(Date="Sat, 22 Nov 2025 12:00:00 GMT") as relay:
+        here = with_relay(checks, relay.url)
         found = [
             (await made(replace(here, now_ms=lambda ms=ms: noon + ms), "clock")).severity  # type: ignore[misc]
             for ms in (0, 60_000, 600_000)
         ]
     assert found == [OK, WARNING, FAILURE]
-    async with http_relay() as url:
-        assert (await made(with_relay(checks, url), "clock")).severity is WARNING
+    async with http_relay() as relay:
+        assert (await made(with_relay(checks, relay.url), "clock")).severity is WARNING
     assert await made(checks, "clock") == Finding(SKIPPED, "not checked: no relay is reached")
 
 
@@ -209,8 +203,8 @@ async def test_a_time_that_an_earlier_clock_has_left_is_found(checks: NodeChecks
     noon = 1_763_812_800_000
     file = checks.files.root / "last_issued_ms"
     found: list[Finding] = []
-    async with http_relay("Date: Sat, 22 Nov 2025 12:00:00 GMT\r\n") as url:
-        here = replace(with_relay(checks, url), now_ms=lambda: noon)
+    async with http_relay(Date="Sat, 22 Nov 2025 12:00:00 GMT") as relay:
+        here = replace(with_relay(checks, relay.url), now_ms=lambda: noon)
         for ahead_ms in (10_000, 100 * DAY_MS):
             file.write_text(f"{noon + ahead_ms}\n")
             found.append(await made(here, "clock"))

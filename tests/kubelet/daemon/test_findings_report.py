@@ -54,20 +54,15 @@ def frames() -> RelayFrames:
     return RelayFrames(make_logger("kubelet", LogLines()))
 
 
-@pytest.fixture
-def source(frames: RelayFrames) -> Source:
-    source = Source()
-    FindingsReport([source], frames)
-    return source
-
-
 def connected(frames: RelayFrames, version: str = SUBPROTOCOL_1_2) -> Spoken:
     spoken = Spoken(version)
     frames.attach(cast("Any", spoken), resumed=False)
     return spoken
 
 
-async def test_a_finding_is_told_when_it_begins_and_when_it_ends(frames: RelayFrames, source: Source) -> None:
+async def test_a_finding_is_told_when_it_begins_and_when_it_ends(frames: RelayFrames) -> None:
+    source = Source()
+    FindingsReport([source], frames)
     spoken = connected(frames)
     assert spoken.said == []  # nothing was looked at yet
     for findings in ([], [HOT], [HOT], []):
@@ -75,9 +70,9 @@ async def test_a_finding_is_told_when_it_begins_and_when_it_ends(frames: RelayFr
     assert spoken.said == [[], [HOT], []]
 
 
-async def test_a_time_that_is_another_by_a_moment_is_not_told_again(
-    frames: RelayFrames, source: Source
-) -> None:
+async def test_a_time_that_is_another_by_a_moment_is_not_told_again(frames: RelayFrames) -> None:
+    source = Source()
+    FindingsReport([source], frames)
     spoken = connected(frames)
     first, moved, later = ({**HOT, "since_ms": since} for since in (5_000, 5_001, 65_000))
     for finding in (first, moved, first, later, HOT):
@@ -85,7 +80,9 @@ async def test_a_time_that_is_another_by_a_moment_is_not_told_again(
     assert spoken.said == [[first], [later], [HOT]]
 
 
-async def test_each_new_session_is_told_what_is_open(frames: RelayFrames, source: Source) -> None:
+async def test_each_new_session_is_told_what_is_open(frames: RelayFrames) -> None:
+    source = Source()
+    FindingsReport([source], frames)
     source.on_findings([HOT])
     assert connected(frames).said == [[HOT]]
     frames.detach()
@@ -93,7 +90,9 @@ async def test_each_new_session_is_told_what_is_open(frames: RelayFrames, source
     assert connected(frames).said == [[]]
 
 
-async def test_a_relay_of_an_earlier_version_is_told_nothing(frames: RelayFrames, source: Source) -> None:
+async def test_a_relay_of_an_earlier_version_is_told_nothing(frames: RelayFrames) -> None:
+    source = Source()
+    FindingsReport([source], frames)
     spoken = connected(frames, SUBPROTOCOL_1_1)
     source.on_findings([HOT])
     assert spoken.said == []
