@@ -46,7 +46,9 @@ def is_interpreter(value: ast.expr | None) -> bool:
 def is_safe(argument: ast.expr) -> bool:
     """Return whether the argument after the interpreter is ``-P``, or a list that begins with it."""
     match argument:
-        case ast.Starred(value=ast.Tuple(elts=[first, *_]) | ast.List(elts=[first, *_])):
+        case ast.Starred(value=value):
+            return is_safe(value)
+        case ast.Tuple(elts=[first, *_]) | ast.List(elts=[first, *_]):
             return is_safe(first)
         case ast.Constant(value="-P"):
             return True

@@ -71,8 +71,11 @@ async def over_http(fake: FakeMcpServer, **options: Any) -> AsyncIterator[Guarde
 def over_stdio(log: Path, *era: str) -> StdioServer:
     """Return the fake MCP server as a program, which writes each call that it receives to ``log``."""
     root = Path(__file__).parents[2]
-    arguments = ("-P", "-m", "tests.fakes.mcp_server", str(log), *era)
-    return StdioServer(sys.executable, arguments, {"PYTHONPATH": str(root)})
+    return StdioServer(
+        sys.executable,
+        ("-P", "-m", "tests.fakes.mcp_server", str(log), *era),
+        {"PYTHONPATH": str(root)},
+    )
 
 
 # --- A fake MCP server in the place of a relay: the tools of simulated nodes, and what the nodes signed.

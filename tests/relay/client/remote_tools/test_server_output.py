@@ -102,8 +102,8 @@ async def test_a_secret_that_arrives_in_pieces_is_redacted(
         "import os, sys; text = open(sys.argv[1], 'rb').read(); size = int(sys.argv[2])\n"
         "for begin in range(0, len(text), size): os.write(2, text[begin:begin + size])"
     )
-    arguments = ("-P", "-c", code, str(tmp_path / "text"), str(size))
-    async with guarded(StdioServer(sys.executable, arguments)) as client:
+    server = StdioServer(sys.executable, ("-P", "-c", code, str(tmp_path / "text"), str(size)))
+    async with guarded(server) as client:
         with pytest.raises(RemoteToolError):
             await client.tools.list_tools(deadline_s=20)
     shown = capfd.readouterr().err
