@@ -250,6 +250,16 @@ def test_issued_is_what_the_holder_of_the_cas_key_has_decided(kind: StateKind, t
         assert {*holder.stream.entries} == decided | {holder.shared.form.key_of(entry) for entry in forged}
 
 
+@every_kind_by(Rule.ISSUED)
+def test_without_the_cas_key_nothing_of_the_file_is_shared(kind: StateKind, tmp_path: Path) -> None:
+    relay = Relay(tmp_path, kind, Stream(), (), issues=False)
+    relay.decide(0)
+    relay.read(1)
+    relay.settle(1)
+    assert relay.entries
+    assert not relay.stream.entries
+
+
 def test_of_many_entries_some_are_shared_at_a_time(tmp_path: Path) -> None:
     kind = pins_by(Rule.FINAL)
     relay = Relay(tmp_path / "one", kind, Stream(), (), issues=True)
