@@ -1,6 +1,7 @@
 """A service loop returns, as none may: without it the program would run on, and not do what it is for.
 
-The program ends, and its error names the loop. The system's service manager starts it again.
+The program ends, and its error names the loop. The system's service manager starts it again. Only a handler's
+loop begins again by itself: a board that cannot read a disk is still to be reached.
 """
 
 import asyncio
@@ -90,12 +91,17 @@ def loopback_ends(server: LoopbackServer, _inner: object) -> None:
     server._on_end()  # noqa: SLF001 - a fault
 
 
+def plan_of_a_node(directory: Path) -> DaemonPlan:
+    ca = CertificateAuthority(directory / "ca", now_ms, os.urandom)
+    ca.create()
+    (node_id,) = ca.issue_mock(1, directory / "nodes", "acme")
+    return DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), directory / "nodes" / node_id, 0, None)
+
+
 @pytest.mark.parametrize(
     ("loop", "method", "fault", "named"),
     [
         pytest.param(Announcer, "run", returns, "manifest", id="announcer"),
-        pytest.param(CpuSampler, "run", returns, "cpu", id="sampler of the CPU"),
-        pytest.param(Disks, "run", returns, "disks", id="disks"),
         pytest.param(MqttPublisher, "start", publisher_ends, "broker", id="thread of the broker"),
         pytest.param(LoopbackServer, "_serve", loopback_ends, "loopback", id="thread of the loopback pages"),
         pytest.param(ServiceManager, "run", returns, "service manager", id="service manager"),
@@ -110,9 +116,19 @@ async def test_a_loop_of_the_node_that_returns_ends_it(  # noqa: PLR0913, PLR091
     named: str,
 ) -> None:
     monkeypatch.setattr(loop, method, fault)
-    ca = CertificateAuthority(tmp_path / "ca", now_ms, os.urandom)
-    ca.create()
-    (node_id,) = ca.issue_mock(1, tmp_path / "nodes", "acme")
     lines = LogLines()
-    plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path / "nodes" / node_id, 0, None)
-    await ends(run_daemon(plan, lines), lines, named)
+    await ends(run_daemon(plan_of_a_node(tmp_path), lines), lines, named)
+
+
+@pytest.mark.parametrize(("loop", "named"), [(CpuSampler, "cpu"), (Disks, "disks")])
+async def test_a_loop_of_a_handler_that_returns_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: type, named: str
+) -> None:
+    monkeypatch.setattr(loop, "run", returns)
+    lines = LogLines()
+    running = asyncio.create_task(run_daemon(plan_of_a_node(tmp_path), lines))
+    failed = await lines.until("background work failed")
+    assert f"the service loop '{named}' has ended" in failed["exception"]
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
