@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.chaos.checker import violations
 from tests.chaos.history import summary
 from tests.soak.plot import drawn
-from tests.soak.run import run
+from tests.soak.run import WATCHED, run
 from tests.soak.slopes import MIB, Slope, slopes
 
 SEED = 1
@@ -40,7 +40,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"stopped before its end: nothing is judged; the journals are in {directory}", file=sys.stderr)
         return STOPPED
-    found = slopes(samples)
+    found = slopes(samples, WATCHED)
     plot = directory / "soak.svg"
     plot.write_text(drawn(samples), "ascii")
     print("\n".join(table(found)))

@@ -25,6 +25,7 @@ from tests.soak.slopes import CALLS_PER_S, Sample
 
 NODES = (Program.NODE_0, Program.NODE_1, Program.NODE_2, Program.NODE_3, Program.NODE_4, Program.NODE_5)
 """As many as it takes: one echoes ten times a second at most."""
+WATCHED = (Program.RELAY, *NODES)
 
 _CALLERS = 20
 _SAMPLES = 720
@@ -49,8 +50,7 @@ async def run(
         lags = list[Lag]()
         samples = list[Sample]()
         watched: dict[str, Watched] = {
-            program: Watched(site.processes.pid(program), site.state(program))
-            for program in (Program.RELAY, *NODES)
+            program: Watched(site.processes.pid(program), site.state(program)) for program in WATCHED
         }
         async with Healer.of(site, [callers], chance, {}) as healer:
             await healer.healed()

@@ -7,7 +7,7 @@ a run of ``LONG_S`` this is the first half, in which the heap takes its shape to
 it is a leak, however slow.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from operator import attrgetter, itemgetter
@@ -82,12 +82,17 @@ class Slope:
         return self.per_hour <= self.limit_per_hour
 
 
-def slopes(samples: Sequence[Sample]) -> list[Slope]:
+def slopes(samples: Sequence[Sample], processes: Iterable[str] = ()) -> list[Slope]:
     """Return the slope of everything that each process used.
 
     Raises:
-        ValueError: there are fewer than two samples of a process after its warm-up.
+        ValueError: there are fewer than two samples of a process after its warm-up, or none of one of
+            ``processes``.
     """
+    sampled = {sample.process for sample in samples}
+    for process in processes:
+        if process not in sampled:
+            raise ValueError(f"too few samples of {process}")
     return list(_slopes(samples))
 
 

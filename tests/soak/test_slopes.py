@@ -89,6 +89,8 @@ def test_each_process_is_judged_by_itself() -> None:
 def test_a_process_that_did_not_answer_is_not_flat_by_default() -> None:
     with pytest.raises(ValueError, match="too few samples of relay"):
         slopes(RIGHT[:1])
+    with pytest.raises(ValueError, match="too few samples of node-0"):
+        slopes(RIGHT, ["relay", "node-0"])
 
 
 def test_the_slope_is_the_median_of_the_slopes_of_pairs() -> None:
