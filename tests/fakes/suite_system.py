@@ -6,8 +6,8 @@ The relay and the nodes are composed of the parts that ship; only the documents 
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
+from tests.fakes.background import in_background
 from tests.fakes.broker import Broker
 from tests.fakes.lines import LogLines
 from tests.fakes.shipped_kinds import METRICS, echo_handler
@@ -77,7 +78,7 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
             address = HostPort(*listener.getsockname())
             url = f"http://{address}"
             config = RelayConfig(broker, url, address, state)
-            async with _running(run_relay(config, listener, relay_log, registry, kinds)):
+            async with in_background(run_relay(config, listener, relay_log, registry, kinds)):
                 files = IdentityFiles(directory / "nodes" / identity.node_id)
                 environment = replace(
                     node_environment(
@@ -138,7 +139,7 @@ async def _nodes(
     ]
     environment.publisher.start()
     try:
-        async with _running(_node(identity, [*own, *tools], environment).run()):
+        async with in_background(_node(identity, [*own, *tools], environment).run()):
             yield
     finally:
         await environment.publisher.stop()
@@ -148,17 +149,6 @@ def _node(identity: NodeIdentity, handlers: Sequence[Handler], environment: Node
     return Node(
         identity, handlers, fingerprint({"machine_id": identity.node_id}), environment, last_issued=None
     )
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def _token(config: RelayConfig, registry: SchemaRegistry) -> str:

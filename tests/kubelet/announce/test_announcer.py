@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,6 +12,7 @@ from schemas.manifest import MAX_TTL_MS
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import Known, Outcome, TrustRules
+from tests.fakes.background import in_background
 from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock, hurried_ticks
 from tests.fakes.lines import LogLines
@@ -46,13 +47,8 @@ class Rig:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.announcer.run())
-        try:
+        async with in_background(self.announcer.run()):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
 
 def make_signer(

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from schemas.identity_files import IdentityFiles
 from schemas.kinds import KindRegistry
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
+from tests.fakes.background import in_background
 from tests.fakes.chance import FixedChance, short_waits
 from tests.fakes.clock import FakeClock
 from tests.fakes.fault_proxy import FaultProxy
@@ -84,13 +85,10 @@ class World:
         identity = identity_of(self.simulated)
         node = Node(identity, handlers, HARDWARE, environment, self.last_issued, self.files)
         environment.publisher.start()
-        task = asyncio.create_task(node.run())
         try:
-            yield node
+            async with in_background(node.run()):
+                yield node
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
             await environment.publisher.stop()
 
 

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from schemas.errors import Failure, ToolError
 from schemas.pacing import Backoff
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
+from tests.fakes.background import in_background
 from tests.fakes.caller_tools import ANT, BEE, BOUND_S, MEMORY, SEND, served
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
@@ -47,13 +48,8 @@ async def followed(
     follower = Follower()
     backoff = Backoff(0.001, 0.002)
     client = DaemonClient(path, session_id, follower, backoff, make_logger("kubelet", log), probe_after_s)
-    running = asyncio.create_task(client.run())
-    try:
+    async with in_background(client.run()):
         yield client, follower
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
 
 
 async def test_it_learns_the_node_and_what_is_lent(

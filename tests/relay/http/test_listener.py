@@ -28,6 +28,7 @@ from relay.pki.relay_tls import LiveContext
 from relay.settings.config import TlsFiles
 from schemas.addresses import HostPort
 from schemas.tls import client_context
+from tests.fakes.background import in_background
 from tests.fakes.hub import counted
 from tests.fakes.polling import until
 from tests.fakes.raw_http import UPGRADE
@@ -420,13 +421,10 @@ class Port:
             listener.listen()
             port = cls(listener, bounds, timeouts, greeting, tls)
             port.acceptor.listen(100)
-            task = asyncio.create_task(port.acceptor.run())
             try:
-                yield port
+                async with in_background(port.acceptor.run()):
+                    yield port
             finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
                 port.connections.abort()
 
 
