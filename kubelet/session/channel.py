@@ -105,6 +105,8 @@ class MeteredConnection(ClientConnection):
             if check is not None:
                 check.cancel()
         super().connection_lost(exc)
+        if (error := self.protocol.parser_exc) is not None:
+            error.__traceback__ = None  # its frames refer to this connection
 
     def pause_writing(self) -> None:
         super().pause_writing()
