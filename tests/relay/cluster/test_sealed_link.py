@@ -138,7 +138,7 @@ async def test_a_first_command_that_the_servers_hold_back_beyond_its_deadline_is
     await hold(owner, asker)
     servers = HeldBack(asker.part.connection)
     asker.part.link.requests = servers  # type: ignore[assignment]  # what carries it
-    assert (await asker.refused(echo(NODE_ID, deadline_ms=300))).failure is Failure.DEADLINE_EXCEEDED
+    assert (await asker.refused(echo(NODE_ID, deadline_ms=1_000))).failure is Failure.DEADLINE_EXCEEDED
     ((subject, payload),) = servers.held
     await asker.part.connection.publish(subject, payload)
     await until(lambda: owner.counted("answered", Failure.DEADLINE_EXCEEDED.value.code) == 1)
