@@ -2,8 +2,7 @@
 
 Commands and their answers, requests for certificates, and all other questions, which are an envelope,
 ``cluster.ask``, around a body whose document is ``cluster.<kind>``. No private key and no join token is in
-any of them: a node's request carries proofs that it made with these. What reads a message raises
-ClusterMessageError if it is not of its document. Must not send anything, must not judge
+any of them: a node's request carries proofs that it made with these. Must not send anything, must not judge
 what is asked, and must not trust what it reads beyond its document: another relay may be of another
 version.
 """
@@ -169,7 +168,11 @@ class ClusterMessages:
         return _written(message)
 
     def read_command(self, data: bytes, caller: str = "") -> AskedCommand:
-        """Return the command that ``data`` asks for, of the agent whose digest ``caller`` may be."""
+        """Return the command that ``data`` asks for, of the agent whose digest ``caller`` may be.
+
+        Raises:
+            ClusterMessageError: it is no such message.
+        """
         message = self._cmd.read(data)
         keyed = message.get("idempotency")
         command = Command(
@@ -192,7 +195,11 @@ class ClusterMessages:
         return _written({"relay": relay, "correlation_id": correlation_id})
 
     def read_cancel(self, data: bytes) -> str:
-        """Return the correlation id of the command that ``data`` cancels."""
+        """Return the correlation id of the command that ``data`` cancels.
+
+        Raises:
+            ClusterMessageError: it is no such message.
+        """
         correlation_id: str = self._cancel.read(data)["correlation_id"]
         return correlation_id
 
@@ -242,7 +249,11 @@ class AuthorityMessages:
         return _written({"relay": asked.relay, asked.action.value: asked.members})
 
     def read_request(self, data: bytes) -> AskedOfAuthority:
-        """Return what ``data`` asks."""
+        """Return what ``data`` asks.
+
+        Raises:
+            ClusterMessageError: it is no such message.
+        """
         message = self._request.read(data)
         relay = message.pop("relay")
         ((action, members),) = message.items()
@@ -304,7 +315,11 @@ class PeerMessages:
         return _written({"relay": self._relay, "id": ask_id, "body": body})
 
     def read_ask(self, data: bytes, kind: str | None) -> Asked:
-        """Return the question that ``data`` is, whose body is of ``kind``; None: of any form."""
+        """Return the question that ``data`` is, whose body is of ``kind``; None: of any form.
+
+        Raises:
+            ClusterMessageError: it is no such message.
+        """
         message = self._ask.read(data)
         body = self._bodies.get(kind) if kind is not None else None
         if body is not None and not body.is_valid(message["body"]):
