@@ -30,8 +30,8 @@ def run(sources: Sources) -> None:
     Each option is also a setting: --listen is listen in relay.toml, and the variable RELAY_LISTEN.
     `relay config show` prints which value holds, and where it stands.
     """
-    # Of the extra, without which there is no server: this is said before all else, and nothing is kept.
-    import pydantic_core  # noqa: F401, PLC0415
+    # Of the extra alone, without which there is no server: this is said before all else, and nothing is kept.
+    import httptools  # noqa: F401, PLC0415
 
     from relay.audit.log import held_alone  # noqa: PLC0415 - for this command alone
     from relay.broker.nats_server import first_free  # noqa: PLC0415 - as above
